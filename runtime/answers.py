@@ -11,6 +11,7 @@ import numpy as np
 from .batch.scheduled import ScheduledBatch
 from .errors import UsageError, WrongAnswersError
 from .executor.base import Executor
+from .format.batch import BatchArray
 from .format.canaries import Canary
 from .format.load import Engine
 from .kv.group import GroupConfig
@@ -78,6 +79,10 @@ class _OneToken:
     @property
     def groups(self) -> tuple[GroupConfig, ...]:
         return self._executor.groups
+
+    @property
+    def inputs(self) -> tuple[BatchArray, ...]:
+        return self._executor.inputs
 
     @property
     def vocab_size(self) -> int:

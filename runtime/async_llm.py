@@ -16,7 +16,7 @@ from .format.manifest import Manifest
 from .llm import LLM, load_with_fields, open_llm
 from .loop.engine_thread import EngineThread, News, Question, Reading
 from .options import LoadOptions
-from .prompting import ChatOptions, Prompt, Prompting, Query
+from .prompting import ChatOptions, Encoded, Prompt, Prompting, Query
 from .reading.answer import Answer
 from .requests.embedding import Ranked, ranked, stacked
 from .requests.generation import Completion
@@ -171,16 +171,17 @@ class AsyncLLM:
         facts = self._loaded.loop.requests.intake.check_scores(True)
         longest = self._loaded.manifest.limits.max_seq_len if truncate else None
         pairs = [await asyncio.to_thread(self.prompting.encode_pair, query, one, longest) for one in documents]
-        return ranked(documents, await self._vectors([(pair, 0) for pair in pairs]), facts)[:top_n]
+        return ranked(documents, await self._vectors(pairs), facts)[:top_n]
 
-    async def _vectors(self, encoded: Sequence[tuple[Sequence[int], int]]) -> list[np.ndarray]:
-        """What the engine makes of each prompt, of which so many first tokens are not pooled."""
+    async def _vectors(self, encoded: Sequence[Encoded]) -> list[np.ndarray]:
+        """What the engine makes of each prompt."""
         loop, readings = asyncio.get_running_loop(), list[Reading]()
         news: list[asyncio.Queue[np.ndarray | BaseException]] = []
         try:
-            for token_ids, skipped in encoded:
+            for prompt in encoded:
                 news.append(asyncio.Queue())
-                readings.append(Reading(token_ids, partial(_post, loop, news[-1].put_nowait), skipped))
+                tell = partial(_post, loop, news[-1].put_nowait)
+                readings.append(Reading(prompt.token_ids, tell, prompt.skipped, prompt.extras))
                 self._send(readings[-1])
             vectors = []
             for queue in news:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def install(extra: str) -> str:
     """The hint where something is missing that an extra of the package installs."""
@@ -33,9 +35,10 @@ class EngineVersionError(EngineFormatError):
 
     exit_code = 21
 
-    def __init__(self, found: object, supported: int) -> None:
+    def __init__(self, found: object, supported: Sequence[int]) -> None:
+        known = " and ".join(map(str, supported))
         super().__init__(
-            f"engine format version {found!r} is not supported: this runtime reads version {supported}",
+            f"engine format version {found!r} is not supported: this runtime reads version {known}",
             "compile the model again with this version of icc, or install the icc version that wrote the engine",
         )
         self.found = found

@@ -8,20 +8,24 @@ from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
+from msgspec.structs import replace
+
+from .batch.scheduled import NO_EXTRAS, Extras
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
 from .executor.base import Executor
-from .executor.open import open_executor
+from .executor.open import Resources, open_executor
 from .format.load import Engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
-from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
+from .prompting import ChatOptions, Encoded, Prompt, Prompting, Query, RenderOptions
 from .requests.embedding import PooledRequest, Ranked, ranked, stacked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
+from .requests.request import Standing
 from .speculate.choose import choose_speculator
 from .templates.messages import Messages, is_messages
 from .templates.source import TemplateSource
@@ -69,13 +73,19 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
-        make = partial(open_executor, gpu=begun.gpu, threads=options.threads)
-        executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
+        own = Resources(
+            gpu=begun.gpu,
+            threads=options.threads,
+            cores=options.core_set,
+            kv_bytes=options.kv_bytes,
+            swap_bytes=options.swap_bytes,
+        )
+        executor = open_executor(engine, resources=own)
         if options.verify_answers:
             _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
-        second = partial(make, swap_bytes=0)
+        second = partial(open_executor, resources=replace(own, kv_bytes=None, swap_bytes=0))
         speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()
@@ -184,10 +194,13 @@ class LLM:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
         return self._increments(query)
 
-    def add(self, token_ids: Sequence[int], params: SamplingParams, grammar: str = "") -> list[Generation]:
-        """Queue a prompt with the engine loop, under the grammar that `params` or the caller ask for."""
+    def add(
+        self, token_ids: Sequence[int], params: SamplingParams, grammar: str = "", extras: Extras = NO_EXTRAS
+    ) -> list[Generation]:
+        """Queue a prompt with the engine loop, under the grammar that `params` or the caller ask for. extras: rows for
+        inputs that the engine has besides token ids, as bytes by the input's name; tokens without one get its fill."""
         params, constrain = self.prompting.constrained(params, grammar)
-        return self.loop.add(token_ids, params, constrain=constrain)
+        return self.loop.add(token_ids, params, Standing(extras=extras), constrain)
 
     def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
         generations: list[Generation] = []
@@ -227,18 +240,19 @@ class LLM:
         finally:
             self.loop.end(generation)
 
-    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i."""
+    def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> np.ndarray:
+        """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i.
+        extras: see `add`."""
         result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
         row = 0
-        for chunk in self.iter_logits(token_ids):
+        for chunk in self.iter_logits(token_ids, extras):
             result[row : row + len(chunk)] = chunk
             row += len(chunk)
         return result
 
-    def iter_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+    def iter_logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> Iterator[np.ndarray]:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
-        return self.loop.score(token_ids)
+        return self.loop.score(token_ids, Standing(extras=extras))
 
     def embed(
         self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
@@ -264,15 +278,15 @@ class LLM:
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None
         pairs = (self.prompting.encode_pair(query, document, longest) for document in documents)
-        vectors = self._vectors((pair, 0) for pair in pairs)
-        return ranked(documents, vectors, facts)[:top_n]
+        return ranked(documents, self._vectors(pairs), facts)[:top_n]
 
-    def _vectors(self, prompts: Iterable[tuple[Sequence[int], int]]) -> list[np.ndarray]:
-        """What the engine makes of each prompt, of which so many first tokens are not pooled."""
+    def _vectors(self, prompts: Iterable[Encoded]) -> list[np.ndarray]:
+        """What the engine makes of each prompt."""
         embeddings: list[PooledRequest] = []
         try:
-            for prompt, skipped in prompts:
-                embeddings.append(self.loop.add_embedding(prompt, skipped))
+            for prompt in prompts:
+                standing = Standing(extras=prompt.extras)
+                embeddings.append(self.loop.add_embedding(prompt.token_ids, prompt.skipped, standing))
             waiting = list(embeddings)
             while waiting:
                 self.loop.step()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .errors import UsageError
 from .format.load import Opening, begin_opening, check_abi, read_manifest
 
 if TYPE_CHECKING:
@@ -26,20 +27,24 @@ class Begun(msgspec.Struct, frozen=True):
 def begin(options: LoadOptions) -> Begun:
     """Begin to load an engine; `llm.open_llm` ends it. What is imported in between costs no time where hashing does."""
     manifest = read_manifest(Path(options.path))
-    gpu = _open_gpu(manifest)  # before the files are read: a wrong GPU shows at once
+    if manifest.backend == "cpu" and options.device is not None:
+        raise UsageError(f"device = {options.device}: the engine runs on the CPU", "leave it out; see also cores")
+    if manifest.backend != "cpu" and options.cores is not None:
+        raise UsageError(f"cores = {options.cores!r}: the engine runs on a GPU", "leave it out; see also device")
+    gpu = _open_gpu(manifest, options.device or 0)  # before the files are read: a wrong GPU shows at once
     return Begun(
         begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_digests=_digests), gpu
     )
 
 
-def _open_gpu(manifest: Manifest) -> Cuda | None:
+def _open_gpu(manifest: Manifest, ordinal: int) -> Cuda | None:
     """The GPU that an engine needs, checked; None for a CPU engine."""
     if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, begin_opening refuses it in words
         return None
     check_abi(manifest)
-    from .executor.cuda.compat import open_device
+    from .executor.cuda.compat import open_device, open_gpu
 
-    return open_device(manifest.target, manifest.gpu)
+    return open_device(manifest.target, manifest.gpu, open_gpu(manifest.backend, ordinal))
 
 
 def _digests(image: bytes, name: str) -> DigestPieces:

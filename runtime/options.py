@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .executor.cpu.cores import read_cores
 from .settings import setting
 from .speculate.modes import LOSSLESS
 
@@ -19,21 +20,30 @@ if TYPE_CHECKING:
 class LoadOptions:
     """An engine directory and how to load it. UsageError if a value is none that any engine takes.
 
-    threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
-    instead of the best for this machine. verify: compare every file with its sha256 first. verify_answers: let the
-    engine answer its canary prompts first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc
-    serve` always does. kv_bytes: memory for the KV
-    cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes: of a GPU engine,
-    host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 % of the available
-    memory; 0: it is computed again). spec: the drafter of speculative decoding, "none", "medusa", "ngram",
-    "layer-skip" or "draft:ENGINE" (default: what the engine was compiled for); it changes no output, unless
-    spec_accept is "typical", which is lossy: sampled requests then take guesses that are probable enough (Cai et al.
-    2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
+    threads: of the kernels (default: the physical cores this process may use). cores: of a CPU engine, those that
+    kernel threads stay on, such as "0-7,8", and a thread that runs requests does until the engine is closed. device: of
+    a GPU engine, the number of the GPU (default: 0). isa: a library of the engine by name instead of the best for this
+    machine. verify: compare every file with its sha256 first. verify_answers: let the engine answer its canary prompts
+    first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc serve` always does. kv_bytes:
+    memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes:
+    of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 %
+    of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none", "medusa",
+    "ngram", "layer-skip", "draft" or "draft:ENGINE" (default: what the engine was compiled for); it changes no output,
+    unless spec_accept is "typical", which is lossy: sampled requests then take guesses that are probable enough (Cai et
+    al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
     """
 
     path: str | os.PathLike[str]
     _: KW_ONLY
     threads: int | None = setting(None, "Kernel threads.", unset="physical cores", needs="cpu")
+    cores: str | None = setting(
+        None,
+        "Cores that kernel threads stay on: 0-7,8.",
+        metavar="CORES",
+        unset="all that the process may use",
+        needs="cpu",
+    )
+    device: int | None = setting(None, "GPU to run on, by its number.", metavar="N", unset="0", needs="gpu")
     isa: str | None = setting(
         None, "Kernel library to use instead of the best one; also ICC_ISA.", unset="the best for this CPU", needs="cpu"
     )
@@ -64,6 +74,7 @@ class LoadOptions:
             "medusa": "draft heads, of an engine compiled with them",
             "layer-skip": "the first layers, of an engine compiled so",
             "ngram": "what followed the same tokens before",
+            "draft": "a smaller program of the engine, where it has one",
             "draft:ENGINE": "a smaller engine",
         },
         open=True,
@@ -85,15 +96,26 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
-        for name, least in (("threads", 1), ("kv_bytes", 0), ("swap_bytes", 0)):
+        for name, least in (("threads", 1), ("device", 0), ("kv_bytes", 0), ("swap_bytes", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise UsageError(f"{name} = {value!r}: must be an integer, at least {least}")
         flags = (("verify", bool), ("verify_answers", bool))
-        for name, kind in (("isa", str | None), ("spec", str | None), ("spec_accept", str), *flags):
+        for name, kind in (
+            ("isa", str | None),
+            ("cores", str | None),
+            ("spec", str | None),
+            ("spec_accept", str),
+            *flags,
+        ):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: must be {getattr(kind, '__name__', kind)}")
-        _ = self.acceptance
+        _ = self.acceptance, self.core_set
+
+    @property
+    def core_set(self) -> frozenset[int] | None:
+        """The cores that kernel threads stay on; None for all."""
+        return None if self.cores is None else read_cores(self.cores)
 
     @property
     def acceptance(self) -> TypicalAcceptance | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import index
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 import msgspec
 
+from .batch.scheduled import NO_EXTRAS, Extras
 from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
 from .format.manifest import Manifest, SamplingDefaults
@@ -52,6 +54,15 @@ class ChatOptions(RenderOptions, total=False):
 
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool
+
+
+class Encoded(NamedTuple):
+    """A text, or a pair of texts, that is to be read: its token ids, how many of the first are not pooled, and what
+    else the model is told of each token."""
+
+    token_ids: Sequence[int]
+    skipped: int = 0
+    extras: Extras = NO_EXTRAS
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -141,26 +152,29 @@ class Prompting:
             hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
             raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
 
-    def encode_embedded(self, text: Prompt, options: EmbedOptions) -> tuple[list[int], int]:
-        """Token ids of a text that is to be embedded, and how many of the first are not pooled; see EmbedOptions."""
+    def encode_embedded(self, text: Prompt, options: EmbedOptions) -> Encoded:
+        """A text that is to be embedded; see EmbedOptions."""
         from .embed_prompts import cut, encode_prompted
 
         if isinstance(text, str):
-            return encode_prompted(self._text_tokenizer, self._manifest, text, options)
-        return cut(self.encode(text), self._manifest, options), 0
+            return Encoded(*encode_prompted(self._text_tokenizer, self._manifest, text, options))
+        return Encoded(cut(self.encode(text), self._manifest, options))
 
-    def encode_pair(self, query: str, document: str, longest: int | None = None) -> list[int]:
-        """Token ids of a query and a document, each with its type (see EmbeddingFacts); see Tokenizer.encode_pair."""
+    def encode_pair(self, query: str, document: str, longest: int | None = None) -> Encoded:
+        """A query and a document, with the type of each token if the model takes any (see EmbeddingFacts); see
+        Tokenizer.encode_pair."""
         if not isinstance(query, str) or not isinstance(document, str):
             raise RequestError("query and documents must be texts", field="documents")
         facts = self._manifest.embedding
         if facts is not None and facts.around:
-            return self._text_tokenizer.encode_between(facts.around, (query, document), longest)
+            return Encoded(self._text_tokenizer.encode_between(facts.around, (query, document), longest))
         ids, types = self._text_tokenizer.encode_pair(query, document, longest)
-        count = facts.token_types if facts is not None else 0
-        return (
-            [i + self._manifest.model.vocab_size * kind for i, kind in zip(ids, types, strict=True)] if count else ids
-        )
+        if facts is not None and facts.types_input:
+            return Encoded(ids, extras={facts.types_input: array("i", types).tobytes()})
+        if facts is not None and facts.coded_types:
+            size = self._manifest.model.vocab_size
+            return Encoded([token + size * kind for token, kind in zip(ids, types, strict=True)])
+        return Encoded(ids)
 
     def render(
         self,

@@ -45,14 +45,14 @@ def install() -> None:
     _look_once()
     export, made = load.export, {}
 
-    def once(model: Any, max_tokens: int, kinds: Any = None, token_types: int = 0) -> Any:
+    def once(model: Any, max_tokens: int, kinds: Any = None, declared: Any = ()) -> Any:
         if not type(model).__module__.startswith("transformers.") or os.environ.get("ICC_COMPILE_ANEW"):
-            return export(model, max_tokens, kinds, token_types)
+            return export(model, max_tokens, kinds, declared)
         config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
-        key = type(model).__qualname__, repr(sorted(config.items())), max_tokens, kinds is None, token_types
+        key = type(model).__qualname__, repr(sorted(config.items())), max_tokens, kinds is None, repr(declared)
         if key not in made:
             file = Path(os.environ["ICC_COMPILED_ONCE"], hashlib.sha256(repr(key).encode()).hexdigest())
-            made[key] = _read(file) or _written(file, export(model, max_tokens, kinds, token_types))
+            made[key] = _read(file) or _written(file, export(model, max_tokens, kinds, declared))
         return made[key]
 
     load.export = once

@@ -28,6 +28,7 @@ from icc.runtime.format.manifest import (
     Limits,
     Manifest,
     ModelFacts,
+    ProgramEntry,
     QuantFacts,
     SamplingDefaults,
 )
@@ -165,9 +166,7 @@ def _manifest(engine: Path) -> Manifest:
         quantization=QuantFacts("none", 32.0, []),
         limits=Limits(_LENGTH, 8, 4096),
         sampling=SamplingDefaults(temperature=0.0),
-        libraries=[],
-        weights_file=_NO_KERNELS[0],
-        program_file=_NO_KERNELS[1],
+        programs={"main": ProgramEntry(program=_NO_KERNELS[1], weights=_NO_KERNELS[0])},
         tokenizer_dir="tokenizer",
         files={
             path.relative_to(engine).as_posix(): FileEntry(

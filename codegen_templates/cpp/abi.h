@@ -51,6 +51,10 @@ void icc_largest(const float* logits, int32_t rows, int64_t width, int32_t* foun
 // NULL on failure.
 void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks);
 
+// inputs[i] is where the i-th input that program.json declares lies, in its order: rows of the tokens of a step, one after the
+// other. It must live as long as the handle. Before the first step of a program that declares any.
+void icc_inputs(void* handle, const void* const* inputs);
+
 // batches[g] is the step as KV group g sees it.
 // Executes the whole program once, or one of its sections (program.json, counted from 0). The section of draft heads
 // runs after a step: logit_rows are then rows of that step's logits, the other fields as they were. 0 on success.

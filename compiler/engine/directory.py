@@ -235,7 +235,7 @@ def write_manifest(stage: Path, manifest: Manifest) -> Manifest:
     """engine.json with size and digests of every file written before it; what it says."""
     files: dict[str, FileEntry] = {}
     for path in sorted(p for p in stage.rglob("*") if p.is_file()):
-        blake3 = library_digest(stage, manifest.libraries) if path.stat().st_size > PIECE else None
+        blake3 = library_digest(stage, manifest.main.libraries) if path.stat().st_size > PIECE else None
         files[path.relative_to(stage).as_posix()] = file_entry(path, blake3)
     return seal(stage, msgspec.structs.replace(manifest, files=files))
 

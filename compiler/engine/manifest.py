@@ -12,16 +12,19 @@ from ... import __version__
 from ...runtime.format.manifest import (
     FORMAT_VERSION,
     KERNEL_ABI,
+    MAIN,
     EmbeddingFacts,
     EvictionFacts,
     Limits,
     Manifest,
     ModelFacts,
+    ProgramEntry,
     QuantFacts,
     SamplingDefaults,
 )
 from ..backends.base import Built
 from ..eviction import read_eviction
+from ..frontend.source.facts import TYPES
 from ..frontend.source.pair_template import texts_around
 from ..frontend.source.pooling import Pooling
 from ..frontend.source.scoring import read_scoring
@@ -81,9 +84,7 @@ def kernel_manifest(
         quantization=quantization,
         limits=limits,
         sampling=SamplingDefaults(),
-        libraries=list(built.libraries),
-        weights_file="weights.safetensors",
-        program_file="program.json",
+        programs={MAIN: ProgramEntry("program.json", "weights.safetensors", list(built.libraries))},
         tokenizer_dir=None,
         files={},
         gpu=built.gpu,
@@ -129,8 +130,8 @@ def embedding_facts(
     if options.task == "rerank":
         kind, scoring = "cls" if graph.picked == "first" else "last", read_scoring(options.model)
         around = list(texts_around(options.model, scoring.prompt)) if scoring.words else []
-        types = graph.token_types
-        return EmbeddingFacts(kind, False, width, scores=scoring.function, token_types=types, around=around)
+        types = TYPES if graph.input(TYPES) else ""
+        return EmbeddingFacts(kind, False, width, scores=scoring.function, types_input=types, around=around)
     if pooling is None:
         return None
     kinds = pooling.settled(graph.looks_ahead)

@@ -1,14 +1,15 @@
-"""Checkpoint -> Graph: the frontend as one function, source -> model on meta -> export -> token-major graph."""
+"""The frontend as one function: checkpoint -> model on meta -> exported program -> token-major graph."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from ...runtime.format.batch import BatchArray
 from ..errors import UnsupportedModel
 from ..eviction import Eviction
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
@@ -28,10 +29,10 @@ from .export.trace import SHORTEST, Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
-from .source.facts import completed_info, model_info, token_types, unused_positions
+from .source.facts import completed_info, model_info, pair_inputs, unused_positions
 from .source.lengths import sequence_length
 from .source.scoring import read_words
-from .source.source import Source, open_source
+from .source.source import ModelSource, open_source
 from .words import score_words
 
 _TABLES = (aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
@@ -39,7 +40,7 @@ HANDLERS = joined(*(file.HANDLERS for file in _TABLES))
 
 
 def load_graph(
-    model: Path | Source,
+    model: Path | ModelSource,
     max_seq_len: int | None = None,
     every_layer: bool = False,
     *,
@@ -101,32 +102,39 @@ def trace_model(
     length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model), endless, meant)
     info = model_info(model, config, weights)
     settle_rope(model, weights, min(length, policy.tokens) if policy is not None and endless else length)
-    types = token_types(model, config) if scores else 0
+    declared = pair_inputs(model, config) if scores else ()
     graph = None
     if not every_layer:
         with contextlib.suppress(UnsupportedModel):  # the trace of every layer then works, or gives the reason
-            traced = export(model, length, LayerKinds(model, weights), types)
-            graph = convert(traced, weights, info, length, scores)
+            traced = export(model, length, LayerKinds(model, weights), declared)
+            graph = convert(traced, weights, info, length, scores, declared)
     if graph is None:
-        traced = export(model, length, None, types)
-        graph = convert(traced, weights, info, length, scores)
+        traced = export(model, length, None, declared)
+        graph = convert(traced, weights, info, length, scores, declared)
     if graph.looks_ahead and traced.shortest > SHORTEST:
         raise UnsupportedModel(f"the model's code may treat texts of fewer than {traced.shortest} tokens differently")
-    graph.max_seq_len, graph.token_types = length, types
+    graph.max_seq_len = length
     return graph
 
 
 def convert(
-    traced: Traced, weights: Mapping[str, Weight], info: ModelInfo, max_tokens: int, picks: bool = False
+    traced: Traced,
+    weights: Mapping[str, Weight],
+    info: ModelInfo,
+    max_tokens: int,
+    picks: bool = False,
+    declared: Sequence[BatchArray] = (),
 ) -> Graph:
-    """The token-major graph of an exported model, which may end with one token of a sequence if it `picks`.
+    """The token-major graph of an exported model.
 
-    NotRepeatable where a layer may not stand for those like it.
+    picks: whether it may end with one token of a sequence. declared: inputs behind token ids and positions, as it was
+    exported. NotRepeatable where a layer may not stand for those like it; UnsupportedModel for an op that cannot be
+    token-major.
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]
     attention = BiasByRows(), PickingIndex(), InterfaceAttention(), WrittenOutAttention()
     followers = (ComplexRotation(), *attention, *([PickedTokens()] if picks else []), replay)
-    graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames).run()
+    graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames, declared).run()
     replay.check()
     return graph

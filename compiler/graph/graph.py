@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from ...runtime.format.batch import BatchArray, declaration_problem
 from ..ops import traits_of
 from ..weights.formats.dense import short_dtype
 from ..weights.handles import Weight
@@ -54,6 +56,20 @@ class TensorType:
         return f"{short_dtype(self.dtype)}[{', '.join(lead + [str(s) for s in self.shape])}]"
 
 
+def input_type(array: BatchArray) -> TensorType:
+    """The type of a declared input in the graph: whatever it is stored as, numbers compute in float32 or int64."""
+    return TensorType(TOKENS, array.row_shape, torch.float32 if "f" in array.dtype else torch.int64)
+
+
+# What every program may be given, and the types of these placeholders.
+FIXED_INPUTS = {
+    "token_ids": TensorType(TOKENS, (), torch.int64),
+    "positions": TensorType(TOKENS, (), torch.int64),
+    LOGIT_ROWS: TensorType(LOGIT_ROWS, (), torch.int64),
+    DRAFT_ROWS: TensorType(DRAFT_ROWS, (), torch.int64),
+}
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """Facts of the model that the graph does not show. `architecture` is for people only. padding: the token that fills
@@ -86,7 +102,7 @@ class Graph:
     max_seq_len: int = 0
     draft_heads: int = 0
     picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
-    token_types: int = 0  # token v of type t is given as t * vocabulary + v
+    declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
 
     @property
     def nodes(self) -> Iterable[fx.Node]:
@@ -100,8 +116,20 @@ class Graph:
         return replace(self, fx=fresh, weights=dict(self.weights), facts=set(self.facts))
 
     def input(self, name: str) -> fx.Node | None:
-        """The placeholder of that name."""
+        """The placeholder of that name: one of FIXED_INPUTS, or one that is declared."""
         return next((n for n in self.fx.nodes if n.op == "placeholder" and n.target == name), None)
+
+    def declare(self, array: BatchArray) -> fx.Node:
+        """A new input, one row per token, which requests may give: its placeholder, typed by the array. ValueError for
+        what a program cannot declare."""
+        if problem := declaration_problem((*self.declared, array)):
+            raise ValueError(problem)
+        self.declared = (*self.declared, array)
+        first = next((n for n in self.fx.nodes if n.op != "placeholder"), None)
+        with self.fx.inserting_before(first) if first is not None else nullcontext():
+            node = self.fx.placeholder(array.name)
+        node.meta["type"] = input_type(array)
+        return node
 
     @property
     def outputs(self) -> dict[str, fx.Node]:

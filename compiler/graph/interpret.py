@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ..ops import op_of
-from .graph import DRAFTS, EXIT, HIDDEN, LOGITS, Graph
+from .graph import DRAFT_ROWS, DRAFTS, EXIT, HIDDEN, LOGIT_ROWS, LOGITS, Graph, input_type
 
 
 def as_compute(value: Tensor) -> Tensor:
@@ -26,39 +27,57 @@ def eager(target: Any) -> Callable[..., Any]:
 Observer = Callable[[fx.Node, tuple[Any, ...]], None]
 
 
+def input_values(
+    graph: Graph,
+    token_ids: Sequence[int],
+    logit_rows: Sequence[int] | None = None,
+    extras: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Tensor]:
+    """What the placeholders of one sequence get, by name. logit_rows: None for all tokens. extras: rows [T, ...] of
+    declared inputs; others are filled as they say."""
+    count = len(token_ids)
+    rows = torch.arange(count) if logit_rows is None else torch.tensor(list(logit_rows))
+    values = {"token_ids": torch.tensor(list(token_ids), dtype=torch.int64), "positions": torch.arange(count)}
+    values |= {LOGIT_ROWS: rows, DRAFT_ROWS: torch.arange(len(rows))}
+    for array in graph.declared:
+        kind = input_type(array)
+        filled = torch.full((count, *kind.shape), array.fill, dtype=kind.dtype)
+        values[array.name] = extras[array.name].to(kind.dtype) if array.name in extras else filled
+    return values
+
+
 @torch.no_grad()
 def interpret(
-    graph: Graph, token_ids: Sequence[int], logit_rows: Sequence[int] | None = None, observer: Observer | None = None
+    graph: Graph,
+    token_ids: Sequence[int],
+    logit_rows: Sequence[int] | None = None,
+    observer: Observer | None = None,
+    extras: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Tensor:
     """Logits float32 [T or L, vocab] of one sequence that starts at position 0.
 
-    `observer(node, args)` sees each call's evaluated arguments before it runs.
+    `observer(node, args)` sees each call's evaluated arguments before it runs. extras: rows [T, ...] of declared
+    inputs, by name; others are filled as they say.
     """
-    found = _run(graph, token_ids, logit_rows, observer)
+    found = _run(graph, input_values(graph, token_ids, logit_rows, extras), observer)
     return found[HIDDEN if HIDDEN in found else LOGITS]
 
 
 @torch.no_grad()
 def interpret_drafts(graph: Graph, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Logits float32 [T, vocab], and what the draft heads choose behind every token: int64 [T, heads, ranks]."""
-    found = _run(graph, token_ids, None, None)
+    found = _run(graph, input_values(graph, token_ids))
     return found[LOGITS], found[DRAFTS].view(len(token_ids), graph.draft_heads, -1)
 
 
 @torch.no_grad()
 def interpret_exit(graph: Graph, token_ids: Sequence[int]) -> Tensor:
     """The logits of the early exit, float32 [T, vocab]."""
-    return _run(graph, token_ids, None, None)[EXIT]
+    return _run(graph, input_values(graph, token_ids))[EXIT]
 
 
-def _run(
-    graph: Graph, token_ids: Sequence[int], logit_rows: Sequence[int] | None, observer: Observer | None
-) -> dict[str, Tensor]:
+def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:
     """The outputs by name."""
-    tokens = torch.tensor(list(token_ids), dtype=torch.int64)
-    rows = torch.arange(len(tokens)) if logit_rows is None else torch.tensor(list(logit_rows))
-    inputs = {"token_ids": tokens, "positions": torch.arange(len(tokens)), "logit_rows": rows}
-    inputs["draft_rows"] = torch.arange(len(rows))
     env: dict[fx.Node, Any] = {}
     last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
     for node in graph.nodes:

@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...runtime.format.batch import BatchArray
 from ..errors import GraphTextError, UsageError
 from ..ops import OPS, traits_of
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
 from ..weights.handles import Constant, RoundedWeight, Weight
-from .graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, TOKENS, Graph, ModelInfo, TensorType, infer_type
+from .graph import DRAFT_ROWS, FIXED_INPUTS, LOGIT_ROWS, LOGITS, TOKENS, Graph, ModelInfo, TensorType, infer_type
 
 _ROWS = {"T": TOKENS, "L": LOGIT_ROWS, "D": DRAFT_ROWS}
 _TYPE = r"(\w+)\[([^\]]*)\]"
 _CALL = re.compile(r"%(\w+): (.+?) = ([\w.]+)\((.*)\)(?:  # (.*))?")
-_INPUT = re.compile(rf"%(\w+): ({_TYPE})(?: < (\d+))?")
+_INPUT = re.compile(rf"%(\w+): ({_TYPE})(?: < (\d+))?(?: = ([-+.\w]+))?")
 _OUTPUT = re.compile(r"(?:(\w+)(?:\{heads=(\d+)\})?=)?%(\w+)")
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"[^"]*")|@(?P<weight>[^\s:]+): (?P<stored>[\w+]+)\[(?P<shape>[^\]]*)\]|%(?P<value>\w+)'
@@ -91,9 +92,13 @@ class _Parser:
             raise ValueError("a graph begins with `graph(%token_ids: i64[T]):`")
         inputs = line[len("graph(") : -len("):")]
         for found in _INPUT.finditer(inputs):
-            name, shown, _, _, bound = found.groups()
-            node = self._graph.fx.placeholder(name)
-            node.meta["type"] = _tensor_type(shown)
+            name, shown, dtype, shape, bound, fill = found.groups()
+            if name in FIXED_INPUTS:
+                node = self._graph.fx.placeholder(name)
+                node.meta["type"] = _tensor_type(shown)
+            else:
+                sizes = ("T", *_sizes(shape.removeprefix("T").removeprefix(",")))
+                node = self._graph.declare(BatchArray(name, sizes, dtype, fill=_number(fill or "0")))
             self._values[name] = node
             self._graph.max_seq_len = int(bound) if bound else self._graph.max_seq_len
         if not self._values:
@@ -146,8 +151,7 @@ class _Parser:
             return getattr(torch, token["dtype"].removeprefix("torch."))
         if token["word"] is not None:
             return {"None": None, "True": True, "False": False}[token["word"]]
-        number = token["number"]
-        return int(number) if number.lstrip("-").isdigit() else float(number)
+        return _number(token["number"])
 
     def _weight(self, name: str, stored: str, shape: tuple[int, ...]) -> fx.Node:
         if name not in self._weights:
@@ -195,6 +199,10 @@ def _tokens(text: str) -> Iterator[re.Match[str]]:
             raise ValueError(f"{text[at:]!r} cannot be read")
         yield found
         at = found.end()
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

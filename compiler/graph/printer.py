@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from ...runtime.format.batch import BatchArray
 from .graph import DRAFTS, LOGITS, Graph
 
 
@@ -39,8 +40,15 @@ def _output(graph: Graph, name: str, value: str) -> str:
     return f"{name}{{heads={graph.draft_heads}}}={value}" if name == DRAFTS else f"{name}={value}"
 
 
+def _declaration(array: BatchArray) -> str:
+    """How a declared input is stored, and with what its rows are filled that nobody gives, where that is not 0."""
+    fill = f" = {array.fill}" if array.fill else ""
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]{fill}"
+
+
 def print_graph(graph: Graph, modules: bool = False) -> str:
     """One line per node; `modules` adds the module each node came from."""
+    declared = {array.name: _declaration(array) for array in graph.declared}
     names: dict[fx.Node, str] = {}
     lines: list[str] = []
     header: list[str] = []
@@ -49,7 +57,8 @@ def print_graph(graph: Graph, modules: bool = False) -> str:
         if node.op == "placeholder":
             names[node] = f"%{node.target}"
             bound = f" < {graph.max_seq_len}" if node.target == "positions" and graph.max_seq_len else ""
-            header.append(f"%{node.target}: {node.meta['type']}{bound}")
+            shown = declared.get(str(node.target), f"{node.meta['type']}{bound}")
+            header.append(f"%{node.target}: {shown}")
         elif node.op == "get_attr":
             names[node] = f"@{node.target}: {graph.weight(node).describe()}"
         elif node.op == "call_function":

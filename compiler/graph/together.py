@@ -16,8 +16,8 @@ from torch import Tensor, fx
 
 from ..ops import OPS
 from ..weights.handles import Weight
-from .graph import LOGIT_ROWS, Graph, type_of
-from .interpret import as_compute, eager
+from .graph import Graph, type_of
+from .interpret import as_compute, eager, input_values
 
 Change = Callable[[list[Any]], list[Any]]
 """The arguments that a call gets, for those that it would get."""
@@ -54,7 +54,7 @@ def run_together(
     body, tail = order[:first], order[first:]
     env: dict[fx.Node, dict[Lane, Any]] = {}
     last_use = {arg: node for node in order for arg in node.all_input_nodes}
-    lanes = range(len(sequences))
+    lanes, inputs = range(len(sequences)), [input_values(graph, ids) for ids in sequences]
     touched = _touched(order, variants)
     costs = {node: _size(node) * len(touched[node]) for node in body}
     last = sum(map(_size, tail)) * (1 + len(variants))
@@ -64,7 +64,7 @@ def run_together(
             weights = _Weights(graph, node, variants)
             env[node] = {(v, s): _call(node, env, weights, v, s) for v in touched[node] for s in lanes}
         elif node.op == "placeholder":
-            env[node] = {(MODEL, s): _placeholder(str(node.target), sequences[s]) for s in lanes}
+            env[node] = {(MODEL, s): inputs[s][str(node.target)] for s in lanes}
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)
@@ -156,10 +156,3 @@ def _large(graph: Graph, order: Sequence[fx.Node]) -> int:
     """Where the last linear layer is: its values are as wide as the vocabulary. Of a graph that embeds, the end."""
     places = [i for i, node in enumerate(order) if node.op == "call_function" and node.target is _LINEAR]
     return places[-1] if places and not graph.embeds else len(order)
-
-
-def _placeholder(name: str, ids: Sequence[int]) -> Tensor:
-    if name == "token_ids":
-        return torch.tensor(list(ids), dtype=torch.int64)
-    assert name in ("positions", LOGIT_ROWS), f"no value for the input {name}"
-    return torch.arange(len(ids))

@@ -9,7 +9,18 @@ from torch import fx
 
 from ..errors import VerifyError
 from ..ops import op_of
-from .graph import DRAFTS, EXIT, HIDDEN, LOGIT_ROWS, LOGITS, Graph, infer_type, type_of, weight_type
+from .graph import (
+    DRAFTS,
+    EXIT,
+    FIXED_INPUTS,
+    HIDDEN,
+    LOGITS,
+    Graph,
+    infer_type,
+    input_type,
+    type_of,
+    weight_type,
+)
 from .printer import target_name
 
 
@@ -59,7 +70,15 @@ def _problem(graph: Graph, node: fx.Node, seen: set[fx.Node], stage: Stage) -> s
         except Exception as error:
             return f"does not accept its operands: {str(error).splitlines()[0]}"
         return "" if inferred == node.meta["type"] else f"has type {node.meta['type']}, its operands give {inferred}"
-    return _output_problem(graph, node) if node.op == "output" else ""
+    return _output_problem(graph, node) if node.op == "output" else _input_problem(graph, node)
+
+
+def _input_problem(graph: Graph, node: fx.Node) -> str:
+    declared = {array.name: input_type(array) for array in graph.declared}
+    known = (FIXED_INPUTS | declared).get(str(node.target))
+    if known is None:
+        return "is an input that the graph does not declare"
+    return "" if known == node.meta["type"] else f"has type {node.meta['type']}, the input is of type {known}"
 
 
 def _output_problem(graph: Graph, node: fx.Node) -> str:
@@ -70,8 +89,6 @@ def _output_problem(graph: Graph, node: fx.Node) -> str:
     result = graph.output
     if not isinstance(result, fx.Node) or isinstance(result.meta["type"], tuple) or len(type_of(result).shape) != 1:
         return "must return logits with one row per token or logit row"
-    if result.meta["type"].rows == LOGIT_ROWS and graph.input("logit_rows") is None:
-        return "returns logit rows without that input"
     if graph.drafts is not None:
         kind = type_of(graph.drafts)
         if len(kind.shape) != 1 or kind.dtype.is_floating_point or not graph.draft_heads:

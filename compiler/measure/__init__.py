@@ -90,8 +90,8 @@ def num_threads() -> int:
     return host.usable_cores()
 
 
-def memory_bandwidth() -> float:
-    """GB/s that the cores of this machine read from memory, by the clock; takes a fifth of a second."""
+def memory_bandwidth(nbytes: int) -> float:
+    """GB/s at which the cores of this machine read so many bytes again and again, by the clock; a fifth of a second."""
     from . import host
 
-    return host.read_bandwidth()
+    return host.read_bandwidth(nbytes=nbytes)

@@ -10,7 +10,7 @@ import torch
 from ...runtime.batch.packed import host_arrays
 from ...runtime.executor.device import Work
 from ...runtime.executor.walk import BoundLaunch, LaunchPointer, Walker
-from ...runtime.format.batch import GPU_INPUTS, PLAN_ARRAYS, SAMPLED
+from ...runtime.format.batch import BLOCK_TABLES, GPU_INPUTS, SAMPLED
 from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
@@ -47,8 +47,9 @@ class InterpretDevice:
         self.cache, self.host = _memory(program.kv, num_blocks), _memory(program.kv, host_blocks)
         self._walker, self._specs = Walker(program, self.plan, self.cache, self.limits), specs
         self._weights = {name: _memory_of(data) for name, data in packed.items()}
-        self._sides = [host_arrays((*GPU_INPUTS, *SAMPLED), self.limits) for _ in range(self.turns)]
-        self._there = host_arrays((*GPU_INPUTS, *SAMPLED), self.limits)
+        listed = (*GPU_INPUTS, *program.inputs, *SAMPLED)
+        self._sides = [host_arrays(listed, self.limits) for _ in range(self.turns)]
+        self._there = host_arrays(listed, self.limits)
         self._there["token"][:] = -9
         rows = self.limits.logit_rows
         self.logits = np.zeros((rows, program.vocab_size), np.float32)
@@ -64,8 +65,7 @@ class InterpretDevice:
             shape = self.limits.seqs, program.speculation.heads, program.speculation.ranks
             self._drafts = np.full(shape, -9, np.int32)
             self._spaces[DRAFTS] = _memory_of(self._drafts)
-        there = {name: array.name for name, array in PLAN_ARRAYS.items() if array.name in self._there}
-        self._spaces |= {name: _memory_of(self._there[own]) for name, own in there.items()}
+        self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
         return self._sides[turn]
@@ -79,10 +79,11 @@ class InterpretDevice:
     def swap_in(self, cache: int, host: int, nbytes: int) -> None:
         self._spaces["kv"][cache : cache + nbytes] = self._host[host : host + nbytes]
 
-    def send(self, turn: int, num_seqs: int) -> None:
-        """Block tables come last: of them only the rows that are read."""
-        for array in GPU_INPUTS:
-            rows = slice(num_seqs if array is GPU_INPUTS[-1] else None)
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
+        """Of block tables, and of what the program declares, only the rows that are read."""
+        counts = {BLOCK_TABLES.name: num_seqs, **{array.name: num_tokens for array in self.program.inputs}}
+        for array in (*GPU_INPUTS, *self.program.inputs):
+            rows = slice(counts.get(array.name))
             self._there[array.name][rows] = self._sides[turn][array.name][rows]
 
     def expect(self, work: Work) -> None:

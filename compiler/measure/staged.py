@@ -32,7 +32,7 @@ def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kerne
         pad_token_id=None,
     )
     manifest = kernel_manifest(target, built, limits, model, QuantFacts(method="", bits_per_weight=0.0, kept=[]))
-    file = manifest.weights_file
+    file = manifest.main.weights
     weights = MappedWeights(EngineFiles(stage, {}, verify=False).map(file), file)
     library = built.libraries[0]
     return Engine(stage, manifest, built.program, weights, library, EngineFiles(kernels or stage, {}, verify=False))

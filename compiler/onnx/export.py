@@ -19,7 +19,6 @@ OPSET = 23  # the first with RMSNormalization
 IR_VERSION = 11
 # Names that transformers and optimum give to inputs and outputs.
 _NAMES = {"token_ids": "input_ids", "positions": "position_ids", HIDDEN: "last_hidden_state"}
-_TYPES_OF_TOKENS = "token_type_ids"
 _ROWS = {LOGIT_ROWS: "rows", DRAFT_ROWS: "draft_rows"}
 
 
@@ -40,8 +39,8 @@ def export_graph(graph: Graph) -> Exported:
     """The graph in ONNX: input_ids and position_ids int64 [batch, sequence], logits float32 [batch, sequence, vocab].
 
     Where the graph takes logit_rows int64 [rows], which count the tokens of the whole batch, logits are [rows, vocab].
-    Of a graph that scores, logits are float32 [batch, labels], and token_type_ids are an input where it knows types.
-    Raises ExportError naming the op that cannot be written.
+    Of a graph that scores, logits are float32 [batch, labels]. Inputs that the graph declares, such as token_type_ids,
+    come as int64 or float32 [batch, sequence, ...]. Raises ExportError naming the op that cannot be written.
     """
     b, decoded = Builder(), {}
     inputs: list[ValueInfoProto] = []
@@ -52,16 +51,13 @@ def export_graph(graph: Graph) -> Exported:
             continue
         name = _NAMES.get(str(node.target), str(node.target))
         kind = type_of(node)
-        axes = ["batch", "sequence"] if kind.rows == TOKENS else [_ROWS.get(kind.rows or "", "rows")]
+        axes = ["batch", "sequence", *kind.shape] if kind.rows == TOKENS else [_ROWS.get(kind.rows or "", "rows")]
         inputs.append(helper.make_tensor_value_info(name, TYPES[kind.dtype], axes))
         values[node] = b.unique(name)
         if kind.rows == TOKENS:
             sequences = sequences or _sequences(b, name)
             with b.at("inputs"):
-                values[node] = b.reshape(name, -1)
-                if name == "input_ids" and graph.token_types:
-                    inputs.append(helper.make_tensor_value_info(_TYPES_OF_TOKENS, TYPES[kind.dtype], axes))
-                    values[node] = _typed(b, values[node], graph.info.vocab_size)
+                values[node] = b.reshape(name, -1, *kind.shape)
     assert sequences is not None, "a graph takes token ids or positions"
     writer = Writer(graph, b, Weights(b, decoded), sequences, dict(values))
     for node in graph.nodes:
@@ -70,12 +66,6 @@ def export_graph(graph: Graph) -> Exported:
     outputs = [_output(writer, name, node) for name, node in graph.outputs.items()]
     made = helper.make_graph(b.nodes, graph.info.architecture or "icc", inputs, outputs)
     return Exported(made, tuple(b.stored), tuple(sorted(b.domains)), decoded)
-
-
-def _typed(b: Builder, tokens: str, vocabulary: int) -> str:
-    """Token v of type t as t * vocabulary + v."""
-    types = b.reshape(b.unique(_TYPES_OF_TOKENS), -1)
-    return b.add("Add", tokens, b.add("Mul", types, b.constant(vocabulary, torch.int64)))
 
 
 def _sequences(b: Builder, name: str) -> Sequences:

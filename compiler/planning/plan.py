@@ -109,9 +109,9 @@ def make_plan(
     graph, kept = plan_graph(planned_source(found.path, options.task), options, encodes)
     plans: list[TargetPlan] = []
     for name in targets:
-        target = _as_here(find_target(name))
-        target = target if bandwidth is None else replace(target, bandwidth=bandwidth)
+        target = find_target(name)
         planned = plan_program(graph, kept, options, target)
+        target = _as_here(target, planned.memory.weights, bandwidth)
         plans.append(_on(planned, target, options, memory or _memory(target)))
     return Plan(options, plans)
 
@@ -127,14 +127,13 @@ def _on(planned: PlannedCompile, target: Target, options: CompileOptions, memory
     return TargetPlan(target, planned, memory, sequences, longest, found, effort(planned, options, target))
 
 
-def _as_here(target: Target) -> Target:
-    """A CPU target with the figures of this machine: those of its table are of two cores that are somewhere."""
-    if target.backend != "cpu":
-        return target
-    cores = num_threads() / CPU_CORES
-    return replace(
-        target, bandwidth=memory_bandwidth(), peak_f16=target.peak_f16 * cores, peak_i8=target.peak_i8 * cores
-    )
+def _as_here(target: Target, weights: int, bandwidth: float | None) -> Target:
+    """A target with the bandwidth that is given, in GB/s; else a CPU with that at which this machine reads so many
+    bytes of weights. The peaks of a CPU target are of two cores that are somewhere: here are as many as there are."""
+    if target.backend == "cpu":
+        cores, bandwidth = num_threads() / CPU_CORES, bandwidth or memory_bandwidth(weights)
+        target = replace(target, peak_f16=target.peak_f16 * cores, peak_i8=target.peak_i8 * cores)
+    return target if bandwidth is None else replace(target, bandwidth=bandwidth)
 
 
 def _memory(target: Target) -> int:

@@ -9,9 +9,10 @@ from math import prod
 
 import msgspec
 
+from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import BufferOperand, WeightOperand
-from ...runtime.format.program import ITEM_SIZE, Buffer, WeightEntry
+from ...runtime.format.program import Buffer, WeightEntry
 from ..eviction import Eviction
 from ..weights.handles import Weight as Handle
 from .layout import Layout

@@ -126,12 +126,13 @@ class Lowerer:
         self.elementwise(_COPY, [source], target, node)
 
     def dense(self, value: Placed) -> Placed:
-        """`value` with its rows' elements contiguous, copied if they are not."""
-        if value.is_dense and (value.space != "input"):
+        """`value` with its rows' elements contiguous, copied if they are not, as are inputs that are not float32."""
+        if value.is_dense and (value.space != "input" or value.dtype == "f32"):
             return replace(value, strides=contiguous(value.shape))
         if not value.rows:
             raise UnsupportedModel("a constant is needed in another order", "this is a gap in icc; please report it")
-        out = self.builder.buffer(value.shape, value.dtype, value.rows)
+        dtype = "f32" if value.space == "input" and "f" in value.dtype else value.dtype
+        out = self.builder.buffer(value.shape, dtype, value.rows)
         shown = value if value.shape else replace(value, shape=(1,), strides=(1,))
         target = out if out.shape else replace(out, shape=(1,), strides=(1,))
         self.copy(shown, target, self.current)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch import fx
@@ -61,11 +62,17 @@ def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
     for node in nodes:
         low.current = node
         if node.op == "placeholder":
-            rows = TOKENS if type_of(node).rows == TOKENS else LOGIT_ROWS
-            low.values[node] = Placed("input", str(node.target), 0, (), (), 1, "i32", rows)
+            low.values[node] = _lower_input(low, node)
         elif node.op == "call_function":
             low.values[node] = _lower_call(low, node)
             low.ends[node] = len(low.builder.records)
+
+
+def _lower_input(low: Lowerer, node: fx.Node) -> Placed:
+    kind = type_of(node)
+    dtype = next((array.dtype for array in low.graph.declared if array.name == node.target), "i32")
+    rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS
+    return Placed("input", str(node.target), 0, kind.shape, contiguous(kind.shape), prod(kind.shape), dtype, rows)
 
 
 def _lower_call(low: Lowerer, node: fx.Node) -> Any:
@@ -118,6 +125,7 @@ def _program(low: Lowerer, marks: Marks) -> Lowered:
         kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
+        inputs=list(low.graph.declared),
         sections=_sections(marks, len(steps)),
         speculation=_heads(low.graph),
         samples=not low.graph.embeds,

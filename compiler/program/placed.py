@@ -45,7 +45,7 @@ class Placed:
             case "weight":
                 return WeightOperand(self.name, self.dtype, self.offset)
             case "input":
-                return InputOperand(self.name)
+                return InputOperand(self.name, self.dtype, self.row_stride, self.offset)
         assert self.space == "output" and not self.offset
         return OutputOperand(self.name, self.dtype, self.row_stride)
 

@@ -11,7 +11,8 @@ import msgspec
 from ...runtime.errors import EngineFieldError
 from ...runtime.format import program as format
 from ...runtime.format.load import Engine
-from ...runtime.format.load import decode_program as decode_untyped
+from ...runtime.format.manifest import FORMAT_VERSION
+from ...runtime.format.programs import decode_program as decode_untyped
 from .steps import attention, embedding, linear, norm, pointwise, rowwise, state
 from .steps.base import STEPS, Step
 
@@ -36,9 +37,9 @@ class _RawSteps(msgspec.Struct):
     steps: list[msgspec.Raw]
 
 
-def decode_program(raw: bytes, name: str) -> Program:
+def decode_program(raw: bytes, name: str, version: int = FORMAT_VERSION) -> Program:
     """program.json with its steps; EngineFormatError, or EngineFieldError for a step of an unknown op."""
-    untyped = decode_untyped(raw, name)
+    untyped = decode_untyped(raw, name, version)
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(reduce(or_, STEPS.values()))
     try:
         steps = tuple(map(decoder.decode, msgspec.json.decode(raw, type=_RawSteps).steps))
@@ -50,5 +51,5 @@ def decode_program(raw: bytes, name: str) -> Program:
 
 def program_of(engine: Engine) -> Program:
     """An engine's program with its steps, which the runtime does not read."""
-    file = engine.manifest.program_file
-    return decode_program(engine.files.read(file), file)
+    file = engine.manifest.program(engine.name).program
+    return decode_program(engine.files.read(file), file, engine.manifest.format_version)

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from math import prod
 
+from ...runtime.format.batch import OPERANDS, declaration_problem
+from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
 from ...runtime.format.plan import KVArg, LaunchPlan, OperandArg
-from ...runtime.format.program import DRAFTS, ITEM_SIZE, LOGITS, Buffer, WeightEntry
+from ...runtime.format.program import DRAFTS, LOGITS, Buffer, WeightEntry
 from ..errors import VerifyError
 from .memory import ALIGN
 from .program import Program
@@ -21,7 +23,6 @@ from .steps.base import Step
 from .steps.state import StateStep
 
 Refusal = Callable[[Step], str]
-_INPUTS = {"token_ids": "tokens", "positions": "tokens", "logit_rows": "logit_rows"}
 _OUTPUTS = {LOGITS: "f32", DRAFTS: "i32"}
 
 
@@ -37,6 +38,7 @@ def verify_lowered(program: Program, refusal: Refusal) -> None:
     for kernel, step in program.kernel_steps.items():
         reason = refusal(step)
         _require(not reason, f"kernel {kernel} ({step.op})", reason)
+    _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
     _verify_memory(program, _lifetimes(program))
     for section in program.sections:
         inside = 0 <= section.shared <= section.begin < section.end <= len(program.steps)
@@ -124,8 +126,7 @@ def _operand_problem(program: Program, buffers: dict[str, Buffer], step: Step, n
         case WeightOperand():
             return _weight_problem(program.weights.get(operand.name), operand, step.widths().get(name, 0))
         case InputOperand():
-            found = _INPUTS.get(operand.name) in rows
-            return "" if found else f"a batch has no {operand.name} for {' or '.join(rows)}"
+            return _input_problem(program, operand, rows)
     return _output_problem(program, operand, rows)
 
 
@@ -137,6 +138,16 @@ def _buffer_problem(buffer: Buffer | None, operand: BufferOperand, rows: tuple[s
         return f"buffer {buffer.name} has {buffer.rows} of {buffer.dtype}, not {wanted} of {operand.dtype}"
     size = prod(buffer.shape)
     return "" if operand.stride == size else f"rows of buffer {buffer.name} are {size} elements apart"
+
+
+def _input_problem(program: Program, operand: InputOperand, rows: tuple[str, ...]) -> str:
+    array = next((array for array in (*OPERANDS, *program.inputs) if array.name == operand.name), None)
+    if array is None or "tokens" not in rows:
+        return f"a batch has no {operand.name} for {' or '.join(rows)}"
+    if operand.dtype != array.dtype:
+        return f"input {array.name} is of {array.dtype}, not {operand.dtype}"
+    size = prod(array.row_shape)
+    return "" if operand.stride == size else f"rows of input {array.name} are {size} elements apart"
 
 
 def _weight_problem(weight: WeightEntry | None, operand: WeightOperand, width: int) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
-from ...compiler.graph.interpret import as_compute
+from ...compiler.graph.interpret import as_compute, input_values
 from .forward import fast
 from .store import NOWHERE, PassStore, Values
 
@@ -48,12 +48,13 @@ def stream(
     are kept from time to time, right before a wanted node; where no wanted node lies before it, the run begins there.
     """
     remaining, env = set(wanted), Inputs()
+    inputs = [input_values(graph, ids) for ids in sequences]
     order = _needed(graph, remaining)
     last_use = {arg: node for node in order for arg in node.all_input_nodes}
     order = _resume(order, remaining, store, env, device)
     for node in order:
         if node.op == "placeholder":
-            env[node] = [_placeholder(str(node.target), ids).to(device) for ids in sequences]
+            env[node] = [given[str(node.target)].to(device) for given in inputs]
             continue
         if node.op != "call_function":
             continue
@@ -99,10 +100,6 @@ def _live(env: Inputs) -> Values | None:
 def on(device: str) -> contextlib.AbstractContextManager[Any]:
     """What is created inside is created on that device."""
     return contextlib.nullcontext() if device == "cpu" else torch.device(device)
-
-
-def _placeholder(name: str, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(list(ids), dtype=torch.int64) if name == "token_ids" else torch.arange(len(ids))
 
 
 def _call(node: fx.Node, env: Inputs, weights: dict[fx.Node, Tensor], index: int) -> Any:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..format.batch import INPUTS, ITEM_BYTES, MOVES_MULTIPLE, BatchArray, BatchLimits
+from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.places import Places
 from ..kv.sequence import NO_BLOCK
 from ..kv.state_group import state_places
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-CODES: dict[str, Literal["i", "f"]] = {"i32": "i", "f32": "f"}  # of a buffer's elements
+# of a buffer's elements; floats of 16 bits are seen as bits
+CODES: dict[str, Literal["i", "f", "H", "b", "B"]] = {
+    "i32": "i", "f32": "f", "bf16": "H", "f16": "H", "i8": "b", "u8": "B",
+}  # fmt: skip
 
 
 def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, np.ndarray]:
@@ -34,7 +37,7 @@ def plain_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str,
 
 def zeroed(nbytes: int) -> memoryview:
     """So many bytes of zeros, at least one element; pages take memory when first touched."""
-    return memoryview(mmap.mmap(-1, max(nbytes, ITEM_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    return memoryview(mmap.mmap(-1, max(nbytes, 4), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class PackedBatch:

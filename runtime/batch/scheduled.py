@@ -5,12 +5,18 @@ What there is one of per sequence and step is a named tuple: it is made in a qua
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..kv.upkeep import Upkeep
+
+# What a request gives per token besides its ids, by the name of an input of the program: rows as they lie in memory,
+# one after the other, of as many of its first tokens as it likes. Nobody here looks into them.
+Extras = Mapping[str, bytes]
+NO_EXTRAS: Extras = MappingProxyType({})
 
 
 def pending_token(row: int) -> int:
@@ -80,7 +86,8 @@ class ScheduledSequence(NamedTuple):
     more. In a group that holds states, the one that is read is that of position start - 1, and states are left only
     behind tokens that are no guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before
     the sequence does), or with `first_row` those of the first one. prompt: how many tokens it began with; in a group
-    that evicts, a position has the place that its policy says in the table (kv/places.py).
+    that evicts, a position has the place that its policy says in the table (kv/places.py). extras: of the request, for
+    all of its tokens.
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -95,6 +102,7 @@ class ScheduledSequence(NamedTuple):
     draft: Draft | None = None
     first_row: bool = False
     prompt: int = 0
+    extras: Extras = NO_EXTRAS
 
     @property
     def end(self) -> int:

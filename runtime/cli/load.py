@@ -35,5 +35,5 @@ def _warnings(load: LoadOptions) -> Iterator[str]:
     """What the options mean that their user may not want."""
     if load.acceptance is not None:
         yield "--spec-accept typical is lossy: outputs no longer have the model's distribution"
-    if load.threads is not None and load.threads > (cores := usable_cores()):
+    if load.threads is not None and load.threads > (cores := usable_cores(load.core_set)):
         yield f"--threads {load.threads} is slower than {cores}, the number of cores that this process may use"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..errors import CapacityError, DeviceError, IccError
 from ..executor.cpu.bandwidth import read_bandwidth
@@ -28,9 +28,10 @@ from ..format.footprint import (
     size_text,
 )
 from ..format.isa import cpu_flags, select_library
-from ..format.load import check_abi, decode_program, read_manifest
+from ..format.load import check_abi, read_manifest
 from ..format.manifest import Manifest
 from ..format.program import Program
+from ..format.programs import read_program
 from ..format.verify import check_listing
 
 _SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
@@ -82,7 +83,7 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
     root = Path(path)
     manifest = read_manifest(root)
     files = EngineFiles(root, manifest.files, verify=hashes)
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    program = read_program(manifest, files)
     memory = footprint(program, manifest.limits, manifest.backend)
     found = Diagnosis(str(root), manifest.target)
     found.look("files", lambda: _files(root, manifest, files, hashes))
@@ -97,8 +98,9 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
         room, bandwidth = _gpu(found, manifest, memory, cuda)
     found.checks += _warnings(manifest, memory, room)
     if not found.exit_code:
-        bandwidth = bandwidth or read_bandwidth()
-        found.expect = _expect(root, manifest, program, memory, room, bandwidth)
+        once = _decode_bytes(root, memory)
+        bandwidth = bandwidth or read_bandwidth(nbytes=once)
+        found.expect = _expect(manifest, program, memory, room, Reading(once, bandwidth))
     return found
 
 
@@ -106,8 +108,9 @@ def _files(root: Path, manifest: Manifest, files: EngineFiles, hashes: bool) -> 
     check_listing(root, manifest)
     if not hashes:
         return f"{len(manifest.files)} files of the right size (--hashes compares their contents)"
-    with memoryview(files.map(manifest.weights_file)) as view:
-        files.begin((), {manifest.weights_file: view})
+    weights = manifest.main.weights
+    with memoryview(files.map(weights)) as view:
+        files.begin((), {weights: view})
         files.finish()
     return f"{len(manifest.files)} files as they were written"
 
@@ -119,9 +122,9 @@ def _abi(manifest: Manifest) -> str:
 
 def _isa(manifest: Manifest, files: EngineFiles) -> str:
     flags = cpu_flags()
-    best = select_library(manifest, flags, os.environ.get("ICC_ISA"))
+    best = select_library(manifest.main.libraries, flags, os.environ.get("ICC_ISA"))
     KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
-    others = [library.isa for library in manifest.libraries if not flags.issuperset(library.cpu_flags)]
+    others = [library.isa for library in manifest.main.libraries if not flags.issuperset(library.cpu_flags)]
     return f"{best.isa}, {usable_cores()} threads" + (f"; not here: {', '.join(others)}" if others else "")
 
 
@@ -175,13 +178,18 @@ def _warnings(manifest: Manifest, memory: Footprint, room: int) -> Iterator[Chec
         )
 
 
-def _expect(
-    root: Path, manifest: Manifest, program: Program, memory: Footprint, room: int, bandwidth: float
-) -> dict[str, Any]:
+class Reading(NamedTuple):
+    """once: bytes that a decode step of one sequence moves beside its cache. bandwidth: GB/s that they are read at."""
+
+    once: int
+    bandwidth: float
+
+
+def _expect(manifest: Manifest, program: Program, memory: Footprint, room: int, reading: Reading) -> dict[str, Any]:
     """What the engine can reach here: a decode step reads the weights once and each sequence's cache."""
     kv, limits = program.kv, manifest.limits
     batch = min(max(sequences_within(kv, limits, room), 1), limits.max_batch_size)
-    once = _decode_bytes(root, memory)
+    once, bandwidth = reading
 
     def rate(sequences: int, length: int) -> float:
         return round(sequences * bandwidth * 1e9 / (once + sequences * kv_bytes_read(kv, length)), 1)

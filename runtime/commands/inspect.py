@@ -12,9 +12,10 @@ from ..format.files import EngineFiles
 from ..format.footprint import size_text
 from ..format.isa import cpu_flags
 from ..format.kv import KVGroup, KVLayout, KVMemory
-from ..format.load import decode_program, read_manifest
+from ..format.load import read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
+from ..format.programs import read_program
 from ..kv.policy import EVICTING
 
 BESIDE = {"streaming": "in front", "h2o": "the last", "snapkv": "the last"}
@@ -24,8 +25,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     """Facts about an engine as plain JSON values; sizes in bytes. The files are not compared with their hashes."""
     root = Path(path)
     manifest = read_manifest(root)
-    raw = EngineFiles(root, manifest.files, verify=False).read(manifest.program_file)
-    program = decode_program(raw, manifest.program_file)
+    program = read_program(manifest, EngineFiles(root, manifest.files, verify=False))
     model, limits = manifest.model, manifest.limits
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel] for step in program.steps)
@@ -56,9 +56,11 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         "weights_bytes": dict(sorted(weights.items())),
         "steps": dict(sorted(ops.items())),
         "kernels": len(program.kernels),
+        **({"programs": list(manifest.programs)} if len(manifest.programs) > 1 else {}),
+        **({"sections": [section.name for section in program.sections]} if program.sections else {}),
         "libraries": [
             {"isa": library.isa, "path": library.path, "runs_here": flags.issuperset(library.cpu_flags)}
-            for library in manifest.libraries
+            for library in manifest.main.libraries
         ],
         **_gpu_facts(manifest, program),
         "total_bytes": sum(entry.size for entry in manifest.files.values()),

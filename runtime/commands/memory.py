@@ -20,9 +20,10 @@ from ..format.files import EngineFiles
 from ..format.footprint import LOGITS_BYTES, batch_limits, footprint
 from ..format.isa import cpu_flags, select_library
 from ..format.kv import KVGroup, KVMemory
-from ..format.load import decode_program, read_manifest
+from ..format.load import read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
+from ..format.programs import read_program
 from ..kv.places import Places
 from ..kv.policy import EVICTING
 from .filling import states_touched
@@ -47,7 +48,7 @@ def certify(path: str | os.PathLike[str], sequences: int | None = None, length: 
     root = Path(path)
     manifest = read_manifest(root)
     files = EngineFiles(root, manifest.files, verify=False)
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    program = read_program(manifest, files)
     load = _load(manifest.limits, sequences, length)
     limits = Limits(load.length, load.sequences, manifest.limits.max_step_tokens)
     if manifest.backend == "cpu":
@@ -88,10 +89,10 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     arena = program.arena_bytes_per_token * largest.tokens
     rows = min(largest.logit_rows, load.max_batch_size)
     weights = sum(weight.nbytes for weight in program.weights.values())
-    library = select_library(manifest, cpu_flags(), os.environ.get("ICC_ISA"))
+    library = select_library(manifest.main.libraries, cpu_flags(), os.environ.get("ICC_ISA"))
     kernels, threads = KernelLibrary(files.read(library.path), library.path), usable_cores()
     scratch, shared = kernels.scratch(threads)
-    batch = sum(largest.nbytes(array) for array in CPU_INPUTS)
+    batch = sum(largest.nbytes(array) for array in (*CPU_INPUTS, *program.inputs))
     parts = {
         "weights_bytes": weights,
         "arena_bytes": touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
@@ -113,7 +114,7 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
         "weights_bytes": needs.weights,
         "arena_bytes": needs.arena,
         "logits_bytes": needs.logits,
-        "batch_bytes": sum(largest.nbytes(array) for array in GPU_INPUTS),
+        "batch_bytes": sum(largest.nbytes(array) for array in (*GPU_INPUTS, *program.inputs)),
         "scratch_bytes": needs.scratch,
         "kv_bytes": KVMemory(program.kv, program.kv.blocks_needed(load, load.max_batch_size)).nbytes,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..batch.scheduled import ScheduledBatch
+from ..format.batch import BatchArray
 from ..kv.group import GroupConfig
 
 if TYPE_CHECKING:
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
 class Executor(Protocol):
     """Owns the KV cache, and runs steps within its limits.
 
-    groups: how many blocks of each KV group there are. No host_blocks where the cache is host memory.
+    groups: how many blocks of each KV group there are. No host_blocks where the cache is host memory. inputs: what a
+    request may give per token besides its ids, see `ScheduledSequence.extras`.
     """
 
     @property
     def groups(self) -> tuple[GroupConfig, ...]: ...
+
+    @property
+    def inputs(self) -> tuple[BatchArray, ...]: ...
 
     @property
     def vocab_size(self) -> int: ...

@@ -61,8 +61,9 @@ class Device(Protocol):
     def logits(self) -> np.ndarray: ...
 
     def arrays(self, turn: int) -> Mapping[str, Any]:
-        """The host's side of a step, for the largest there can be: `INPUTS`, contiguous buffers of any kind, and where
-        there is a plan also `SAMPLING` and `SAMPLED`, of numpy. One may be missing that the kernels do not read."""
+        """The host's side of a step, for the largest there can be: `INPUTS` and what the program declares, contiguous
+        buffers of any kind, and where there is a plan also `SAMPLING` and `SAMPLED`, of numpy. One of `INPUTS` may be
+        missing that the kernels do not read."""
         ...
 
     def zero(self, offset: int, nbytes: int) -> None:
@@ -77,8 +78,9 @@ class Device(Protocol):
         """Copy back."""
         ...
 
-    def send(self, turn: int, num_seqs: int) -> None:
-        """Give the kernels the arrays of a turn. Of the last array they read no more than the first rows."""
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
+        """Give the kernels the arrays of a turn. Of the block tables they read no more than the rows of `num_seqs`
+        sequences, of what the program declares no more than `num_tokens` rows."""
         ...
 
     def expect(self, work: Work) -> None:

@@ -1,11 +1,14 @@
-"""Which device and which executor an engine runs on."""
+"""Which device and which executor a program runs on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..errors import UsageError
 from ..format.load import Engine
+from ..format.manifest import MAIN
 from .base import Executor
 from .player import Player
 
@@ -13,24 +16,33 @@ if TYPE_CHECKING:
     from .cuda.driver import Cuda
 
 
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor may take of this machine. gpu: the device of an engine for GPUs, opened; None for a CPU engine.
+    cores: those that kernel threads stay on; None for all that the process may use. For the others see LoadOptions."""
+
+    gpu: Cuda | None = None
+    threads: int | None = None
+    cores: frozenset[int] | None = None
+    kv_bytes: int | None = None
+    swap_bytes: int | None = None
+
+
 def open_executor(
-    engine: Engine,
-    section: str = "",
-    *,
-    gpu: Cuda | None = None,
-    threads: int | None = None,
-    kv_bytes: int | None = None,
-    swap_bytes: int | None = None,
+    engine: Engine, program: str = MAIN, section: str = "", resources: Resources | None = None
 ) -> Executor:
-    """What runs the engine, or one section of its program, on a GPU or CPU; the options are those of LoadOptions."""
-    if gpu is None:
+    """What runs a program of the engine on a GPU or CPU, or one section of it instead, as steps of their own.
+    EngineFormatError if the engine has no program of that name."""
+    if program != engine.name:
+        engine = engine.open_program(program)
+    given = resources or Resources()
+    if given.gpu is None:
         if engine.manifest.gpu is not None:
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
-        if swap_bytes:
+        if given.swap_bytes:
             raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
         from .cpu.device import CpuDevice
 
-        return Player(CpuDevice(engine, threads, kv_bytes, section))
+        return Player(CpuDevice(engine, given.threads, given.kv_bytes, section, given.cores))
     from .cuda.device import CudaDevice
 
-    return Player(CudaDevice(engine, kv_bytes, gpu, section, swap_bytes))
+    return Player(CudaDevice(engine, given.kv_bytes, given.gpu, section, given.swap_bytes))

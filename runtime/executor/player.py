@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from ..batch.declared import DeclaredRows
 from ..batch.packed import PackedBatch
 from ..batch.padding import StepSize, padded_size
 from ..batch.scheduled import ScheduledBatch
@@ -46,6 +47,7 @@ class Player(Generic[D]):
         self.max_logit_rows = device.limits.logit_rows
         counts = zip(device.program.kv.groups, device.cache.num_blocks, device.host.num_blocks, strict=True)
         self.groups = tuple(GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts)
+        self.inputs = tuple(device.program.inputs)
         self.samples = device.plan is not None
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
@@ -56,6 +58,7 @@ class Player(Generic[D]):
             states = [number for number, group in enumerate(self.groups) if group.holds_states]
             places = {n: group.policy for n, group in enumerate(self.groups) if isinstance(group.policy, Places)}
             self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn), states, places) for turn in turns]
+            self._declared = [DeclaredRows(self.inputs, device.arrays(turn)) for turn in turns]
             self._turn = self._tokens = 0  # whose turn is next, and the tokens of the last step
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:
@@ -105,7 +108,7 @@ class Player(Generic[D]):
     def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
         """Send a batch without running it, for the timing of single kernels; the sizes of its launches."""
         packed = self._pack(0, batch, None)
-        self.device.send(0, packed.num_seqs)
+        self.device.send(0, packed.num_seqs, packed.num_tokens)
         return self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows)
 
     def close(self) -> None:
@@ -128,7 +131,7 @@ class Player(Generic[D]):
                     device.zero(offset, nbytes)
         work = self._work(packed, greedy)
         self._tokens = work.sizes["num_tokens"]
-        device.send(turn, work.sizes["num_seqs"])
+        device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
         if batch.swaps:
             if batch.num_moves:  # they are part of every layer's steps: here they must come before the copies
                 device.run(work._replace(moves_only=True))
@@ -142,6 +145,7 @@ class Player(Generic[D]):
     def _pack(self, turn: int, batch: ScheduledBatch, rows: Sequence[SamplingRow | None] | None) -> PackedBatch:
         packed = self._packed[turn]
         packed.pack(batch)
+        self._declared[turn].pack(batch)
         if self.samples:
             fill_rows(packed.arrays, 0, [None] * packed.num_logit_rows if rows is None else rows)
         return packed

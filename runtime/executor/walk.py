@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..format.batch import PLAN_ARRAYS, BatchLimits
+from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
 from ..format.operands import BufferOperand, Operand, WeightOperand
 from ..format.plan import (
@@ -23,7 +24,7 @@ from ..format.plan import (
     ScratchArg,
     SizeArg,
 )
-from ..format.program import HEADS, ITEM_SIZE, Program
+from ..format.program import HEADS, Program
 
 
 @dataclass(frozen=True)
@@ -123,4 +124,4 @@ class Walker:
                 return LaunchArgument("", "arena", moved, per_token=self._buffers[operand.name].offset)
             case WeightOperand():
                 return LaunchArgument(operand.name, "weight", moved)
-        return LaunchArgument("", operand.name)  # of the batch, or a result
+        return LaunchArgument("", operand.name, moved)  # of the batch, or a result

@@ -1,28 +1,34 @@
 """The arrays of a step, listed once: what the host packs, what kernels read, and what they give back.
 
 PackedBatch, a GPU's buffers, the C struct of a CPU library (codegen_templates/cpp/abi.h) and the arguments of a launch
-plan are made from these lists, or checked against them.
+plan are made from these lists, or checked against them. The lists here are the same for every engine; what a model
+needs besides, such as the types of tokens, is in `Program.inputs`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from struct import error as struct_error
 from typing import NamedTuple
 
 import msgspec
 
+from .elements import ITEM_SIZE, element_bytes
+
 MOVES_MULTIPLE = 16  # the moves of a GPU's step are padded to a multiple
 TOP_LOGPROBS = 20  # of the likeliest tokens per row that a device reports
-ITEM_BYTES = 4  # of every element
-_ALIGNED = 4  # elements: 16 bytes
+_ALIGNED = 4  # elements of 4 bytes: 16 bytes
 
 
-class BatchArray(msgspec.Struct, frozen=True):
-    """One array, contiguous. dtype: "i32" or "f32". kind: "sampling" or "sampled" where it is about that.
+class BatchArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One array, contiguous. dtype: of `ITEM_SIZE`. kind: "sampling" or "sampled" where it is about that.
 
     shape: of a step, in symbols: T tokens, S sequences, L logit rows, B entries of a row of block tables, M moves, G KV
     groups; V is the width of a row of the output, H and R are heads and ranks of draft heads. Of an array with G, the
     kernels of a layer are given the part of its group. cpu, gpu: whether the kernels of these back ends are given it.
+    fill: every element of the rows that nobody gives, in an array of `Program.inputs`. ValueError for an unknown dtype,
+    or a fill that it cannot hold.
     """
 
     name: str
@@ -31,11 +37,35 @@ class BatchArray(msgspec.Struct, frozen=True):
     cpu: bool = True
     gpu: bool = True
     kind: str = ""
+    fill: int | float = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_SIZE:
+            raise ValueError(f"input {self.name}: there is no element type {self.dtype!r}")
+        try:
+            element_bytes(self.fill, self.dtype)
+        except (ArithmeticError, ValueError, struct_error) as error:
+            raise ValueError(f"input {self.name}: {self.dtype} cannot hold {self.fill}: {error}") from None
 
     @property
     def plan_name(self) -> str:
         """What the arguments of a launch plan call it."""
         return f"{self.kind}:{self.name}" if self.kind else self.name
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The sizes behind the first axis, which counts rows."""
+        return tuple(int(dim) for dim in self.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.row_shape) * ITEM_SIZE[self.dtype]
+
+    @property
+    def fill_row(self) -> bytes:
+        """A row that nobody gives."""
+        return element_bytes(self.fill, self.dtype) * prod(self.row_shape)
 
 
 # What a step computes. The last is the only one of which no more travels to a device than its first S rows.
@@ -69,6 +99,8 @@ SAMPLED = (
     BatchArray("top_ids", ("L", TOP_LOGPROBS), cpu=False, kind="sampled"),
     BatchArray("top_logprobs", ("L", TOP_LOGPROBS), "f32", cpu=False, kind="sampled"),
 )
+# What a step of a program may read as an operand, by name; besides, whatever its program declares.
+OPERANDS = tuple(array for array in INPUTS if array.name in ("token_ids", "positions"))
 CPU_INPUTS = tuple(array for array in INPUTS if array.cpu)
 GPU_INPUTS = (*SAMPLING, *(array for array in INPUTS if array.gpu))  # in the order in which they travel
 OUTPUTS = (
@@ -76,8 +108,26 @@ OUTPUTS = (
     BatchArray("drafts", ("L", "H", "R")),  # written by the section of the draft heads, if there is one
 )
 
+# What else the arguments of launches point into, by name; see `LaunchPointer`.
+MEMORY_SPACES = ("arena", "kv", "scratch", "counters", "weight")
+
 # By the name that the arguments of a launch plan give them.
 PLAN_ARRAYS = {array.plan_name: array for array in (*GPU_INPUTS, *SAMPLED, *OUTPUTS)}
+
+
+def declaration_problem(declared: Sequence[BatchArray]) -> str:
+    """Why a program cannot declare these inputs; "" if it can. Each has one row per token, and a name of its own."""
+    names = [array.name for array in declared]
+    taken = {array.name for array in (*INPUTS, *SAMPLING, *SAMPLED, *OUTPUTS)} | {"draft_rows", *MEMORY_SPACES}
+    for array in declared:
+        if not array.name.isidentifier() or array.name in taken or names.count(array.name) > 1:
+            return f"{array.name!r} is no name for an input, or is taken"
+        sizes = array.shape[1:]
+        if array.shape[:1] != ("T",) or not all(isinstance(size, int) and size > 0 for size in sizes):
+            return f"input {array.name} has the shape {list(array.shape)}, not one row of fixed sizes per token"
+        if array.kind or not (array.cpu and array.gpu):
+            return f"input {array.name} must be for every back end"
+    return ""
 
 
 class BatchLimits(NamedTuple):
@@ -103,7 +153,7 @@ class BatchLimits(NamedTuple):
         """How far the parts of two groups are apart; 0 if the array is not divided into groups."""
         if "G" not in array.shape:
             return 0
-        return ITEM_BYTES * prod(self.shape(array)[array.shape.index("G") + 1 :])
+        return ITEM_SIZE[array.dtype] * prod(self.shape(array)[array.shape.index("G") + 1 :])
 
     @property
     def table_stride(self) -> int:
@@ -112,4 +162,4 @@ class BatchLimits(NamedTuple):
 
     def nbytes(self, array: BatchArray) -> int:
         """Bytes of the largest shape."""
-        return ITEM_BYTES * prod(self.shape(array))
+        return ITEM_SIZE[array.dtype] * prod(self.shape(array))

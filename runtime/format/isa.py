@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import MissingIsaError, UsageError
-from .manifest import Library, Manifest
+from .manifest import Library
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -19,16 +20,16 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset()
 
 
-def select_library(manifest: Manifest, flags: frozenset[str], isa: str | None = None) -> Library:
-    """The best library whose flags are all there, or the one named by `isa`.
+def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str | None = None) -> Library:
+    """The best library whose flags are all there, or the one named by `isa`; they go from best to most portable.
 
     UsageError if the engine has no such level; MissingIsaError if the machine cannot run it (or any).
     """
-    candidates = manifest.libraries
+    candidates = libraries
     if isa is not None:
         candidates = [library for library in candidates if library.isa == isa]
         if not candidates:
-            known = ", ".join(library.isa for library in manifest.libraries)
+            known = ", ".join(library.isa for library in libraries)
             raise UsageError(f"the engine has no library for isa {isa!r}", f"it has: {known}")
     for library in candidates:
         if flags.issuperset(library.cpu_flags):

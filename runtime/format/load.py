@@ -6,36 +6,35 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
-from ..kv.policy import EVICTING, POLICIES
+from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError
 from .canaries import Canaries
+from .decoding import COPY_AGAIN, decode
 from .digest import digest_of
 from .files import DigestPieces, EngineFiles
 from .isa import cpu_flags, select_library
-from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
-from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
+from .manifest import FORMAT_VERSION, KERNEL_ABI, MAIN, READ_VERSIONS, Library, Manifest
 from .present import MANIFEST_FILE, check_present
 from .program import Program
+from .programs import check_agreement, read_program
 from .verify import check_listing, check_paths
+from .version2 import manifest_as_3
 from .vocabulary import VOCABULARY_FILE, Vocabulary
 
 if TYPE_CHECKING:
     from .weights import MappedWeights
 
-_HINT = "copy the engine again from where it was made, or compile the model again"
-_NEWER = "a field that this one does not know is of a later version"
-T = TypeVar("T")
 _MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
 
 
 class Engine(msgspec.Struct, frozen=True):
     """An engine directory that has been read, checked and mapped.
 
-    `library` is the one for this machine's CPU; a GPU engine has kernel objects in its plan instead, and None here.
+    program, weights: those of the program called `name`. library: of that program, for this machine's CPU; a GPU engine
+    has kernel objects in its plan instead, and None here.
     """
 
     path: Path
@@ -44,6 +43,20 @@ class Engine(msgspec.Struct, frozen=True):
     weights: MappedWeights
     library: Library | None
     files: EngineFiles
+    name: str = MAIN
+
+    def open_program(self, name: str) -> Engine:
+        """Another program of the engine, to be closed by itself; its library is of the same level as this one's.
+        EngineFormatError if there is none of that name, or it was made for several ranks."""
+        from .weights import MappedWeights
+
+        entry = self.manifest.program(name)
+        isa = self.library and self.library.isa
+        library = select_library(entry.libraries, cpu_flags(), isa) if self.manifest.backend == "cpu" else None
+        program = read_program(self.manifest, self.files, name)
+        check_agreement(self.manifest, program, name)
+        weights = MappedWeights(self.files.map(entry.weights), entry.weights)
+        return Engine(self.path, self.manifest, program, weights, library, self.files, name)
 
     def tokenizer_json(self) -> bytes | None:
         """The tokenizer's content, or None for an engine that takes and gives token ids only."""
@@ -63,7 +76,7 @@ class Engine(msgspec.Struct, frozen=True):
     def canaries(self) -> Canaries | None:
         """Prompts with known answers; None where the engine has none."""
         file = self.manifest.canaries_file
-        return None if file is None else _decode(self.files.read(file), file, Canaries)
+        return None if file is None else decode(self.files.read(file), file, Canaries)
 
     def close(self) -> None:
         self.weights.close()
@@ -89,7 +102,7 @@ class Opening(msgspec.Struct, frozen=True):
             raise
         from .weights import MappedWeights  # imports numpy
 
-        weights = MappedWeights(self.mapped, self.manifest.weights_file)
+        weights = MappedWeights(self.mapped, self.manifest.main.weights)
         return Engine(self.path, self.manifest, self.program, weights, self.library, self.files)
 
     def drop(self) -> None:
@@ -109,16 +122,16 @@ def begin_opening(
     root = Path(path)
     check_abi(manifest)
     check_listing(root, manifest)
-    library = None
+    main, library = manifest.main, None
     if manifest.backend == "cpu":
-        library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
+        library = select_library(main.libraries, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     files = EngineFiles(root, manifest.files, verify)
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
-    _check_agreement(manifest, program)  # all that can be said without the weights comes before them
-    mapped = files.map(manifest.weights_file)
+    program = read_program(manifest, files)
+    check_agreement(manifest, program)  # all that can be said without the weights comes before them
+    mapped = files.map(main.weights)
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
-    files.begin([file for file in used if file], {manifest.weights_file: memoryview(mapped)}, digests)
+    files.begin([file for file in used if file], {main.weights: memoryview(mapped)}, digests)
     return Opening(root, manifest, program, library, files, mapped)
 
 
@@ -144,15 +157,15 @@ def open_engine(
 def read_manifest(root: Path) -> Manifest:
     """engine.json of an engine directory, decoded strictly, its paths checked. The version is checked first."""
     raw = _read(root)
-    facts = _decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
-    version = _decode(bytes(facts["format_version"]), MANIFEST_FILE, object) if "format_version" in facts else None
+    facts = decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
+    version = decode(bytes(facts["format_version"]), MANIFEST_FILE, object) if "format_version" in facts else None
     if version is None:
-        raise EngineFieldError(f"{MANIFEST_FILE}: field `format_version` is missing", _HINT)
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise EngineVersionError(version, FORMAT_VERSION)
-    manifest = _decode(raw, MANIFEST_FILE, Manifest)
+        raise EngineFieldError(f"{MANIFEST_FILE}: field `format_version` is missing", COPY_AGAIN)
+    if version not in READ_VERSIONS or isinstance(version, bool):
+        raise EngineVersionError(version, READ_VERSIONS)
+    manifest = decode(raw if version == FORMAT_VERSION else manifest_as_3(facts), MANIFEST_FILE, Manifest)
     if manifest.digest and digest_of(raw, manifest.digest) != manifest.digest:
-        raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", _HINT)
+        raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", COPY_AGAIN)
     check_paths(manifest)
     return manifest
 
@@ -165,11 +178,6 @@ def check_abi(manifest: Manifest) -> None:
         raise EngineAbiError("the engine", manifest.kernel_abi, needed)
 
 
-def decode_program(raw: bytes, name: str) -> Program:
-    """program.json, decoded strictly."""
-    return _decode(raw, name, Program)
-
-
 def _tokenizer_file(manifest: Manifest) -> str | None:
     file = f"{manifest.tokenizer_dir}/tokenizer.json"
     return file if file in manifest.files else None
@@ -179,60 +187,7 @@ def _read(root: Path) -> bytes:
     file = check_present(root)
     try:
         if file.stat().st_size > _MAX_JSON:
-            raise EngineFormatError(f"{MANIFEST_FILE} is too large to be a manifest", _HINT)
+            raise EngineFormatError(f"{MANIFEST_FILE} is too large to be a manifest", COPY_AGAIN)
         return file.read_bytes()
     except OSError as error:
-        raise EngineFormatError(f"{MANIFEST_FILE} cannot be read: {error.strerror}", _HINT) from error
-
-
-def _decode(raw: bytes, name: str, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        hint = f"compile the model again, or install the icc that wrote the engine; {_NEWER}"
-        raise EngineFieldError(f"{name}: {error}", hint) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFormatError(f"{name}: {error}", _HINT) from error
-
-
-def _check_agreement(manifest: Manifest, program: Program) -> None:
-    """The facts that manifest and program both state must be equal."""
-    embedding = manifest.embedding
-    found, stated = program.vocab_size, manifest.model.vocab_size if embedding is None else embedding.row_width
-    if found != stated:
-        raise EngineFormatError(
-            f"{manifest.program_file}: vocab_size is {found}, {MANIFEST_FILE} says {stated}",
-            _HINT,
-        )
-    if program.samples != (embedding is None):
-        raise EngineFormatError(f"{manifest.program_file} and {MANIFEST_FILE} disagree about embeddings", _HINT)
-    if (program.plan is None) != (manifest.backend == "cpu") or (manifest.gpu is None) != (manifest.backend == "cpu"):
-        raise EngineFormatError(f"{manifest.program_file}: its launch plan does not go with {MANIFEST_FILE}", _HINT)
-    for name, found in program.plan.objects.items() if program.plan else ():
-        if found.file not in manifest.files:
-            raise EngineFormatError(f"{manifest.program_file}: object {name} is not listed in {MANIFEST_FILE}", _HINT)
-    for group in program.kv.groups:
-        _check_group(group)
-    limits = manifest.limits
-    if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens) < 1:
-        raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", _HINT)
-
-
-def _check_group(group: KVGroup) -> None:
-    """KVLayoutError if this runtime cannot keep such a group."""
-    if not 1 <= group.block_size <= MAX_BLOCK_SIZE:
-        raise KVLayoutError(
-            f"the engine keeps {group.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}",
-            _HINT,
-        )
-    if group.dtype not in KV_DTYPES:
-        raise KVLayoutError(
-            f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
-            "compile the model again with this version of icc",
-        )
-    paired = group.keeps in EVICTING
-    if group.keeps not in POLICIES or group.size < (paired or group.keeps == "window") or (group.beside > 0) != paired:
-        raise KVLayoutError(
-            f"the engine's KV cache keeps {group.keeps!r} of size {group.size}, this runtime has {', '.join(POLICIES)}",
-            "compile the model again with this version of icc",
-        )
+        raise EngineFormatError(f"{MANIFEST_FILE} cannot be read: {error.strerror}", COPY_AGAIN) from error

@@ -6,7 +6,11 @@ from typing import Literal
 
 import msgspec
 
-FORMAT_VERSION = 2  # 2: typed steps, and what launches are given, by name
+from ..errors import EngineFormatError
+
+FORMAT_VERSION = 3  # 3: programs by name, sections that say what they are given and give; 2: typed steps
+READ_VERSIONS = (2, FORMAT_VERSION)  # see version2.py
+MAIN = "main"  # the program that every engine has
 # Version of what kernels, program and runtime agree on, by backend: for "cpu" ICC_ABI_VERSION of abi.h, for GPUs the
 # arguments of a launch and the meaning of the plan. The manifest states it, so that no other file is read to tell.
 KERNEL_ABI = {"cpu": 6, "cuda": 2, "hip": 2}
@@ -95,6 +99,17 @@ class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_flags: list[str]
 
 
+class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One program of an engine: its file, the file of its weights, and its kernel libraries, from best to most portable
+    (none on a GPU, where its plan names its kernels). rank: which of those that run together it is for; 0 of one that
+    runs alone."""
+
+    program: str
+    weights: str
+    libraries: list[Library] = []
+    rank: int = 0
+
+
 class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a GPU engine needs of its device: the architecture of its objects, and the driver's least CUDA version.
 
@@ -126,8 +141,9 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     of each element. Then scaled to length 1, or not.
 
     pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
-    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a
-    pair has, token v of type t being t * vocabulary + v; 0 if they are alike.
+    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. types_input: the input of the program
+    that takes the types of a pair's tokens, which tell its texts apart; "" if it has none. coded_types: of an engine
+    of format 2, which has no such input, how many types there are: it takes token v of type t as t * vocabulary + v.
     also: more ways of pooling, whose vectors come behind the first. tail: layers behind that, before the scaling. rows:
     how wide hidden states are where a vector is not (0: it is). prompts: texts that come before another, by their
     names; default_prompt: the one where nothing is said. skips_prompt: their tokens are not pooled.
@@ -139,7 +155,8 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     dimension: int
     pooled: bool = False
     scores: Literal["", "sigmoid", "identity"] = ""
-    token_types: int = 0
+    types_input: str = ""
+    coded_types: int = 0
     also: list[Pooling] = []
     tail: list[TailLayer] = []
     rows: int = 0
@@ -181,7 +198,7 @@ class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """engine.json. Paths are relative to the engine directory; `libraries` go from best to most portable."""
+    """engine.json. Paths are relative to the engine directory. programs: by name, MAIN among them."""
 
     format_version: int
     icc_version: str
@@ -191,9 +208,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     quantization: QuantFacts
     limits: Limits
     sampling: SamplingDefaults
-    libraries: list[Library]
-    weights_file: str
-    program_file: str
+    programs: dict[str, ProgramEntry]
     tokenizer_dir: str | None
     files: dict[str, FileEntry]
     gpu: GpuFacts | None = None
@@ -203,6 +218,25 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed
+
+    @property
+    def main(self) -> ProgramEntry:
+        """The program that every engine has."""
+        return self.programs[MAIN]
+
+    def program(self, name: str) -> ProgramEntry:
+        """The program of that name. EngineFormatError if there is none, or it runs only beside others."""
+        entry = self.programs.get(name)
+        if entry is None:
+            raise EngineFormatError(
+                f"the engine has no program {name!r}", f"it has: {', '.join(sorted(self.programs))}"
+            )
+        if entry.rank:
+            raise EngineFormatError(
+                f"program {name!r} is for rank {entry.rank} of several, this runtime runs programs alone",
+                "run it with the icc that wrote the engine",
+            )
+        return entry
 
     @property
     def tokenizer_names(self) -> list[str]:

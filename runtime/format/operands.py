@@ -26,13 +26,16 @@ class WeightOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     stride: ClassVar[int] = 0  # the same for all rows
 
 
-class InputOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space", tag="input"):
-    """A field of the batch: token_ids or positions, int32, one per token."""
+class InputOperand(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="space", tag="input"
+):
+    """An array of the batch that has one row per token: token_ids, positions, or one that the program declares. Its
+    rows are `stride` elements apart; `offset` elements into each begins what is read."""
 
     name: str
-    dtype: ClassVar[str] = "i32"
-    stride: ClassVar[int] = 1
-    offset: ClassVar[int] = 0
+    dtype: str = "i32"
+    stride: int = 1
+    offset: int = 0
 
 
 class OutputOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space", tag="output"):

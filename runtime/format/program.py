@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
+from .batch import BatchArray
 from .kv import KVLayout
 from .plan import LaunchPlan
 from .speculation import Speculation
-
-# element sizes in bytes of everything that a buffer or weight can hold
-ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}
 
 
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +72,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything an executor needs besides the bytes of weights and kernels. Sections come after the other steps.
 
-    kernels: the op of every kernel, by its name. screens: whether a step can leave out logits that cannot be the
+    kernels: the op of every kernel, by its name. inputs: what its steps read of a batch besides what every engine is
+    given (`format.batch.INPUTS`), one row per token. screens: whether a step can leave out logits that cannot be the
     largest, for batches that want no others.
     """
 
@@ -88,6 +87,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
     sections: list[Section] = []
     speculation: Speculation | None = None
+    inputs: list[BatchArray] = []
     samples: bool = True  # whether the output are logits, which a token can be drawn from
     screens: bool = False
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import EngineFormatError
-from .manifest import Manifest
+from .manifest import MAIN, Manifest
 from .present import MANIFEST_FILE
 
 _NO_PARTS = frozenset(("", ".", ".."))  # of a path that stays below
@@ -17,7 +17,11 @@ def check_paths(manifest: Manifest) -> None:
     """EngineFormatError unless every path in the manifest stays inside the engine and is listed under `files`."""
     for path in manifest.files:
         _check_relative(path)
-    named = [manifest.weights_file, manifest.program_file, *(library.path for library in manifest.libraries)]
+    if MAIN not in manifest.programs:
+        raise EngineFormatError(f"{MANIFEST_FILE}: there is no program {MAIN!r}", _HINT)
+    named: list[str] = []
+    for entry in manifest.programs.values():
+        named += [entry.weights, entry.program, *(library.path for library in entry.libraries)]
     if manifest.canaries_file is not None:
         named.append(manifest.canaries_file)
     for path in named:

@@ -54,7 +54,7 @@ class EngineLoop:
         self.speculator = speculator
         self.on_fault: Callable[[Exception], object] = lambda error: None
         self.last_step_tokens = 0
-        self.requests = RequestTable(Intake(manifest, tokenizer, tail), self._make_scheduler)
+        self.requests = RequestTable(Intake(manifest, tokenizer, tail, executor.inputs), self._make_scheduler)
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
 
@@ -114,12 +114,12 @@ class EngineLoop:
     def has_work(self) -> bool:
         return bool(self.requests.live)
 
-    def score(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+    def score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> Iterator[np.ndarray]:
         """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
 
         Each chunk is valid until the next is asked for. Other requests go on beside it.
         """
-        scores = self.add_score(token_ids)
+        scores = self.add_score(token_ids, standing)
         remaining = len(scores.prompt)
         try:
             while remaining:

@@ -10,11 +10,13 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ..batch.scheduled import Extras
 from ..errors import IccError
 from ..requests.embedding import PooledRequest
 from ..requests.generation import Completion, Generation
 from ..requests.increment import Increment
 from ..requests.params import SamplingParams
+from ..requests.request import Standing
 from ..requests.sampler import Constrain
 from .engine_loop import DEFAULT_STANDING, EngineLoop
 
@@ -52,11 +54,12 @@ class Question:
 @dataclass(slots=True, eq=False)
 class Reading:
     """A prompt that is to become one vector. `tell` is called in the engine's thread, once: with the vector, or why
-    there is none. skipped: so many of its first tokens are not pooled."""
+    there is none. skipped: so many of its first tokens are not pooled. extras: what it gives per token besides ids."""
 
     token_ids: Sequence[int]
     tell: Callable[[np.ndarray | BaseException], object]
     skipped: int = 0
+    extras: Extras = field(default_factory=dict)
     embedding: PooledRequest | None = None
 
 
@@ -132,7 +135,8 @@ class EngineThread(Generic[Model]):
             return
         try:
             if isinstance(question, Reading):
-                question.embedding = loop.add_embedding(question.token_ids, question.skipped)
+                standing = Standing(extras=question.extras)
+                question.embedding = loop.add_embedding(question.token_ids, question.skipped, standing)
                 self._readings.append(question)
                 return
             found = loop.add(question.token_ids, question.params, DEFAULT_STANDING, question.constrain)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
 from ..executor.sampling import Sampled, SamplingRow
-from ..format.batch import TOP_LOGPROBS
+from ..format.batch import TOP_LOGPROBS, BatchArray
 from ..kv.group import GroupConfig
 from ..kv.sequence import slot_of
 from ..kv.upkeep import Upkeep
@@ -35,7 +35,8 @@ class FakeExecutor:
     """Keeps token ids where a model keeps keys and values, and reads every context back through the block tables.
 
     The logits are 10 at `rule(context)` and 0 elsewhere. `nan_after` is a token id whose successor's logits are NaN.
-    more_groups: KV groups besides the one that keeps everything; what they keep must be the same ids.
+    more_groups: KV groups besides the one that keeps everything; what they keep must be the same ids. inputs: what
+    requests may give per token, which changes no logits.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class FakeExecutor:
         rule: Callable[[Sequence[int], int], int] = successor,
         nan_after: int | None = None,
         more_groups: Sequence[GroupConfig] = (),
+        inputs: Sequence[BatchArray] = (),
     ) -> None:
-        self.vocab_size = vocab_size
+        self.vocab_size, self.inputs = vocab_size, tuple(inputs)
         self.groups = (GroupConfig(num_blocks, block_size, host_blocks), *more_groups)
         self.max_batch_size, self.max_step_tokens, self.max_logit_rows = max_batch_size, max_step_tokens, max_logit_rows
         self.rule = rule

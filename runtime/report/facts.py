@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import msgspec
 
 from ..errors import EngineFormatError
 from ..format.files import EngineFiles
-from ..format.load import decode_program, read_manifest
+from ..format.load import read_manifest
 from ..format.manifest import Manifest
 from ..format.program import Program
+from ..format.programs import read_program
 
 REPORT_FILE = "report.json"
 OUTSIDE = -1  # the layer of what belongs to none: embedding, last norm, head
@@ -52,16 +53,25 @@ class EngineFacts:
         return max((step.layer for step in self.steps), default=OUTSIDE) + 1
 
 
+def decode_rows(facts: EngineFacts) -> Sequence[Mapping[str, Any]]:
+    """What the compiler counted of a decode step of one sequence, by op; () where it did not say."""
+    return facts.report.get("roofline", {}).get("decode", ())
+
+
+def decode_bytes(facts: EngineFacts) -> int:
+    """Bytes that a decode step of one sequence moves; 0 where the compiler did not say."""
+    return int(sum(row["bytes"] for row in decode_rows(facts)))
+
+
 def read_facts(path: str | os.PathLike[str]) -> EngineFacts:
     """Read the files of an engine; what they need to load is not compared with their hashes. Raises what
     `read_manifest` raises, and EngineFormatError for a damaged report.json."""
     root = Path(path)
     manifest = read_manifest(root)
     files = EngineFiles(root, manifest.files, verify=True)
-    raw = files.read(manifest.program_file)
-    program = decode_program(raw, manifest.program_file)
+    program, file = read_program(manifest, files), manifest.main.program
     report = _object(files.read(REPORT_FILE), REPORT_FILE) if REPORT_FILE in manifest.files else {}
-    steps = _object(raw, manifest.program_file)["steps"]
+    steps = _object(files.read(file), file)["steps"]
     return EngineFacts(root.resolve().name, manifest, program, tuple(_steps(steps)), report)
 
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from .facts import OUTSIDE, EngineFacts
+from .facts import OUTSIDE, EngineFacts, decode_bytes, decode_rows
 from .html import Markup, count, el, seconds, size
 from .passes import extra_sections, passes_section, quantization_section
 from .stages import graph_section
@@ -15,8 +15,9 @@ from .work import memory_section, roofline_section
 _HERE = Path(__file__).parent
 
 
-def report_page(facts: EngineFacts) -> str:
-    """The page. The same engine gives the same page."""
+def report_page(facts: EngineFacts, bandwidth: float | None = None) -> str:
+    """The page. bandwidth: GB/s at which this host reads what a decode step does, None where it was not measured. An
+    engine gives one page, but for that."""
     sections = [
         ("graph", "The graph by stage", graph_section(facts)),
         ("roofline", "Roofline", roofline_section(facts)),
@@ -37,7 +38,7 @@ def report_page(facts: EngineFacts) -> str:
         el("style", style),
     ]
     tip = el("div", id="tip", hidden=True, role="tooltip")
-    main = el("main", _title(facts), _overview(facts), body)
+    main = el("main", _title(facts), _overview(facts, bandwidth), body)
     page = el("html", el("head", head), el("body", contents, main, tip, el("script", script)), lang="en")
     return f"<!doctype html>\n{page}\n"
 
@@ -52,9 +53,9 @@ def _title(facts: EngineFacts) -> Markup:
     return el("header", el("h1", facts.name), el("p", f"{what}; icc {manifest.icc_version}"))
 
 
-def _overview(facts: EngineFacts) -> Markup:
+def _overview(facts: EngineFacts, bandwidth: float | None) -> Markup:
     """The figures that people ask for first."""
-    manifest, program, report = facts.manifest, facts.program, facts.report
+    manifest, program = facts.manifest, facts.program
     limits = manifest.limits
     cards = [
         ("parameters", count(manifest.model.num_parameters), f"{manifest.model.num_layers} layers"),
@@ -66,13 +67,19 @@ def _overview(facts: EngineFacts) -> Markup:
         ("limits", f"{limits.max_seq_len} tokens",
          f"{limits.max_batch_size} sequences, steps of {limits.max_step_tokens}"),
     ]  # fmt: skip
-    decode = sum(row["seconds"] for row in report.get("roofline", {}).get("decode", ()))
-    if decode and manifest.embedding is None:
-        cards.append(
-            ("at the limit", f"{count(1 / decode)} tokens/s", f"{seconds(decode)} for a token of one sequence")
-        )
+    if (decode := _decode_seconds(facts, bandwidth)) and manifest.embedding is None:
+        note = f"{seconds(decode)} for a token of one sequence"
+        note += f", at {bandwidth:.0f} GB/s of this host" if bandwidth else ""
+        cards.append(("at the limit", f"{count(1 / decode)} tokens/s", note))
     items = [el("div", el("dt", name), el("dd", value), el("small", note)) for name, value, note in cards]
     return el("dl", items, class_="cards")
+
+
+def _decode_seconds(facts: EngineFacts, bandwidth: float | None) -> float:
+    """The least time of a decode step of one sequence; 0.0 where nothing tells it, as of a CPU that nobody knows."""
+    if bandwidth:
+        return decode_bytes(facts) / (bandwidth * 1e9)
+    return 0.0 if facts.manifest.backend == "cpu" else sum(row["seconds"] for row in decode_rows(facts))
 
 
 def _groups(facts: EngineFacts) -> str:

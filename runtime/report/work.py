@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
-from ..format.program import ITEM_SIZE
 from .charts import Frame, byte_ticks, colours, legend, stacks, ticks
 from .facts import OUTSIDE, EngineFacts, layer_of
 from .html import Markup, count, el, seconds, size, table
@@ -25,14 +25,16 @@ def roofline_section(facts: EngineFacts) -> list[Markup]:
     ops = sorted({row["op"] for rows in found.values() for row in rows}, key=lambda op: -_seconds_of(found, op))
     classes = colours(ops)
     parts: list[Markup] = []
+    assumed = facts.manifest.backend == "cpu"
     if machine := facts.report.get("machine"):
-        note = f"{machine['bandwidth']:g} GB/s and {machine['peak_f16']:g} TFLOP/s of {facts.manifest.target}"
+        whose = "a CPU that is assumed: it tells shares, not times" if assumed else facts.manifest.target
+        note = f"{machine['bandwidth']:g} GB/s and {machine['peak_f16']:g} TFLOP/s of {whose}"
         parts.append(el("p", f"The least time that each op needs at {note}. Nothing here was measured.", class_="note"))
         parts += [_roof(found, machine, classes), legend(classes)]
     for kind, rows in found.items():
         whole = sum(row["seconds"] for row in rows) or 1.0
-        title = f"{_KINDS.get(kind, kind)}: at least {seconds(whole)}"
-        parts.append(el("h3", title))
+        title = f"{seconds(whole)} on the CPU that is assumed" if assumed else f"at least {seconds(whole)}"
+        parts.append(el("h3", f"{_KINDS.get(kind, kind)}: {title}"))
         if layers := facts.report.get("roofline_layers", {}).get(kind):
             parts.append(stacks(_bars(layers), classes, seconds, "time"))
         parts.append(_costs(rows, whole, facts.report.get("machine")))

@@ -8,14 +8,15 @@ import tempfile
 from pathlib import Path
 
 from ..errors import UsageError
-from .facts import read_facts
+from .facts import EngineFacts, decode_bytes, read_facts
 from .page import report_page
 
 
 def write_report(engine: str | os.PathLike[str], file: Path) -> int:
     """Write the report of an engine directory to a file, whole or not at all ("-": to standard output); its bytes.
     UsageError if it cannot be written, and what `read_facts` raises."""
-    content = report_page(read_facts(engine)).encode()
+    facts = read_facts(engine)
+    content = report_page(facts, _bandwidth(facts)).encode()
     if str(file) == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
@@ -33,6 +34,15 @@ def write_report(engine: str | os.PathLike[str], file: Path) -> int:
         os.unlink(name)
         raise _unwritable(file, error) from error
     return len(content)
+
+
+def _bandwidth(facts: EngineFacts) -> float | None:
+    """GB/s at which this host reads what a decode step does; None for an engine that was not compiled for a host."""
+    if facts.manifest.target != "native" or not (once := decode_bytes(facts)):
+        return None
+    from ..executor.cpu.bandwidth import read_bandwidth
+
+    return read_bandwidth(nbytes=once)
 
 
 def _unwritable(file: Path, error: OSError) -> UsageError:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..batch.scheduled import Extras
 from ..errors import RequestError
+from ..format.batch import BatchArray
 from ..format.manifest import EmbeddingFacts, Manifest
 from ..scheduler.request import RequestSpec
 from ..tokenizer import Detokenizer, StopFinder, Tokenizer
+from .extras import check_extras
 from .generation import Generation
 from .params import SamplingParams
 from .sampler import Constraint, Sampler
@@ -15,10 +18,13 @@ from .tail import Tail
 
 
 class Intake:
-    """Checks prompts and parameters against an engine. Errors are RequestErrors. tail: what is behind its pooling."""
+    """Checks prompts and parameters against an engine. Errors are RequestErrors. tail: what is behind its pooling.
+    inputs: what its program declares."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, tail: Tail = ()) -> None:
-        self._manifest, self._tokenizer, self.tail = manifest, tokenizer, tail
+    def __init__(
+        self, manifest: Manifest, tokenizer: Tokenizer | None, tail: Tail = (), inputs: Sequence[BatchArray] = ()
+    ) -> None:
+        self._manifest, self._tokenizer, self.tail, self._inputs = manifest, tokenizer, tail, inputs
 
     def check_generates(self) -> None:
         """RequestError if the engine was compiled for embeddings."""
@@ -56,11 +62,18 @@ class Intake:
                 "shorten it, or compile with a larger --max-seq-len",
                 field="prompt",
             )
-        types = 1 if self._manifest.embedding is None else max(self._manifest.embedding.token_types, 1)
-        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size * types:
-            wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size * types)
+        coded = self._manifest.embedding.coded_types if self._manifest.embedding is not None else 0
+        known = model.vocab_size * max(coded, 1)
+        if min(token_ids) < 0 or max(token_ids) >= known:
+            wrong = next(token for token in token_ids if not 0 <= token < known)
             raise RequestError(f"token id {wrong} is not in the vocabulary of {model.vocab_size}", field="prompt")
         return token_ids
+
+    def extras(self, extras: Extras) -> Extras:
+        """What a request gives per token: whole rows of inputs that the engine has, of no more tokens than it takes."""
+        if extras:
+            check_extras(extras, self._inputs, self._manifest.limits.max_seq_len)
+        return extras
 
     def params(self, params: SamplingParams) -> SamplingParams:
         """The parameters with the engine's defaults filled in."""

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..batch.scheduled import NO_EXTRAS, Extras
 from ..scheduler.request import RequestSpec
 from .sampler import TokenLogprob
 
@@ -47,11 +48,13 @@ class IllegalTransition(RuntimeError):
 
 class Standing(msgspec.Struct, frozen=True):
     """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
-    fairly, and only requests of one salt share KV blocks."""
+    fairly, and only requests of one salt and of equal extras share KV blocks. extras: what it gives per token besides
+    its ids, see `ScheduledSequence.extras`."""
 
     priority: int = 0
     client: str = ""
     salt: bytes = b""
+    extras: Extras = NO_EXTRAS
 
 
 class Output(NamedTuple):

@@ -10,6 +10,7 @@ from ..batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .embedding import PooledRequest, counts_every_row
+from .extras import isolating_salt
 from .generation import Generation
 from .intake import Intake
 from .params import SamplingParams
@@ -93,18 +94,20 @@ class RequestTable:
         first_row: bool = False,
     ) -> RequestSpec:
         """all_rows: the rows of every token are wanted, else only that of the last, or of the first."""
+        extras = self.intake.extras(standing.extras)
         self._next_id += 1
         return RequestSpec(
             self._next_id,
             tokens,
             max_new_tokens,
             standing.priority,
-            standing.salt,
+            isolating_salt(standing.salt, extras),
             all_logits=all_rows,
             use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,
             first_row=first_row,
             first_turn=self.intake.first_turn(tokens),
+            extras=extras,
         )
 
     def _admit(self, request: Admitted) -> Admitted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..batch.scheduled import Draft
+from ..batch.scheduled import NO_EXTRAS, Draft, Extras
 from ..kv.sequence import CachedSequence
 
 
@@ -17,7 +17,8 @@ class RequestSpec(NamedTuple):
     request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. first_row: those
     of the first one, where all of it runs in one step. salt: requests
     share KV blocks only with requests of the same salt. use_cache: False to compute every token even if its KV is
-    cached. first_turn: how many tokens the first turn of a conversation has, where the prompt is one.
+    cached. first_turn: how many tokens the first turn of a conversation has, where the prompt is one. extras: what it
+    gives per token besides ids; requests of other extras have another salt.
     """
 
     request_id: int
@@ -30,6 +31,7 @@ class RequestSpec(NamedTuple):
     client: str = ""
     first_row: bool = False
     first_turn: int = 0
+    extras: Extras = NO_EXTRAS
 
     @property
     def max_cached_tokens(self) -> int:

@@ -61,6 +61,7 @@ class StepBudget:
                 request.draft,
                 request.spec.first_row,
                 len(request.spec.token_ids),
+                request.spec.extras,
             )
         )
 
@@ -70,8 +71,7 @@ class StepBudget:
             request.num_ahead_tokens = 1
             number = request.spec.request_id
             token, start, prompt = (pending_token(rows[number]),), len(request.tokens), len(request.spec.token_ids)
-            self.sequences.append(
-                ScheduledSequence(number, token, start, request.frozen_tables(), 1, None, False, prompt)
-            )
+            tables, extras = request.frozen_tables(), request.spec.extras
+            self.sequences.append(ScheduledSequence(number, token, start, tables, 1, None, False, prompt, extras))
         self.tokens -= len(requests)
         self.logit_rows -= len(requests)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # what is not chosen is not imported
     from .typical import TypicalAcceptance
 
 NONE = "none"
-MakeExecutor = Callable[[Engine, str], Executor]  # of an engine, and the section that it runs as a step, if any
+MakeExecutor = Callable[[Engine, str, str], Executor]  # of a program of an engine, and the section that it runs, if any
+DRAFT = "draft"  # the program of an engine that guesses for its main one
 
 
 def choose_speculator(
@@ -27,10 +28,10 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "medusa", "ngram", "draft:ENGINE" or "layer-skip"; None is what the engine was
-    compiled for.
+    """The speculator for `spec`: "none", "medusa", "ngram", "layer-skip", "draft" or "draft:ENGINE"; None is what the
+    engine was compiled for.
 
-    `make_executor` runs a second engine. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
+    `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
     """
     own = engine.program.speculation
@@ -61,31 +62,36 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
         if own is None or not own.heads or not isinstance(executor, HeadsExecutor):
             raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
         return MedusaDrafter(executor, own)
-    if name == "draft" and path:
-        return _second_engine(path, engine, make_executor)
+    if chosen == DRAFT:
+        if DRAFT not in engine.manifest.programs:
+            raise UsageError("--spec draft: the engine has no program 'draft'", "give draft:ENGINE")
+        return _another_program(chosen, engine, engine.open_program(DRAFT), make_executor)
+    if name == DRAFT and path:
+        return _another_program(chosen, engine, open_engine(path), make_executor)
     if chosen == "layer-skip":
         if engine.program.section(EXIT) is None:
             raise UsageError("--spec layer-skip: the engine has no early exit", "compile it with --spec layer-skip:N")
         from .second_engine import EngineDrafter
 
-        return EngineDrafter(make_executor(engine, EXIT), engine.manifest.limits.max_seq_len, name=chosen)
-    raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram or draft:ENGINE")
+        return EngineDrafter(make_executor(engine, engine.name, EXIT), engine.manifest.limits.max_seq_len, name=chosen)
+    raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram, draft or draft:ENGINE")
 
 
-def _second_engine(path: str, engine: Engine, make_executor: MakeExecutor) -> EngineDrafter:
-    """The drafter of another engine, which must speak the same tokens."""
+def _another_program(spec: str, engine: Engine, second: Engine, make_executor: MakeExecutor) -> EngineDrafter:
+    """The drafter that another program is, of this engine or of a second one, which must speak the same tokens. It
+    closes `second`."""
     from .second_engine import EngineDrafter
 
-    second = open_engine(path)
     try:
-        ours, theirs = engine.manifest.model.vocab_size, second.manifest.model.vocab_size
+        ours, theirs = engine.program.vocab_size, second.program.vocab_size
+        if not second.program.samples:
+            raise UsageError(f"--spec {spec}: it was compiled for embeddings and generates no tokens")
         if ours != theirs:
-            raise UsageError(f"--spec draft: {path} has a vocabulary of {theirs} tokens, the engine has {ours}")
-        if second.manifest.embedding is not None:
-            raise UsageError(f"--spec draft: {path} was compiled for embeddings and generates no tokens")
+            raise UsageError(f"--spec {spec}: it has a vocabulary of {theirs} tokens, the engine has {ours}")
         if engine.tokenizer_json() != second.tokenizer_json():
-            raise UsageError(f"--spec draft: {path} has another tokenizer than the engine")
-        return EngineDrafter(make_executor(second, ""), second.manifest.limits.max_seq_len, second)
+            raise UsageError(f"--spec {spec}: it has another tokenizer than the engine")
+        limit = second.manifest.limits.max_seq_len
+        return EngineDrafter(make_executor(second, second.name, ""), limit, second)
     except BaseException:
         second.close()
         raise

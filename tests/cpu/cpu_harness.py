@@ -18,9 +18,10 @@ from icc.compiler.backends.cpu.layouts.dense import ROWS
 from icc.compiler.program.program import Program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.executor.cpu.library import IccBatch
+from icc.runtime.format.elements import ITEM_SIZE
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.program import ITEM_SIZE, Buffer, WeightEntry
+from icc.runtime.format.program import Buffer, WeightEntry
 from icc.runtime.kv.places import Places
 from icc.runtime.kv.state_group import state_places
 

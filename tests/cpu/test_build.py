@@ -49,7 +49,18 @@ def test_library_needs_only_libc_and_libm(tmp_path: Path) -> None:
     assert set(re.findall(r"Shared library: \[(.*?)\]", text)) <= {"libc.so.6", "libm.so.6"}
     assert ctypes.CDLL(str(tmp_path / "kernels/avx2.so")).icc_abi_version() == KERNEL_ABI["cpu"]
     exported = re.findall(r"GLOBAL DEFAULT +\d+ (icc_\w+)", text)
-    names = ("abi_version", "blake3", "create", "destroy", "largest", "scratch", "section", "shared_touched", "step")
+    names = (
+        "abi_version",
+        "blake3",
+        "create",
+        "destroy",
+        "inputs",
+        "largest",
+        "scratch",
+        "section",
+        "shared_touched",
+        "step",
+    )
     assert sorted(exported) == [f"icc_{name}" for name in names]
 
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from icc.compiler.engine import directory as write_engine
 from icc.compiler.errors import WriteError
 from icc.runtime.format.load import read_manifest
-from icc.runtime.format.manifest import FORMAT_VERSION, Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
+from icc.runtime.format.manifest import (
+    FORMAT_VERSION,
+    Limits,
+    Manifest,
+    ModelFacts,
+    ProgramEntry,
+    QuantFacts,
+    SamplingDefaults,
+)
 from icc.runtime.format.verify import check_listing
 
 CALLS = {
@@ -39,8 +47,9 @@ def write(path: Path, generation: int) -> None:
                     file.write(str(generation).encode() * 100)
         facts = ModelFacts("Toy", 1, 1, 1, generation, 1, None, [], None)
         quant, limits = QuantFacts("none", 32.0, []), Limits(1, 1, 1)
-        files = ("weights.safetensors", "program.json", None, {})
-        manifest = Manifest(FORMAT_VERSION, "0", "cpu", "cpu", facts, quant, limits, SamplingDefaults(), [], *files)
+        programs = {"main": ProgramEntry("program.json", "weights.safetensors")}
+        all_facts = (facts, quant, limits, SamplingDefaults(), programs, None, {})
+        manifest = Manifest(FORMAT_VERSION, "0", "cpu", "cpu", *all_facts)
         write_engine.write_manifest(stage, manifest)
 
 

@@ -16,7 +16,7 @@ import pytest
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton.objects.cubin import check_launch, read_cubin, waits_first
 from icc.compiler.backends.triton.spec import ONE, Arg, LaunchSpec
-from icc.runtime.format.load import decode_program
+from icc.runtime.format.programs import decode_program
 
 STUB = Path(__file__).with_name("stub_cuda.c")
 SMALL = {"max_seq_len": 32, "max_batch_size": 2, "max_step_tokens": 16}

@@ -11,7 +11,7 @@ import icc
 import numpy as np
 import pytest
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.ending import Dense, Ending
+from icc.compiler.frontend.ending import DenseLayer, Ending
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant
@@ -108,7 +108,7 @@ def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path)
 
     model = saved(kind, tmp_path, "embed")
     weight, bias = torch.randn(16, 32), torch.randn(16)
-    ending = Ending(True, (Dense(Constant(weight), Constant(bias), "tanh"),)) if kind != "roberta" else Ending()
+    ending = Ending(True, (DenseLayer(Constant(weight), Constant(bias), "tanh"),)) if kind != "roberta" else Ending()
     graph = through_passes(load_graph(tmp_path, task="embed", ending=ending))
     assert graph.looks_ahead and graph.max_seq_len == {"roberta": 68, "mpnet": 68, "t5": 4096}.get(kind, 70)
     hidden = run_model(model, ids_of(TOKENS))
@@ -119,14 +119,15 @@ def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["modernbert", "llama", *soak("bert", "roberta", "mpnet", "distilbert", "gemma")])
 def test_the_graph_has_the_scores_of_the_model(kind: str, tmp_path: Path) -> None:
+    import torch
+
     model = saved(kind, tmp_path, "rerank", num_labels=2)
     graph = through_passes(load_graph(tmp_path, task="rerank"))
     ids, types = ids_of(TOKENS), [0] * 10 + [1] * 13
-    typed = [token + 60 * kind for token, kind in zip(ids, types, strict=True)] if graph.token_types else ids
-    assert graph.token_types == (2 if kind == "bert" else 0)
+    assert [array.name for array in graph.declared] == (["token_type_ids"] if kind == "bert" else [])
     row = 0 if graph.picked == "first" else TOKENS - 1
-    found = interpret(graph, typed, [row])[0]
-    expected = run_model(model, ids, types if graph.token_types else None)
+    found = interpret(graph, ids, [row], extras={"token_type_ids": torch.tensor(types)})[0]
+    expected = run_model(model, ids, types if graph.declared else None)
     np.testing.assert_allclose(found, expected, atol=3e-5 * float(expected.abs().max()))
 
 

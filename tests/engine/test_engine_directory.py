@@ -88,7 +88,7 @@ def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:
     from icc.runtime.format.isa import cpu_flags
     from icc.runtime.format.load import read_manifest
 
-    runnable = [lib.isa for lib in read_manifest(engine).libraries if set(lib.cpu_flags) <= set(cpu_flags())]
+    runnable = [lib.isa for lib in read_manifest(engine).main.libraries if set(lib.cpu_flags) <= set(cpu_flags())]
     assert "avx2" in runnable
     found = []
     for isa in runnable:

@@ -128,7 +128,7 @@ def broken(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     engine = tmp_path_factory.mktemp("broken") / "e.engine"
     shutil.copytree(compiled("llama", quant="rtn4").engine, engine)
     manifest = read_manifest(engine)
-    file = engine / manifest.weights_file
+    file = engine / manifest.main.weights
     content = bytearray(file.read_bytes())
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
@@ -136,7 +136,7 @@ def broken(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     codes = np.frombuffer(content, np.uint8)[8 + size + begin : 8 + size + end]
     codes[len(codes) // 2 :] ^= 0x44
     file.write_bytes(content)
-    files = {**manifest.files, manifest.weights_file: file_entry(file)}
+    files = {**manifest.files, manifest.main.weights: file_entry(file)}
     directory.seal(engine, msgspec.structs.replace(manifest, files=files))
     return engine
 

@@ -18,9 +18,10 @@ from icc.compiler.cli import main
 from icc.compiler.program.steps.rowwise import Softmax
 from icc.compiler.targets import TARGETS
 from icc.runtime.cli.commands import main as runtime_main
-from icc.runtime.format.load import decode_program, open_engine
+from icc.runtime.format.load import open_engine
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand
+from icc.runtime.format.programs import decode_program
 from icc.runtime.report.facts import read_facts
 from icc.runtime.report.page import report_page
 from sizes import soak

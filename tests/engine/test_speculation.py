@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from icc.compiler.engine.directory import write_manifest
 from icc.compiler.errors import HeadMismatch, UsageError
 from icc.compiler.speculate.head_files import write_heads
+from icc.runtime.commands.inspect import describe_engine
+from icc.runtime.errors import EngineChangedError, EngineFormatError
+from icc.runtime.executor.open import open_executor
+from icc.runtime.format.load import read_manifest
+from icc.runtime.format.manifest import ProgramEntry
 from icc.runtime.llm import LLM, load
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
+from msgspec.structs import replace
 from planted_drafter import TreeDrafter
 from sizes import soak
 
@@ -114,6 +122,38 @@ def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]
             assert llm.generate(PROMPTS, params) == plain
             counts = llm.loop.speculator.counts
             assert counts.accepted == counts.guesses > 20 if spec else counts.guesses > 20
+
+
+def test_another_program_of_the_engine_guesses(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    """One engine with two programs: the model itself, and one of four bits that drafts for it."""
+    main, draft = compiled("llama").engine, compiled("llama", quant="rtn4").engine
+    engine = shutil.copytree(main, tmp_path / "both.engine")
+    shutil.copytree(draft / "kernels", engine / "draft" / "kernels")
+    for name in ("program.json", "weights.safetensors"):
+        shutil.copy(draft / name, engine / "draft" / name)
+    manifest, entry = read_manifest(engine), read_manifest(draft).main
+    libraries = [replace(library, path=f"draft/{library.path}") for library in entry.libraries]
+    entry = ProgramEntry("draft/program.json", "draft/weights.safetensors", libraries)
+    (engine / "engine.json").unlink()
+    write_manifest(engine, replace(manifest, programs={**manifest.programs, "draft": entry}))
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with load(engine, threads=1) as llm:
+        plain = llm.generate(PROMPTS, params)
+        assert open_executor(llm.engine, "main").vocab_size == 120
+        with pytest.raises(EngineFormatError, match="no program 'vision'"):
+            open_executor(llm.engine, "vision")
+    with load(engine, threads=1, spec="draft") as llm:
+        llm.loop.speculator.adaptive = False
+        assert llm.generate(PROMPTS, params) == plain
+        assert 0 < llm.loop.speculator.counts.accepted < llm.loop.speculator.counts.guesses
+    assert describe_engine(engine)["programs"] == ["main", "draft"]
+    with pytest.raises(UsageError, match="--spec draft: the engine has no program 'draft'"):
+        load(main, spec="draft")
+    with (engine / "draft" / "weights.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"?")
+    with pytest.raises(EngineChangedError, match=r"draft/weights\.safetensors has changed"):
+        load(engine)
 
 
 @pytest.mark.parametrize("family", [*soak("llama"), "gemma2"])

@@ -9,8 +9,9 @@ import pytest
 import torch
 from graph_tracing import aten, icc, trace
 from icc.compiler.errors import VerifyError
-from icc.compiler.graph.graph import LOGIT_ROWS, Graph
+from icc.compiler.graph.graph import FIXED_INPUTS, LOGIT_ROWS, Graph
 from icc.compiler.graph.verify import Stage, verify
+from icc.runtime.format.batch import BatchArray
 
 
 def good() -> Graph:
@@ -63,10 +64,20 @@ def an_output_of_no_meaning(graph: Graph) -> None:
     graph.returns(scores=graph.output)
 
 
-def rows_without_their_input(graph: Graph) -> None:
+def rows_of_another_input(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op in ("placeholder", "call_function"):
             node.meta["type"] = replace(node.meta["type"], rows=LOGIT_ROWS)
+
+
+def an_input_that_nobody_declared(graph: Graph) -> None:
+    with graph.fx.inserting_before(next(iter(graph.nodes))):
+        graph.fx.placeholder("colours").meta["type"] = FIXED_INPUTS["positions"]
+
+
+def another_type_than_declared(graph: Graph) -> None:
+    node = graph.declare(BatchArray("colours", ("T", 3), "bf16"))
+    node.meta["type"] = replace(node.meta["type"], dtype=torch.bfloat16)
 
 
 BROKEN: dict[str, tuple[Callable[[Graph], None], str]] = {
@@ -80,7 +91,9 @@ BROKEN: dict[str, tuple[Callable[[Graph], None], str]] = {
     "must return logits with one row per token or logit row": (logits_of_another_shape, "output = output"),
     "must return logits or hidden states, by name": (logits_without_their_name, "output = output"),
     "returns 'scores', which nothing reads": (an_output_of_no_meaning, "output = output"),
-    "returns logit rows without that input": (rows_without_their_input, "output = output"),
+    "has type i64[L], the input is of type i64[T]": (rows_of_another_input, "token_ids = token_ids"),
+    "is an input that the graph does not declare": (an_input_that_nobody_declared, "colours = colours"),
+    "has type bf16[T, 3], the input is of type f32[T, 3]": (another_type_than_declared, "colours = colours"),
 }
 
 

@@ -112,11 +112,11 @@ def test_scores_of_pairs(tmp_path: Path) -> None:
         export_encoder(transformers.AutoModelForSequenceClassification.from_config(config).eval(), path, types=True)
     config.save_pretrained(tmp_path)
     graph = load_graph(path, 64, task="rerank")
-    assert (graph.picked, graph.token_types) == ("first", 2)
+    assert graph.picked == "first" and [array.name for array in graph.declared] == ["token_type_ids"]
     found, types = session(path), [0] * 6 + [1] * 7
     given = {**feeds(found, IDS), "token_type_ids": np.array([types])}
     [wanted] = found.run(["logits"], given)
-    close(interpret(graph, [120 * t + i for t, i in zip(types, IDS, strict=True)]).numpy()[:1], wanted)
+    close(interpret(graph, IDS, extras={"token_type_ids": torch.tensor(types)}).numpy()[:1], wanted)
     with pytest.raises(UnsupportedModel, match="no hidden states"):
         load_graph(path, 64, task="embed")
 

@@ -25,6 +25,7 @@ from icc.runtime.format.manifest import (
     Limits,
     Manifest,
     ModelFacts,
+    ProgramEntry,
     QuantFacts,
     SamplingDefaults,
 )
@@ -57,6 +58,11 @@ def toy_manifest(**changes: Any) -> Manifest:
     for part in (model, limits):
         part.update({name: changes.pop(name) for name in list(changes) if name in part})
     limits["max_seq_len"] = model["max_seq_len"] = changes.pop("max_seq_len", model["max_seq_len"])
+    libraries = [
+        Library("future", "kernels/future.so", ["a_flag_that_no_cpu_has"]),
+        Library("any", "kernels/any.so", []),
+    ]
+    libraries = changes.pop("libraries", libraries)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         icc_version="0.1.0",
@@ -66,12 +72,7 @@ def toy_manifest(**changes: Any) -> Manifest:
         quantization=QuantFacts("none", 32.0, []),
         limits=Limits(**limits),
         sampling=SamplingDefaults(),
-        libraries=[
-            Library("future", "kernels/future.so", ["a_flag_that_no_cpu_has"]),
-            Library("any", "kernels/any.so", []),
-        ],
-        weights_file="weights.safetensors",
-        program_file="program.json",
+        programs={"main": ProgramEntry("program.json", "weights.safetensors", libraries)},
         tokenizer_dir="tokenizer",
         files={},
         kernel_abi=KERNEL_ABI[changes.get("backend", "cpu")],

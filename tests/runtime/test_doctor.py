@@ -16,8 +16,9 @@ from icc.runtime.commands.doctor import Diagnosis, diagnose
 from icc.runtime.errors import DeviceError
 from icc.runtime.executor.cuda.driver import Cuda, DeviceFacts
 from icc.runtime.format.footprint import footprint
-from icc.runtime.format.load import decode_program, read_manifest
+from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import GpuFacts, Library
+from icc.runtime.format.programs import decode_program
 
 Make = Callable[..., Path]
 H100 = DeviceFacts("NVIDIA H100", (9, 0), 12080, 70 << 30, 80 << 30)
@@ -50,6 +51,19 @@ def test_an_engine_that_runs(make_engine: Make, capsys: pytest.CaptureFixture[st
     assert limit > rates["one_sequence"] > rates["one_full_sequence"] > 0
     assert main(["doctor"], engine=str(engine)) == 0
     assert "decode tokens/s are at most" in capsys.readouterr().out
+
+
+def test_bandwidth_is_that_of_what_is_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Areas as large as what is asked for, each thread's its share, and rounds as long as those of large ones."""
+    from icc.runtime.executor.cpu import bandwidth
+
+    sizes: list[int] = []
+    real = bandwidth.np.ones
+    monkeypatch.setattr(bandwidth, "_SIZE", 8 << 20)
+    monkeypatch.setattr(bandwidth.np, "ones", lambda count, dtype: (sizes.append(8 * count), real(count, dtype))[1])
+    for nbytes in (None, 4 << 20, 1, 1 << 40):
+        assert bandwidth.read_bandwidth(2, nbytes) > 0
+    assert sizes == [8 << 20] * 2 + [2 << 20] * 2 + [1 << 20] * 2 + [8 << 20] * 2
 
 
 def test_a_file_that_changed_shows_in_its_hash_only(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:

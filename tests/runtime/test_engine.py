@@ -79,7 +79,7 @@ def set_field(root: Path, path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "error", "message"),
     [
-        ("format_version", 1, EngineVersionError, "version 1 is not supported: this runtime reads version 2"),
+        ("format_version", 1, EngineVersionError, "version 1 is not supported: this runtime reads version 2 and 3"),
         ("format_version", "1", EngineVersionError, "version '1' is not supported"),
         ("format_version", None, EngineFormatError, "field `format_version` is missing"),
         ("model.vocab_size", None, EngineFormatError, "engine.json: .*missing required field `vocab_size`.*model"),
@@ -88,7 +88,7 @@ def set_field(root: Path, path: str, value: object) -> None:
         ("limits.max_seq_len", 0, EngineFormatError, "limits must be at least 1"),
         ("model.vocab_size", 300, EngineFormatError, "program.json: vocab_size is 258, engine.json says 300"),
         (
-            "weights_file",
+            "programs.main.weights",
             "../weights.safetensors",
             EngineFormatError,
             "'../weights.safetensors' is used but not listed",
@@ -258,16 +258,16 @@ def test_a_library_that_is_none_is_refused(make_engine: Make) -> None:
 
 
 def test_the_best_library_that_the_machine_can_run_is_taken(toy_manifest: Callable[..., Manifest]) -> None:
-    manifest = toy_manifest()
-    assert select_library(manifest, frozenset()).isa == "any"
-    assert select_library(manifest, frozenset({"a_flag_that_no_cpu_has"})).isa == "future"
-    assert select_library(manifest, frozenset({"a_flag_that_no_cpu_has"}), isa="any").isa == "any"
+    libraries = toy_manifest().main.libraries
+    assert select_library(libraries, frozenset()).isa == "any"
+    assert select_library(libraries, frozenset({"a_flag_that_no_cpu_has"})).isa == "future"
+    assert select_library(libraries, frozenset({"a_flag_that_no_cpu_has"}), isa="any").isa == "any"
     with pytest.raises(UsageError, match="no library for isa 'x'"):
-        select_library(manifest, frozenset(), isa="x")
+        select_library(libraries, frozenset(), isa="x")
     with pytest.raises(MissingIsaError, match=r"need a_flag_that_no_cpu_has .*have none of them"):
-        select_library(manifest, frozenset(), isa="future")
+        select_library(libraries, frozenset(), isa="future")
     with pytest.raises(MissingIsaError, match="need a_flag_that_no_cpu_has"):
-        select_library(msgspec.structs.replace(manifest, libraries=manifest.libraries[:1]), frozenset())
+        select_library(libraries[:1], frozenset())
     assert "fpu" in cpu_flags()
 
 

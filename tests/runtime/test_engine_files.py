@@ -94,7 +94,7 @@ def test_a_mapped_file_is_compared_piece_by_piece(
     for module in (files, digests):
         monkeypatch.setattr(module, "PIECE", 64)
     manifest = read_manifest(root)
-    blake3 = digests.library_digest(root, manifest.libraries) if hash == "blake3" else None
+    blake3 = digests.library_digest(root, manifest.main.libraries) if hash == "blake3" else None
     entry = digests.file_entry(root / weights, blake3)
     assert len(entry.pieces) == -(-entry.size // 64) > 2 and entry.hash == hash
     entry = FileEntry(entry.size, entry.sha256, entry.pieces[missing:], entry.hash)

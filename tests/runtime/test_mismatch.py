@@ -38,7 +38,7 @@ def edit(root: Path, file: str, change: Callable[[dict[str, Any]], object]) -> N
 
 
 def no_isa(facts: dict[str, Any]) -> None:
-    for library in facts["libraries"]:
+    for library in facts["programs"]["main"]["libraries"]:
         library["cpu_flags"] = ["avx9000"]
 
 
@@ -48,7 +48,7 @@ def other_tokenizer(root: Path) -> None:
 
 
 MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
-    ("format version", 21, r"version 7 is not supported: this runtime reads version 2",
+    ("format version", 21, r"version 7 is not supported: this runtime reads version 2 and 3",
      lambda root: edit(root, "engine.json", lambda facts: facts.update(format_version=7))),
     ("kernel interface", 26, f"the engine has kernel interface version 99, this runtime needs {KERNEL_ABI['cpu']}",
      lambda root: edit(root, "engine.json", lambda facts: facts.update(kernel_abi=99))),

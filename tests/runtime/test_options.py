@@ -15,7 +15,8 @@ from icc.runtime.errors import UsageError
 from icc.runtime.options import LoadOptions
 
 OPTIONS: dict[str, Any] = {
-    "threads": 2, "isa": "avx2", "verify": False, "verify_answers": True, "kv_bytes": 1 << 40, "swap_bytes": 0,
+    "threads": 2, "cores": "0-1,3", "device": 1,
+    "isa": "avx2", "verify": False, "verify_answers": True, "kv_bytes": 1 << 40, "swap_bytes": 0,
     "spec": "ngram", "spec_accept": "typical:0.1,0.2",
 }  # fmt: skip
 
@@ -23,8 +24,8 @@ OPTIONS: dict[str, Any] = {
 def test_load_takes_the_fields() -> None:
     parameters = inspect.signature(icc.load).parameters
     assert list(parameters) == [field.name for field in fields(LoadOptions)]
-    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 8
-    assert [p.default for p in parameters.values()][1:] == [None, None, True, False, None, None, None, "lossless"]
+    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 10
+    assert [p.default for p in parameters.values()][1:] == [*[None] * 4, True, False, None, None, None, "lossless"]
 
 
 def test_they_reach_the_engine_process_as_they_are() -> None:
@@ -41,7 +42,7 @@ def test_a_command_without_options_has_the_defaults(tmp_path: Path, capsys: pyte
     (tmp_path / "engine.json").touch()  # all that is looked at before an engine is loaded
     found: list[LoadOptions] = []
     reader = command("read")(loads(lambda load: found.append(load)))
-    given = [engine, "--threads=2", "--isa=avx2", "--no-verify", "--verify-answers"]
+    given = [engine, "--threads=2", "--cores=0-1,3", "--device=1", "--isa=avx2", "--no-verify", "--verify-answers"]
     given += [f"--kv-mib={1 << 20}", "--swap-gib=0", "--spec=ngram"]
     for arguments in ([engine], [*given, "--spec-accept=typical:0.1,0.2"]):
         reader(arguments, standalone_mode=False)
@@ -53,7 +54,8 @@ def test_a_command_without_options_has_the_defaults(tmp_path: Path, capsys: pyte
     ("name", "value"),
     [
         ("threads", 0), ("threads", True), ("threads", "2"), ("kv_bytes", -1), ("kv_bytes", 1.5), ("swap_bytes", -1),
-        ("isa", 3), ("spec", 3), ("spec_accept", None), ("spec_accept", "greedy"), ("verify", 1), ("verify_answers", 1),
+        ("device", -1), ("device", "0"), ("cores", 1), ("cores", "3-1"), ("isa", 3), ("spec", 3), ("spec_accept", None),
+        ("spec_accept", "greedy"), ("verify", 1), ("verify_answers", 1),
     ],
 )  # fmt: skip
 def test_what_no_engine_takes_is_refused(name: str, value: object) -> None:

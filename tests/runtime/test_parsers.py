@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from icc.compiler.engine.vocabulary import make_vocabulary
 from icc.runtime.errors import EngineFormatError, IccError
 from icc.runtime.format.files import EngineFiles
-from icc.runtime.format.load import decode_program, open_engine, read_manifest
+from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.format.programs import decode_program
 from icc.runtime.format.vocabulary import Vocabulary
 from icc.runtime.format.weights import MappedWeights
 from icc.runtime.server.api.model import open_model

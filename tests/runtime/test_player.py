@@ -102,7 +102,7 @@ def test_with_a_plan_decodes_are_padded_to_their_phase_and_sampled() -> None:
     assert side["slot_mapping"][0, 3] == -1 and side["context_lens"][3] == 0
     assert side["seq_starts"][:5].tolist() == [*range(5)]
     assert side["temperature"][:4].tolist() == [0.5, 0.5, 0.5, 0.0] and side["top_p"][3] == 1.0
-    assert ("send", 0, 4) in device.calls and ("fetch", 0, 3, False) in device.calls
+    assert ("send", 0, 4, 4) in device.calls and ("fetch", 0, 3, False) in device.calls
     assert played.collect(tickets[0]).token_ids.shape == (3,) and device.calls[-1] == ("wait", 0)
     played.draft([1])
     assert device.calls[-2] == ("ask", [1]) and device.works()[-1].phase is PHASES[0]

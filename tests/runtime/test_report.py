@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from icc.runtime.errors import EngineFormatError, UsageError
+from icc.runtime.format.manifest import FileEntry
 from icc.runtime.report import charts, graph
 from icc.runtime.report.facts import OUTSIDE, _steps, layer_of, read_facts
 from icc.runtime.report.html import Markup, count, el, seconds, size, table
@@ -128,6 +130,35 @@ def test_the_page_of_an_engine_that_tells_little(make_engine: Callable[..., Path
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [engine.name, "report.html"]
 
 
+def test_the_limit_is_of_a_known_gpu_or_measured_or_not_shown(
+    make_engine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CPU reads in a second is known of none but the one that is here."""
+    row = {"op": "linear", "calls": 1, "flops": 10, "bytes": 4e6, "seconds": 0.001}
+    report = {"roofline": {"decode": [row]}, "machine": {"bandwidth": 4.0, "peak_f16": 1.0, "peak_i8": 1.0}}
+    asked: list[int] = []
+
+    def measured(nbytes: int) -> float:
+        asked.append(nbytes)
+        return 40.0
+
+    monkeypatch.setattr("icc.runtime.executor.cpu.bandwidth.read_bandwidth", measured)
+    pages: dict[str, str] = {}
+    for target, backend in (("cpu", "cpu"), ("native", "cpu"), ("h100", "cuda")):
+        facts = read_facts(make_engine(f"{target}.engine"))
+        manifest = msgspec.structs.replace(facts.manifest, target=target, backend=backend)
+        told = replace(facts, manifest=manifest, report=report)
+        monkeypatch.setattr("icc.runtime.report.write.read_facts", lambda engine, told=told: told)
+        write_report(target, tmp_path / "report.html")
+        pages[target] = (tmp_path / "report.html").read_text()
+    assert asked == [4_000_000] and isinstance(asked[0], int)
+    assert "at the limit" not in pages["cpu"] and "a CPU that is assumed" in pages["cpu"]
+    assert "<dd>10 k tokens/s</dd>" in pages["native"] and "100 µs" in pages["native"]
+    assert "at 40 GB/s of this host" in pages["native"] and "a CPU that is assumed" in pages["native"]
+    assert "<dd>1000 tokens/s</dd>" in pages["h100"] and "1 TFLOP/s of h100" in pages["h100"]
+    assert "assumed" not in pages["h100"] and "at least 1 ms" in pages["h100"] and "at least" not in pages["cpu"]
+
+
 def test_a_damaged_report_is_told_of(make_engine: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     from icc.runtime.report import facts
@@ -137,7 +168,7 @@ def test_a_damaged_report_is_told_of(make_engine: Callable[..., Path], monkeypat
         facts.EngineFiles, "read", lambda self, name: b"{" if name == "report.json" else real(self, name)
     )
     manifest = facts.read_manifest(engine)
-    listed = SimpleNamespace(files={**manifest.files, "report.json": None}, program_file=manifest.program_file)
+    listed = msgspec.structs.replace(manifest, files={**manifest.files, "report.json": FileEntry(1, "")})
     monkeypatch.setattr(facts, "read_manifest", lambda root: listed)
     with pytest.raises(EngineFormatError, match=r"report\.json"):
         read_facts(engine)

@@ -41,7 +41,8 @@ class ModelledDevice:
     before the device has the step and half after it has seen what came of it. Every 101st token ends an answer.
     """
 
-    samples, vocab_size, max_batch_size, max_step_tokens, max_logit_rows = True, 64, SEQUENCES, 512, SEQUENCES
+    inputs, samples, vocab_size = (), True, 64
+    max_batch_size, max_step_tokens, max_logit_rows = SEQUENCES, 512, SEQUENCES
 
     def __init__(self, groups: tuple[GroupConfig, ...]) -> None:
         self.groups = groups

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,8 @@ from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.hip.bindings import HipApi
 from icc.runtime.executor.player import Player
 from icc.runtime.llm import LLM
+from icc.runtime.opening import begin
+from icc.runtime.options import LoadOptions
 from sizes import size_of
 
 pytestmark = pytest.mark.slow
@@ -136,6 +140,26 @@ def test_whichever_call_fails_everything_is_released(maker: str, on_disk: OnDisk
         left = sum(driver.live.values()) + len(driver.memory)
         freeing = re.search("Free|Destroy|Unload|Release", whole.calls[number]) is not None
         assert left == freeing, f"call {number}, {whole.calls[number]}: {dict(driver.live)}, {len(driver.memory)} left"
+
+
+@pytest.mark.parametrize("ordinal", [None, 0, 1, 2])
+def test_a_gpu_is_chosen_by_its_number(ordinal: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, asked = FakeDriver({}, count=2), []
+    archive = Path(__file__).parents[1] / "runtime" / "golden" / "engines.v2.tar.xz"
+    with tarfile.open(archive) as stream:
+        stream.extractall(tmp_path, filter="data")
+    fake.cuDeviceGet = lambda number: (0, asked.append(number) or number)  # type: ignore[method-assign]
+    monkeypatch.setattr("icc.runtime.executor.cuda.driver.load_bindings", lambda: fake)
+    options = LoadOptions(tmp_path / "h100.engine", device=ordinal)
+    if ordinal == 2:
+        with pytest.raises(DeviceError, match="there is no GPU 2"):
+            begin(options)
+        return
+    begun = begin(options)
+    assert begun.gpu is not None and asked == [ordinal or 0]
+    begun.gpu.close()
+    begun.opening.drop()
+    assert not fake.live
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,12 @@ from icc.runtime.executor.walk import LaunchPointer, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
 from icc.runtime.format.footprint import batch_limits
 from icc.runtime.format.kv import KVMemory
-from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand, OutputOperand
 from icc.runtime.format.plan import COUNTERS, SIZES, Extent, LaunchPlan, Term, extent
 from icc.runtime.format.program import LOGITS
 from icc.runtime.format.program import Step as UntypedStep
+from icc.runtime.format.programs import decode_program as read_untyped
 
 LIMITS = Limits(max_seq_len=64, max_batch_size=6, max_step_tokens=24)
 

@@ -22,10 +22,11 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.program import Program
 from icc.compiler.program.steps.base import Step
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.elements import ITEM_SIZE
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.program import ITEM_SIZE, Buffer, WeightEntry
+from icc.runtime.format.program import Buffer, WeightEntry
 from on_ptx import plain_ir
 from paged import cache
 from sizes import soak

@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ....runtime.format.batch import OPERANDS
+from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, WeightOperand
-from ....runtime.format.program import DRAFTS, ITEM_SIZE
+from ....runtime.format.program import DRAFTS
 from ...program.program import Program
 from ...program.steps.base import Step
 from ..errors import CodegenError
@@ -57,12 +59,13 @@ class LayerParams:
 @dataclass(frozen=True)
 class ProgramParams:
     """The step table; sections are (shared, begin, end), the first is the program's own. group_bytes: of one block over
-    all layers, for each KV group."""
+    all layers, for each KV group. fixed_inputs: the names of the inputs that come before those the program declares."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
     layers: tuple[LayerParams, ...]
     group_bytes: tuple[int, ...]
+    fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
     max_inputs: int = 10
     max_outputs: int = 4
     template: ClassVar[str] = "cpp/program.cpp.jinja"
@@ -73,30 +76,46 @@ def kernel_params(step: Step, fn: str, isa: Isa) -> KernelParams[Any]:
     return CPU_KERNELS.find(step)(step, fn, isa)
 
 
-def _operand(operand: Operand | None, weights: dict[str, int], offsets: dict[str, int]) -> str:
-    """C++ initialiser of one operand. `offsets`: of the buffers in the arena."""
+@dataclass(frozen=True)
+class _Places:
+    """Where operands lie: the numbers of weights and inputs, and the offsets of buffers in the arena, by name."""
+
+    weights: dict[str, int]
+    inputs: dict[str, int]
+    buffers: dict[str, int]
+
+    @classmethod
+    def of(cls, program: Program) -> _Places:
+        """Those of a program."""
+        inputs = (*ProgramParams.fixed_inputs, *(array.name for array in program.inputs))
+        return cls(
+            {name: number for number, name in enumerate(program.weights)},
+            {name: number for number, name in enumerate(inputs)},
+            {buffer.name: buffer.offset for buffer in program.buffers},
+        )
+
+
+def _operand(operand: Operand | None, places: _Places) -> str:
+    """C++ initialiser of one operand."""
     if operand is None:
         return "{NONE, 0, 0}"
     moved = operand.offset * ITEM_SIZE[operand.dtype]
     if isinstance(operand, BufferOperand):
-        return f"{{BUFFER, {offsets[operand.name]}, {moved}}}"
+        return f"{{BUFFER, {places.buffers[operand.name]}, {moved}}}"
     if isinstance(operand, WeightOperand):
-        return f"{{WEIGHT, {weights[operand.name]}, {moved}}}"
+        return f"{{WEIGHT, {places.weights[operand.name]}, {moved}}}"
     if isinstance(operand, InputOperand):
-        space = {"token_ids": "TOKEN_IDS", "positions": "POSITIONS"}[operand.name]
-        return f"{{{space}, 0, 0}}"
+        return f"{{INPUT, {places.inputs[operand.name]}, {moved}}}"
     return "{DRAFTS, 0, 0}" if operand.name == DRAFTS else "{LOGITS, 0, 0}"
 
 
 def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...]:
-    weights = {name: i for i, name in enumerate(program.weights)}
-    offsets = {b.name: b.offset for b in program.buffers}
-    layers = _layers(program)
+    places, layers = _Places.of(program), _layers(program)
 
     def step_params(step: Step) -> StepParams:
         try:
-            ins = [_operand(o, weights, offsets) for o in step.inputs.values()]
-            outs = [_operand(o, weights, offsets) for o in step.outputs.values()]
+            ins = [_operand(o, places) for o in step.inputs.values()]
+            outs = [_operand(o, places) for o in step.outputs.values()]
             fn = functions[step.kernel]
         except KeyError as error:
             raise CodegenError(f"step of kernel {step.kernel}: {error.args[0]!r} is not in the program") from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....runtime.format.batch import PLAN_ARRAYS, BatchLimits
+from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.footprint import batch_limits
 from ....runtime.format.manifest import Limits
 from ....runtime.format.operands import BufferOperand, Operand, OutputOperand, WeightOperand
@@ -25,7 +26,7 @@ from ....runtime.format.plan import (
     ScratchArg,
     SizeArg,
 )
-from ....runtime.format.program import ITEM_SIZE, Program
+from ....runtime.format.program import Program
 from .bounds.addresses import address_faults
 from .bounds.forms import Number
 from .bounds.ttir import Function, parse
@@ -188,6 +189,9 @@ class Reach:
                 return Memory(self.program.weights[operand.name].nbytes - operand.offset * item)
             case OutputOperand():
                 return Memory(sizes["num_logit_rows"] * operand.stride * item)
+        own = next((array for array in self.program.inputs if array.name == operand.name), None)
+        if own is not None:
+            return Memory(sizes["num_tokens"] * own.row_bytes - operand.offset * item)
         return self._array(operand.name, None, sizes)
 
     def _array(self, name: str, call: Call | None, sizes: Sizes) -> Memory:

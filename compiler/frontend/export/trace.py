@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -16,8 +16,10 @@ import torch.fx.config
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from ....runtime.format.batch import BatchArray
 from ...errors import IccError, TraceError, UnsupportedModel
-from ..layers.kinds import LayerKinds, Repeat
+from ...graph.graph import input_type
+from ..layers.kinds import LayerKinds, RepeatedLayer
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence
 from .decompose import decompose
@@ -54,32 +56,28 @@ _LARGEST_SHORTEST = 8
 
 
 class _Forward(nn.Module):
-    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab], or hidden states[1, T, H]
-    of a model without LM head, or [1, labels] of one that scores a text.
+    """The traced signature: (input_ids[1, T], position_ids[1, T], and rows[1, T, ...] of each declared input) ->
+    logits[1, T, vocab], or hidden states[1, T, H] of a model without LM head, or [1, labels] of one that scores a text.
 
     The model makes its own positions, as it does for any caller: some count from another number than 0, and a given
     position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
     """
 
-    def __init__(self, model: nn.Module, kinds: LayerKinds | None, typed_vocab: int = 0) -> None:
-        """typed_vocab: token v of type t is given as t * typed_vocab + v; 0: tokens have no types."""
+    def __init__(self, model: nn.Module, kinds: LayerKinds | None, declared: Sequence[BatchArray] = ()) -> None:
         super().__init__()
         self.model = model
         self.kinds = kinds
-        self.typed_vocab = typed_vocab
+        self.names = [array.name for array in declared]
         parameters = inspect.signature(model.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.kept = [name for name in ("use_cache", "use_mems") if name in parameters]
         if takes_any and not self.kept:
             self.kept = ["use_cache"]
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, *declared: Tensor) -> Tensor:
         if self.kinds is not None:
             self.kinds.start()
-        given: dict[str, Any] = {"input_ids": input_ids}
-        if self.typed_vocab:
-            types = torch.div(input_ids, self.typed_vocab, rounding_mode="floor")
-            given = {"input_ids": input_ids - types * self.typed_vocab, "token_type_ids": types}
+        given: dict[str, Any] = {"input_ids": input_ids, **dict(zip(self.names, declared, strict=True))}
         given |= dict.fromkeys(self.kept, False)
         result = self.model(**given, return_dict=True)
         return result.logits if hasattr(result, "logits") else result.last_hidden_state
@@ -109,7 +107,7 @@ class Traced:
     """
 
     program: ExportedProgram
-    repeats: tuple[Repeat, ...] = ()
+    repeats: tuple[RepeatedLayer, ...] = ()
     shortest: int = SHORTEST
 
 
@@ -117,7 +115,7 @@ def export(
     model: nn.Module,
     max_tokens: int,
     kinds: LayerKinds | None = None,
-    token_types: int = 0,
+    declared: Sequence[BatchArray] = (),
     shortest: int = SHORTEST,
 ) -> Traced:
     """Trace `model` (on meta) for 3..max_tokens tokens; raises TraceError with the first line of the reason.
@@ -125,14 +123,16 @@ def export(
     Where the code only asks for a few tokens more, it is traced for as many. What a causal model makes of its first
     tokens is the same whatever follows, so that shorter sequences are right as well; of others it is not known.
 
-    With `kinds`, one layer of each kind is traced. token_types: of the tokens of a pair of texts, which then come as
-    type * vocabulary + token; 0 if tokens have none.
+    With `kinds`, one layer of each kind is traced. declared: more arguments of the model, by their names there, which
+    have one row per token.
     """
     # A size of 1 is a case of its own, that of all tokens but one too; and so is, to code that slices a table of
     # max_tokens rows, the whole table.
     tokens = torch.export.Dim("tokens", min=shortest, max=max(max_tokens, 16) - 1)
     ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
-    dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
+    own = [torch.zeros(1, 13, *kind.shape, dtype=kind.dtype, device="meta") for kind in map(input_type, declared)]
+    by_token = {1: tokens}
+    dynamic = (by_token, by_token, *([(by_token,) * len(own)] if own else []))
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(substituted(model, SUBSTITUTIONS))
@@ -143,13 +143,12 @@ def export(
             stack.enter_context(longest_sequence(max_tokens))
             stack.enter_context(_without_stack_traces())
             stack.enter_context(_without_logged_errors())
-            typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
-            forward = _Forward(model, kinds, typed_vocab)
+            forward = _Forward(model, kinds, declared)
             if kinds is not None:
-                kinds.scout(lambda: forward(ids, positions))
+                kinds.scout(lambda: forward(ids, positions, *own))
                 stack.enter_context(kinds.intercepted())
                 stack.enter_context(kinds.emptied())
-            program = torch.export.export(forward, (ids, positions), dynamic_shapes=dynamic, strict=False)
+            program = torch.export.export(forward, (ids, positions, *own), dynamic_shapes=dynamic, strict=False)
             if kinds is not None:
                 kinds.check(program.graph)
                 join_repeated(program.graph)
@@ -164,7 +163,7 @@ def export(
         reason = _reason(error)
         more = re.search(r"number of tokens T: (\d+) <= T and T <= ", reason)
         if more and shortest < int(more[1]) <= _LARGEST_SHORTEST:
-            return export(model, max_tokens, kinds, token_types, int(more[1]))
+            return export(model, max_tokens, kinds, declared, int(more[1]))
         mixing = _mixing_module(model)
         if mixing is not None:
             raise mixing from error

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 import msgspec
 
 from ....runtime.format import program as format
+from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
-from ....runtime.format.program import ITEM_SIZE
 
 Rows = Literal["tokens", "logit_rows"]
 FLOATS = ("f32", "bf16", "f16")

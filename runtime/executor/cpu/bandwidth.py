@@ -14,16 +14,26 @@ _SIZE = 64 << 20  # bytes per thread: more than its share of any cache
 _ROUNDS = 3
 
 
-def read_bandwidth(threads: int | None = None) -> float:
-    """GB/s of all threads together (default: as many as kernels get), the best of a few rounds; about 0.2 s."""
+def read_bandwidth(threads: int | None = None, nbytes: int | None = None) -> float:
+    """GB/s of all threads together (default: as many as kernels get), the best of a few rounds; about 0.2 s.
+
+    nbytes: what is read again and again, such as the weights of a model: what fits in a cache is read from there. None:
+    more than any cache holds.
+    """
     threads = threads or usable_cores()
-    size = min(_SIZE, available_bytes() // (8 * threads))
+    size = min(_SIZE if nbytes is None else nbytes // threads, _SIZE, available_bytes() // (8 * threads))
     areas = [np.ones(max(size, 1 << 20) // 8, dtype=np.int64) for _ in range(threads)]
+    passes = _SIZE // areas[0].nbytes or 1  # a round reads as much of small areas as of large ones
+
+    def read(area: np.ndarray) -> None:
+        for _ in range(passes):
+            area.max()  # numpy gives the GIL back while it reads
+
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(np.max, areas))  # numpy gives the GIL back while it reads
+        list(pool.map(np.max, areas))
         for _ in range(_ROUNDS):
             start = time.perf_counter()
-            list(pool.map(np.max, areas))
-            best = max(best, sum(area.nbytes for area in areas) / (time.perf_counter() - start))
+            list(pool.map(read, areas))
+            best = max(best, passes * sum(area.nbytes for area in areas) / (time.perf_counter() - start))
     return best / 1e9

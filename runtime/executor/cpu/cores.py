@@ -3,21 +3,79 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_native_id
+
+from ...errors import UsageError
+
+_MOST = 1 << 16  # cores of a machine
 
 
-def usable_cores() -> int:
-    """Physical cores that this process may use, within the quota of the control group; as many threads is the default.
+def usable_cores(among: Collection[int] | None = None) -> int:
+    """Physical cores that this process may use, of those `among` which it is to stay (None: all), within the quota of
+    the control group; as many threads is the default.
 
     Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
     """
-    allowed = os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0) if among is None else among
     cores = {
         read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed
     }
     quota, _, period = (read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(cores)
     return max(min(len(cores), granted), 1)
+
+
+def read_cores(text: str) -> frozenset[int]:
+    """The cores that a text such as "0-7,8" names, as Linux counts them (a hyperthread is one). UsageError for another
+    text."""
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
+        first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
+        if not first <= last < _MOST:
+            raise UsageError(f"cores = {text!r}: {part!r} is no core, or range of cores", "give them as in 0-7,8")
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+class KernelCores:
+    """Keeps threads that run kernels on some of the cores. UsageError where the process may not use one of them."""
+
+    def __init__(self, cores: frozenset[int]) -> None:
+        self._cores = cores
+        self._before: dict[int, set[int]] = {}  # by thread: where it might run
+        allowed = os.sched_getaffinity(0)
+        if refused := sorted(cores - allowed):
+            known = ",".join(map(str, sorted(allowed)))
+            raise UsageError(f"cores: this process may not use core {refused[0]}", f"it may use {known}")
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Threads that are started in here stay on the cores from then on."""
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def enter(self) -> None:
+        """The calling thread runs kernels, too: it stays on the cores until `leave`."""
+        thread = get_native_id()
+        if thread not in self._before:
+            self._before[thread] = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, self._cores)
+
+    def leave(self) -> None:
+        """Those that have entered may run where they might before. Calling it again does nothing."""
+        while self._before:
+            thread, before = self._before.popitem()
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread, before)
 
 
 def read_text(file: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from ctypes import Array
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING
 from ...address import address_of
 from ...batch.packed import plain_arrays, zeroed
 from ...errors import CapacityError, UsageError
-from ...format.batch import CPU_INPUTS, ITEM_BYTES
+from ...format.batch import CPU_INPUTS
 from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
 from ...format.program import HEADS
 from ..device import Work
-from .cores import usable_cores
+from .cores import KernelCores, usable_cores
 from .library import IccBatch, KernelLibrary
 from .memory import AnonymousMemory, choose_blocks
 
@@ -35,16 +36,23 @@ class CpuDevice:
 
     threads: of the kernels, this one included; default: the physical cores that the process may use. kv_bytes: memory
     for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
-    section of the program as a step, instead of the program ("exit": its first layers and the head).
+    section of the program as a step, instead of the program. cores: what the kernels' threads stay on, as does a thread
+    that calls `run`, until `close`; None for all.
     """
 
     plan, turns = None, 1
 
     def __init__(
-        self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
+        self,
+        engine: Engine,
+        threads: int | None = None,
+        kv_bytes: int | None = None,
+        section: str = "",
+        cores: frozenset[int] | None = None,
     ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
+        self._cores = None if cores is None else KernelCores(cores)
         program = self.program = engine.program
         self.limits = batch_limits(program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         self.cache = choose_blocks(program.kv, engine.manifest.limits, kv_bytes)
@@ -58,19 +66,23 @@ class CpuDevice:
         self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
         self._kv = AnonymousMemory(self.cache.nbytes)
-        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * ITEM_BYTES)
-        self._arrays = plain_arrays(CPU_INPUTS, self.limits)
+        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4)
+        self._arrays = plain_arrays((*CPU_INPUTS, *program.inputs), self.limits)
         self._batches = self._views()
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._own, self._heads = program.section(section), program.section(HEADS)
         self._weights = engine.weights  # mapped as long as kernels may read them
-        self._handle: int | None = self._library.create(
-            threads or usable_cores(),
-            self._weights.addresses(program),
-            self._arena.address,
-            self._kv.address,
-            self.cache.num_blocks,
-        )
+        with nullcontext() if self._cores is None else self._cores.starting():
+            self._handle: int | None = self._library.create(
+                threads or usable_cores(cores),
+                self._weights.addresses(program),
+                self._arena.address,
+                self._kv.address,
+                self.cache.num_blocks,
+            )
+        if program.inputs:
+            own = [address_of(self._arrays[array.name]) for array in program.inputs]
+            self._library.bind_inputs(self._handle, own)
 
     def _counts(self) -> Iterable[tuple[KVGroup, int]]:
         return zip(self.cache.layout.groups, self.cache.num_blocks, strict=True)
@@ -100,7 +112,7 @@ class CpuDevice:
 
     swap_in = swap_out
 
-    def send(self, turn: int, num_seqs: int) -> None:
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
         """The kernels read the host's arrays."""
 
     def expect(self, work: Work) -> None:
@@ -109,6 +121,8 @@ class CpuDevice:
     def run(self, work: Work) -> None:
         """One call of the library: of the step, or of the draft heads on rows of it."""
         assert self._handle is not None
+        if self._cores is not None:
+            self._cores.enter()
         sizes, section = work.sizes, self._own
         if work.section:
             assert work.section == HEADS
@@ -155,5 +169,7 @@ class CpuDevice:
             return
         handle, self._handle = self._handle, None
         self._library.destroy(handle)
+        if self._cores is not None:
+            self._cores.leave()
         self._arena.close()
         self._kv.close()

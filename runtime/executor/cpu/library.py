@@ -112,6 +112,17 @@ class KernelLibrary:
             raise IccError("the kernel library could not start", "try fewer threads, or look at the memory limits")
         return handle
 
+    def bind_inputs(self, handle: int, inputs: list[int]) -> None:
+        """Where the inputs lie that the program declares, in its order; they must outlive the handle. EngineFormatError
+        of a library that knows none."""
+        pointers = self._inputs = (c_void_p * len(inputs))(*inputs)  # the library keeps its address
+        try:
+            bind = self._library.icc_inputs
+        except AttributeError as error:
+            raise EngineFormatError(f"the library takes no inputs: {error}", "compile the model again") from error
+        bind.restype, bind.argtypes = None, (c_void_p, POINTER(c_void_p))
+        bind(handle, pointers)
+
     def step(self, handle: int, batches: Array[IccBatch]) -> None:
         """Run the program once on a step, as each KV group sees it. IccError with the library's code if it fails."""
         code = self._step(handle, batches)

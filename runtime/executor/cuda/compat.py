@@ -7,13 +7,14 @@ from ...format.manifest import GpuFacts
 from .driver import Cuda, DeviceFacts
 
 
-def open_gpu(backend: str) -> Cuda:
-    """The first GPU of this machine, by the back end of an engine: "cuda" or "hip"."""
+def open_gpu(backend: str, ordinal: int = 0) -> Cuda:
+    """A GPU of this machine by its number, for the back end of an engine: "cuda" or "hip". DeviceError if there is
+    none of that number."""
     if backend == "hip":
         from ..hip.bindings import load_hip
 
-        return Cuda(bindings=load_hip())
-    return Cuda()
+        return Cuda(ordinal, load_hip())
+    return Cuda(ordinal)
 
 
 def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:

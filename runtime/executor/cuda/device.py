@@ -96,9 +96,12 @@ class CudaDevice:
         cuda, limits, program = self.cuda, self.limits, self.program
         there = cuda.allocate(nbytes_of(GPU_INPUTS, limits))
         self._inputs = [PinnedArrays(cuda, GPU_INPUTS, limits, there) for _ in range(self.turns)]
+        places = [(array, cuda.allocate(nbytes_of([array], limits))) for array in program.inputs]
+        self._declared = [[PinnedArrays(cuda, [a], limits, at) for a, at in places] for _ in range(self.turns)]
         there = cuda.allocate(nbytes_of(SAMPLED, limits))
         self._outputs = [PinnedArrays(cuda, SAMPLED, limits, there) for _ in range(self.turns)]
-        self._addresses |= self._inputs[0].addresses | self._outputs[0].addresses
+        for side in (self._inputs[0], *self._declared[0], self._outputs[0]):
+            self._addresses |= side.addresses
         self._ended = [cuda.event() for _ in range(self.turns)]
         shape = limits.logit_rows, program.vocab_size
         self.logits = cuda.pinned(4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
@@ -108,7 +111,8 @@ class CudaDevice:
             self._addresses[DRAFTS] = self._heads.address
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
-        return {**self._inputs[turn].arrays, **self._outputs[turn].arrays}
+        sides = (self._inputs[turn], *self._declared[turn], self._outputs[turn])
+        return {name: array for side in sides for name, array in side.arrays.items()}
 
     def zero(self, offset: int, nbytes: int) -> None:
         self.cuda.enter()
@@ -120,10 +124,12 @@ class CudaDevice:
     def swap_in(self, cache: int, host: int, nbytes: int) -> None:
         self.cuda.to_device(self._addresses["kv"] + cache, self._host[host : host + nbytes])
 
-    def send(self, turn: int, num_seqs: int) -> None:
-        """One copy, in the order of the stream."""
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
+        """Copies in the order of the stream: one, and one of each input that the program declares."""
         self.cuda.enter()
         self._inputs[turn].send(num_seqs)
+        for own in self._declared[turn]:
+            own.send(num_tokens)
 
     def expect(self, work: Work) -> None:
         """Capture a graph of it."""

@@ -66,8 +66,11 @@ class Cuda:
     def __init__(self, ordinal: int = 0, bindings: Any = None) -> None:
         self.api = bindings or load_bindings()
         self._failed = False
-        if not self.call("cuDeviceGetCount"):
+        count = self.call("cuDeviceGetCount")
+        if not count:
             raise DeviceError("this machine has no GPU", "run the engine on a machine that has its GPU")
+        if ordinal >= count:
+            raise DeviceError(f"there is no GPU {ordinal}", f"this machine has {count}, numbered from 0")
         self._device = self.call("cuDeviceGet", ordinal)
         self._context = self.call("cuDevicePrimaryCtxRetain", self._device)
         self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from ...errors import RequestError
+from ...prompting import Encoded
 from ...reading.forced import tool_grammar
 from ...reading.formats import AnswerFormat
 from ...reading.history import fitted
@@ -106,31 +107,42 @@ class Jobs:
         assert facts is not None
         if request.dimensions is not None and request.dimensions > facts.dimension:
             raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
-        options, prompted = request.options, list[tuple[list[int], int]]()
+        options, prompted = request.options, list[Encoded]()
         for item in given:
             prompted.append(await self.prompts.embedded(item, options))
             await asyncio.sleep(0)  # there may be thousands
-        tokens = [ids for ids, _ in prompted]
-        if not min(map(len, tokens)) and self.model.manifest.model.bos_token_id is None:
+        lengths = [len(prompt.token_ids) for prompt in prompted]
+        if not min(lengths) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
-        self.prompts.check_length(max(map(len, tokens)), "input", generates=False)
+        self.prompts.check_length(max(lengths), "input", generates=False)
         salt = self._keys.salt(client, request.cache_salt)
-        deadline = self._deadline(request.deadline)
-        params = SamplingParams(max_tokens=1)
-        submits = [
-            Submit(0, tuple(ids), params, request.priority, client, salt, deadline=deadline, skipped=skipped)
-            for ids, skipped in prompted
-        ]
-        return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
+        return self._readings(prompted, request, client, salt, facts.dimension)
 
     async def rerank(self, request: RerankRequest, client: str) -> Job:
         longest = request.truncate_prompt_tokens
         longest = self.model.max_len if longest == -1 else longest
-        tokens = [await self.prompts.pair(request.query, document, longest) for document in request.texts]
-        self.prompts.check_length(max(map(len, tokens)), "documents", generates=False)
+        pairs = [await self.prompts.pair(request.query, document, longest) for document in request.texts]
+        self.prompts.check_length(max(len(pair.token_ids) for pair in pairs), "documents", generates=False)
+        return self._readings(pairs, request, client, b"", 1)
+
+    def _readings(
+        self,
+        prompts: Sequence[Encoded],
+        request: EmbeddingRequest | RerankRequest,
+        client: str,
+        salt: bytes,
+        width: int,
+    ) -> Job:
+        """Prompts of each of which a vector of so many numbers is wanted."""
         deadline, params = self._deadline(request.deadline), SamplingParams(max_tokens=1)
-        submits = [Submit(0, tuple(pair), params, request.priority, client, b"", deadline=deadline) for pair in tokens]
-        return Job(submits, Price.of_embeddings([len(pair) for pair in tokens], 1), deadline)
+        submits = [
+            Submit(
+                0, tuple(prompt.token_ids), params, request.priority, client, salt, deadline=deadline,
+                skipped=prompt.skipped, extras=dict(prompt.extras),
+            )
+            for prompt in prompts
+        ]  # fmt: skip
+        return Job(submits, Price.of_embeddings([len(prompt.token_ids) for prompt in prompts], width), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
         offer, form = offer_of(request), self.form

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...embed_prompts import EmbedOptions
 from ...errors import RequestError
-from ...prompting import Prompting
+from ...prompting import Encoded, Prompting
 from .errors import context_overflow
 from .fill import fill_marks
 from .model import ServedModel
@@ -36,8 +36,8 @@ class Prompts:
         """Token ids of a prompt that is a text, or token ids."""
         return await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else self.check(prompt, field)
 
-    async def embedded(self, text: str | list[int], options: EmbedOptions) -> tuple[list[int], int]:
-        """Token ids of a text that is to be embedded, and how many of the first are not pooled."""
+    async def embedded(self, text: str | list[int], options: EmbedOptions) -> Encoded:
+        """A text that is to be embedded."""
         prompting = Prompting(self.model.manifest, self.model.tokenizer)
         if not isinstance(text, str):
             without: EmbedOptions = {**options, "prompt": None, "prompt_name": None}
@@ -46,8 +46,8 @@ class Prompts:
             return await asyncio.to_thread(prompting.encode_embedded, text, options)
         return prompting.encode_embedded(text, options)
 
-    async def pair(self, query: str, document: str, longest: int | None) -> list[int]:
-        """Token ids of a query and a document, cut to `longest` where that is given."""
+    async def pair(self, query: str, document: str, longest: int | None) -> Encoded:
+        """A query and a document, cut to `longest` tokens where that is given."""
         if self.model.tokenizer is None:
             raise RequestError("the engine has no tokenizer, and takes no texts", field="documents")
         prompting = Prompting(self.model.manifest, self.model.tokenizer)

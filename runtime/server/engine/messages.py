@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...requests.params import SamplingParams
+from ...requests.request import Standing
 from ...requests.sampler import TokenLogprob
 
 MAX_FRAME = 64 << 20  # bytes; nothing that the processes say is longer
@@ -17,7 +18,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
-    tokens are not pooled.
+    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`.
     """
 
     id: int
@@ -30,6 +31,12 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     prompt_logprobs: int | None = None
     deadline: float | None = None
     skipped: int = 0
+    extras: dict[str, bytes] = {}
+
+    @property
+    def standing(self) -> Standing:
+        """How the prompt stands among others."""
+        return Standing(self.priority, self.client, self.salt, self.extras)
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):

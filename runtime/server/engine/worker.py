@@ -12,7 +12,7 @@ import msgspec
 from ...errors import CapacityError, IccError, RequestError
 from ...llm import LLM
 from ...requests.prompt_logprobs import PromptScores
-from ...requests.request import Output, Standing
+from ...requests.request import Output
 from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .channel import Channel, ChannelClosed
@@ -82,12 +82,11 @@ class Worker:
 
     def _take_up(self, prompt: Prompt) -> None:
         submit = prompt.submit
-        standing = Standing(submit.priority, submit.client, submit.salt)
         if self._embeds:
-            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, submit.skipped, standing))
+            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, submit.skipped, submit.standing))
             self._prompt_tokens += len(submit.prompt)
         elif submit.prompt_logprobs is not None:  # they come before its completions
-            scores = self._loop.add_score(submit.prompt, msgspec.structs.replace(standing, salt=b""))
+            scores = self._loop.add_score(submit.prompt, msgspec.structs.replace(submit.standing, salt=b""))
             self.prompts.read(prompt, PromptScores(scores, submit.prompt_logprobs))
         else:
             self._begin(prompt)
@@ -111,8 +110,7 @@ class Worker:
 
     def _generate(self, prompt: Prompt, constrain: Constrain | None = None) -> None:
         submit = prompt.submit
-        standing = Standing(submit.priority, submit.client, submit.salt)
-        generations = self._loop.add(submit.prompt, submit.params, standing, constrain)
+        generations = self._loop.add(submit.prompt, submit.params, submit.standing, constrain)
         self._prompt_tokens += len(generations[0].prompt)
         self.prompts.generate(prompt, generations)
         ended = [output for generation in generations for output in generation.outputs]

@@ -123,7 +123,7 @@ def manifest() -> Manifest:
     return Manifest(
         1, "0.1.0", "cpu", "cpu",
         ModelFacts("Fake", VOCAB, 1, 1, 1, 512, None, [257], None),
-        QuantFacts("none", 32.0, []), Limits(512, 8, 64), SamplingDefaults(), [], "w", "p", "t", {},
+        QuantFacts("none", 32.0, []), Limits(512, 8, 64), SamplingDefaults(), {}, "t", {},
     )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, TypeVar
 
+from .....runtime.format.elements import ITEM_SIZE
 from .....runtime.format.kv import KV_DTYPES, SCALED, KVLayer, vector_bytes
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
-from .....runtime.format.program import ITEM_SIZE
 from ....ops.kept import MIXED_BLOCK
 from ....program.steps.attention import Attention as AttentionStep
 from ....program.steps.attention import ChooseKeys as ChooseKeysStep

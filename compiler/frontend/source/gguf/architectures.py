@@ -1,4 +1,5 @@
-"""What llama.cpp's architectures are among transformers' model types, beyond transformers' own tables.
+"""The table of llama.cpp's architectures: the type of transformers that each is, and what is particular about its
+files.
 
 Keys and rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from . import adjust as a
 from . import hybrids as h
-from .container import Container
+from .container import GgufContainer
+from .fields import ANYTHING, SEES_ALL, SIGMOID, TURNED, Field, table
 from .keys import Facts, key
 from .rope import partly_turned
 
@@ -22,123 +25,224 @@ _SOFTMAX = 1  # of `expert_gating_func`
 
 @dataclass(frozen=True)
 class Architecture:
-    """kind: transformers' model type. fields: keys of the file, behind its architecture's name, and what they are in
-    the configuration, beside `FIELDS`. names: ends of transformers' names of a layer's parameters, and what the file
-    calls them behind "blk.N.", where the gguf package does not know. like: the architecture whose tensors lie as this
-    one's do, where transformers undoes that. fixed: what all models of the kind have. turned_experts: transformers has
-    their matrices [in, out], gate and up in turns. adjust: the rest. rows: the order of the rows of tensors
-    of layers with states, by the configuration and the tensor. between: that of two matrices of a file that are one."""
+    """What files of one architecture are.
+
+    kind: transformers' model type.
+    own: lines of its table of keys that `fields.COMMON` has not, or has otherwise.
+    names: ends of transformers' names of a layer's parameters, and what the file calls them behind "blk.N.", where the
+    gguf package does not know.
+    like: the architecture whose tensors lie as this one's do, where transformers undoes that.
+    fixed: values of the configuration that all models of the kind have.
+    period: where a file does not say layer by layer which see a window only: of how many layers one sees all tokens,
+    and whether it is the first of them. None: such a file has no windows by layer.
+    scales_rope: scaling of rotary frequencies is that of llama.cpp's common keys; else `adjust` says what it is.
+    turned_experts: transformers has their matrices [in, out], gate and up in turns.
+    adjust: the rest of the configuration, by the file.
+    rows: the order of the rows of tensors of layers with states, by the configuration and the tensor's name.
+    between: the order of the rows of two matrices of a file that are one.
+    """
 
     kind: str
-    fields: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[Field, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     like: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    period: tuple[int, bool] | None = None
+    scales_rope: bool = True
     turned_experts: bool = False
-    adjust: Callable[[Container, Facts], None] | None = None
+    adjust: Callable[[GgufContainer, Facts], None] | None = None
     rows: Callable[[Any, str], Tensor | None] | None = None
     between: Callable[[Any], Tensor] | None = None
 
+    @cached_property
+    def table(self) -> dict[str, Field]:
+        """Its lines and those of every architecture, by key."""
+        return table(self.own)
 
-_GRANITE = {
-    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
-}  # fmt: skip
-_INDEX = {
-    "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
-    "attention.indexer.top_k": "index_topk",
-}  # fmt: skip
-_MAMBA2 = {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups"}
-_DEEPSEEK = {
-    "attention.kv_lora_rank": "kv_lora_rank", "leading_dense_block_count": "first_k_dense_replace",
-    "expert_shared_count": "n_shared_experts", "expert_weights_scale": "routed_scaling_factor",
-    "expert_weights_norm": "norm_topk_prob", "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
-}  # fmt: skip
+    @property
+    def sees_all(self) -> bool:
+        """Whether it is an encoder, whose tokens see those behind them."""
+        return SEES_ALL in self.own
+
+
+_ROUTER = {"block_sparse_moe.router.weight": "ffn_gate_inp.weight"}
+_GRANITE = (
+    Field("attention.scale", "attention_multiplier"),
+    Field("embedding_scale", "embedding_multiplier"),
+    Field("residual_scale", "residual_multiplier"),
+    Field("logit_scale", "logits_scaling"),
+)
+_LATENT = (Field("expert_weights_norm", "norm_topk_prob", default=False),)
+_INDEXED = (
+    *_LATENT,
+    SIGMOID,
+    Field("attention.indexer.head_count", "index_n_heads"),
+    Field("attention.indexer.key_length", "index_head_dim"),
+    Field("attention.indexer.top_k", "index_topk"),
+)
+_LOGIT_SCALE = Field("logit_scale", "logit_scale")
+_LOCAL_EXPERTS = Field("expert_count", "num_local_experts")
+_NORMED = Field("expert_weights_norm", ("norm_topk_prob", "route_norm"), expect=True)
+_MAMBA = (Field("ssm.time_step_rank", "time_step_rank"), Field("ssm.inner_size", "intermediate_size", expect=ANYTHING))
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    (SIGMOID, Field("moe_latent_size", "moe_latent_size")),
+    like="llama",
+    adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h),
+)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama"),
-    "gemma": Architecture("gemma", like="gemma2"),
-    "gemma2": Architecture("gemma2", adjust=a.heads_of_gemma(46)),
-    "gemma3": Architecture("gemma3_text", adjust=a.gemma3),
+    "mistral": Architecture("mistral"),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "gpt2": Architecture("gpt2", (Field("feed_forward_length", "n_inner"),)),
+    "bloom": Architecture("bloom", fixed={"tie_word_embeddings": True}),
+    "starcoder2": Architecture("starcoder2", (Field("attention.layer_norm_epsilon", "norm_epsilon"),)),
+    "gemma": Architecture("gemma", like="gemma2", scales_rope=False),
+    "gemma2": Architecture(
+        "gemma2",
+        (Field("attention.sliding_window", "sliding_window", default=4096),),
+        period=(2, False),
+        scales_rope=False,
+        adjust=a.heads_of_gemma(46),
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        (
+            Field("rope.freq_base", "rope_parameters.full_attention.rope_theta", default=1e4),
+            Field("rope.freq_base_swa", "rope_parameters.sliding_attention.rope_theta", default=1e4),
+        ),
+        period=(6, False),
+        scales_rope=False,
+        adjust=a.gemma3,
+    ),
     "gemma4": Architecture(
         "gemma4_text",
+        (
+            Field("attention.key_length", "global_head_dim", expect=ANYTHING),
+            Field("attention.shared_kv_layers", "num_kv_shared_layers", default=0),
+            Field("embedding_length_per_layer_input", "hidden_size_per_layer_input", default=0),
+            Field("expert_used_count", "top_k_experts"),
+            Field("rope.freq_base", "rope_parameters.full_attention.rope_theta", default=1e4),
+            Field("rope.freq_base_swa", "rope_parameters.sliding_attention.rope_theta", default=1e4),
+        ),
         names={"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"},
+        scales_rope=False,
         adjust=a.gemma4,
     ),
     "qwen2moe": Architecture("qwen2_moe"),
-    "qwen3moe": Architecture("qwen3_moe"),
-    "gpt-oss": Architecture("gpt_oss", turned_experts=True, adjust=a.gpt_oss),
-    "minimax-m2": Architecture("minimax_m2", adjust=partly_turned),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        (
+            Field("attention.key_length", "head_dim", expect=ANYTHING),
+            Field("expert_weights_norm", "norm_topk_prob", default=True),
+        ),
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        (_LOCAL_EXPERTS, Field("expert_feed_forward_length", "intermediate_size", expect=ANYTHING)),
+        period=(2, False),
+        turned_experts=True,
+        adjust=a.gpt_oss,
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2", (SIGMOID, _LOCAL_EXPERTS), fixed={"use_routing_bias": True}, adjust=partly_turned
+    ),
     "phi3": Architecture("phi3", adjust=a.phi3),
     "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, adjust=h.lfm2),
-    "falcon": Architecture("falcon", adjust=a.falcon),
-    "mamba": Architecture("mamba", adjust=a.mamba),
-    "stablelm": Architecture("stablelm", adjust=partly_turned),
-    "nemotron": Architecture("nemotron", {"attention.layer_norm_epsilon": "norm_eps"}, adjust=partly_turned),
-    "granite": Architecture("granite", _GRANITE, like="llama"),
-    "granitemoe": Architecture(
-        "granitemoe", _GRANITE, {"block_sparse_moe.router.weight": "ffn_gate_inp.weight"}, like="llama"
+    "falcon": Architecture(
+        "falcon",
+        (
+            Field("attention.head_count_kv", "num_kv_heads", default=1, expect=ANYTHING),
+            Field("attention.layer_norm_epsilon", "layer_norm_epsilon", default=1e-5),
+            Field("feed_forward_length", "ffn_hidden_size", expect=ANYTHING),
+        ),
+        fixed={"tie_word_embeddings": True},
+        adjust=a.falcon,
     ),
-    "mamba2": Architecture("mamba2", _MAMBA2, {"mixer.dt_bias": "ssm_dt.bias"}, like="mamba", adjust=h.mamba2_alone),
-    "deepseek2": Architecture(
-        "deepseek_v3", _DEEPSEEK, {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}, adjust=a.deepseek
-    ),
+    "mamba": Architecture("mamba", _MAMBA, adjust=a.mamba),
+    "stablelm": Architecture("stablelm", adjust=a.stablelm),
+    "nemotron": Architecture("nemotron", (Field("attention.layer_norm_epsilon", "norm_eps"),), adjust=partly_turned),
+    "granite": Architecture("granite", (*_GRANITE, TURNED), like="llama"),
+    "granitemoe": Architecture("granitemoe", (*_GRANITE, TURNED), _ROUTER, like="llama"),
+    "mamba2": Architecture("mamba2", names={"mixer.dt_bias": "ssm_dt.bias"}, like="mamba", adjust=h.mamba2_alone),
+    "deepseek2": Architecture("deepseek_v3", (*_LATENT, SIGMOID), adjust=a.deepseek),
     "olmo2": Architecture("olmo2"),
     "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False}),
-    "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}, adjust=a.command_r),
-    "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale"}),
+    "command-r": Architecture("cohere", (_LOGIT_SCALE,), adjust=a.command_r),
+    "cohere2": Architecture("cohere2", (_LOGIT_SCALE,), period=(4, False)),
     "smollm3": Architecture("smollm3", like="llama"),
     "glm4": Architecture("glm4", adjust=partly_turned),
-    "exaone4": Architecture("exaone4"),
+    "exaone4": Architecture("exaone4", fixed={"sliding_window": None}, period=(4, False)),
     "seed_oss": Architecture("seed_oss", fixed={"attention_out_bias": False}),
-    "mistral3": Architecture("ministral3", like="llama", adjust=a.ministral3),
+    "mistral3": Architecture(
+        "ministral3",
+        (Field("attention.temperature_scale", "rope_parameters.llama_4_scaling_beta", default=0.0),),
+        like="llama",
+        adjust=a.ministral3,
+    ),
     "ernie4_5": Architecture("ernie4_5"),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "phi2": Architecture("phi", adjust=partly_turned),
-    "afmoe": Architecture("afmoe", fixed={"mup_enabled": True}, adjust=h.usual),
+    "afmoe": Architecture("afmoe", (SIGMOID,), fixed={"mup_enabled": True}, period=(4, False), adjust=h.usual),
     "apertus": Architecture("apertus", adjust=h.usual),
     "arcee": Architecture("arcee", like="llama"),
     "chatglm": Architecture("glm", adjust=h.usual),
-    "bert": Architecture("bert", adjust=a.bert),
-    "cohere2moe": Architecture("cohere2_moe", {"logit_scale": "logit_scale"}, adjust=h.command_moe),
-    "dbrx": Architecture("dbrx"),
-    "deepseek32": Architecture("deepseek_v32", _INDEX, adjust=a.deepseek),
-    "dots1": Architecture("dots1", adjust=h.usual),
-    "ernie4_5-moe": Architecture("ernie4_5_moe", {"interleave_moe_layer_step": "moe_layer_interval"}, adjust=h.usual),
-    "exaone-moe": Architecture("exaone_moe", adjust=h.usual),
-    "falcon-h1": Architecture("falcon_h1", adjust=h.adjusted(h.mamba2(), h.falcon_h1)),
-    "glm-dsa": Architecture("glm_moe_dsa", _INDEX, adjust=a.deepseek),
-    "glm4moe": Architecture("glm4_moe", adjust=h.glm_moe),
-    "gptneox": Architecture(
-        "gpt_neox", {"use_parallel_residual": "use_parallel_residual"}, like="bloom", adjust=h.usual
+    "bert": Architecture(
+        "bert",
+        (SEES_ALL, Field("attention.layer_norm_epsilon", "layer_norm_eps", default=1e-12)),
+        adjust=a.bert,
     ),
-    "granite_swa": Architecture("granite_swa", _GRANITE, like="llama", adjust=h.usual),
+    "cohere2moe": Architecture("cohere2_moe", (_LOGIT_SCALE,), period=(4, True), adjust=h.command_moe),
+    "dbrx": Architecture("dbrx"),
+    "deepseek32": Architecture("deepseek_v32", _INDEXED, adjust=a.deepseek),
+    "dots1": Architecture("dots1", (SIGMOID,), adjust=h.usual),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", (Field("interleave_moe_layer_step", "moe_layer_interval"),), adjust=h.usual
+    ),
+    "exaone-moe": Architecture("exaone_moe", (SIGMOID,), period=(4, False), adjust=h.usual),
+    "falcon-h1": Architecture(
+        "falcon_h1", (Field("ssm.inner_size", "mamba_d_ssm"),), adjust=h.adjusted(h.mamba2(), h.falcon_h1)
+    ),
+    "glm-dsa": Architecture("glm_moe_dsa", _INDEXED, adjust=a.deepseek),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        (SIGMOID, Field("leading_dense_block_count", "first_k_dense_replace", default=0, expect=ANYTHING)),
+        adjust=h.usual,
+    ),
+    "gptneox": Architecture(
+        "gpt_neox", (Field("use_parallel_residual", "use_parallel_residual"),), like="bloom", adjust=h.usual
+    ),
+    "granite_swa": Architecture("granite_swa", (*_GRANITE, TURNED), like="llama", adjust=h.usual),
     "granitehybrid": Architecture(
         "granitemoehybrid",
         _GRANITE,
-        {"block_sparse_moe.router.weight": "ffn_gate_inp.weight"},
+        _ROUTER,
         like="llama",
         adjust=h.adjusted(h.kinds("attention", "mamba"), h.mamba2(), h.granite),
     ),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", adjust=h.usual),
-    "hy_v3": Architecture("hy_v3", adjust=h.usual),
+    "hy_v3": Architecture("hy_v3", (SIGMOID, _NORMED), adjust=h.usual),
     "jais2": Architecture("jais2", adjust=h.usual),
     "jamba": Architecture("jamba", adjust=h.jamba),
-    "laguna": Architecture("laguna", adjust=a.laguna),
-    "lfm2moe": Architecture("lfm2_moe", adjust=h.kinds("full_attention", "conv")),
-    "mellum": Architecture("mellum", adjust=h.usual),
+    "laguna": Architecture("laguna", (SIGMOID, _NORMED), period=(4, True), adjust=a.laguna),
+    "lfm2moe": Architecture("lfm2_moe", (SIGMOID,), adjust=h.kinds("full_attention", "conv")),
+    "mellum": Architecture("mellum", period=(4, False), adjust=h.usual),
     "minicpm3": Architecture("minicpm3", adjust=h.latent),
     "modern-bert": Architecture(
-        "modernbert", {"attention.sliding_window": "local_attention", "hidden_activation": "hidden_activation"}
+        "modernbert",
+        (
+            SEES_ALL,
+            Field("attention.sliding_window", "local_attention"),
+            Field("hidden_activation", "hidden_activation"),
+        ),
+        period=(3, True),
     ),
-    "nemotron_h": Architecture(
-        "nemotron_h", like="llama", adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h)
-    ),
-    "nemotron_h_moe": Architecture(
-        "nemotron_h", like="llama", adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h)
-    ),
-    "olmo": Architecture("olmo", like="llama", adjust=h.usual),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "olmo": Architecture("olmo", (Field("attention.layer_norm_epsilon", expect=1e-5),), like="llama", adjust=h.usual),
     "phimoe": Architecture("phimoe", adjust=a.phimoe),
     "qwen35": Architecture("qwen3_5_text", like="gemma2", adjust=h.delta_rule, rows=h.delta_rows),
     "qwen35moe": Architecture("qwen3_5_moe_text", like="gemma2", adjust=h.delta_rule, rows=h.delta_rows),
@@ -147,19 +251,39 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def found_architecture(container: Container, name: str) -> Architecture | None:
-    """The entry of an architecture; some names stand for several model types."""
-    if name == "llama" and key(container, "expert_count"):
-        return Architecture("mixtral")
-    if name == "mamba" and key(container, "ssm.dt_b_c_rms"):
-        return Architecture("falcon_mamba", like="mamba", adjust=a.mamba)
-    if name == "olmo2" and container.metadata.get("olmo2.attention.sliding_window"):
-        return Architecture("olmo3", adjust=h.usual)
-    if name == "granitemoe" and container.metadata.get("granitemoe.expert_shared_feed_forward_length"):
-        return replace(ARCHITECTURES[name], kind="granitemoeshared")
-    if name == "granitehybrid" and not container.metadata.get("granitehybrid.logit_scale"):
-        return Architecture("bamba", like="llama", adjust=h.adjusted(h.mamba2(), h.bamba))
-    if name == "deepseek2" and not any(tensor.endswith("exp_probs_b.bias") for tensor in container.tensors):
-        if (key(container, "expert_gating_func") or _SOFTMAX) == _SOFTMAX:
-            return Architecture("deepseek_v2", _DEEPSEEK, adjust=a.deepseek_v2)
-    return ARCHITECTURES.get(name)
+def _says(name: str) -> Callable[[GgufContainer], bool]:
+    """Files that have something in a key."""
+    return lambda container: bool(container.metadata.get(f"{container.metadata['general.architecture']}.{name}"))
+
+
+def _softmax_without_bias(container: GgufContainer) -> bool:
+    """DeepSeek-V2, whose files have the name that those of V3 have."""
+    if any(name.endswith("exp_probs_b.bias") for name in container.tensors):
+        return False
+    return (key(container, "expert_gating_func") or _SOFTMAX) == _SOFTMAX
+
+
+# architectures whose files stand for several model types: which ones have another than in the table
+VARIANTS: dict[str, tuple[Callable[[GgufContainer], bool], Architecture]] = {
+    "llama": (_says("expert_count"), Architecture("mixtral")),
+    "mamba": (
+        _says("ssm.dt_b_c_rms"),
+        Architecture("falcon_mamba", (*_MAMBA, Field("ssm.dt_b_c_rms", expect=True)), like="mamba", adjust=a.mamba),
+    ),
+    "olmo2": (_says("attention.sliding_window"), Architecture("olmo3", period=(4, False), adjust=h.usual)),
+    "granitemoe": (
+        _says("expert_shared_feed_forward_length"),
+        replace(ARCHITECTURES["granitemoe"], kind="granitemoeshared"),
+    ),
+    "granitehybrid": (
+        lambda container: not _says("logit_scale")(container),
+        Architecture("bamba", (TURNED,), like="llama", adjust=h.adjusted(h.mamba2(), h.bamba)),
+    ),
+    "deepseek2": (_softmax_without_bias, Architecture("deepseek_v2", _LATENT, adjust=a.deepseek_v2)),
+}
+
+
+def found_architecture(container: GgufContainer, name: str) -> Architecture | None:
+    """The entry of an architecture, by its name and what the file has; None for one that is in no table."""
+    holds, variant = VARIANTS.get(name, (None, None))
+    return variant if holds is not None and holds(container) else ARCHITECTURES.get(name)

@@ -13,7 +13,7 @@ from ....weights.handles import Constant, Weight
 from ..conversion import completed
 from ..model import build_meta_model, computed_buffers
 from ..refuse import check_config
-from .config import architecture_of, read_config
+from .config import read_config
 from .rope import rope_factors
 from .split import open_container
 from .tensors import handle, weights_of
@@ -21,8 +21,10 @@ from .tokenizer import write_files
 
 
 class GgufFile:
-    """One file, or any file of a split model. `files` is a directory with the other files of a checkpoint, made of the
-    metadata, which is there as long as this is."""
+    """One file, or any file of a split model.
+
+    files: a temporary directory with the other files of a checkpoint, made of the metadata; it goes with this object.
+    """
 
     layered = True
 
@@ -36,7 +38,7 @@ class GgufFile:
         write_files(self.container, self.config, self.files)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source; blocks stay as they are."""
+        """See ModelSource; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
         try:
             found = weights_of(self.container, model, self.config)
@@ -51,12 +53,12 @@ class GgufFile:
         return completed(model, found, computed)
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source."""
+        """See ModelSource."""
         return build_meta_model(self.config, written_out, task)
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rotary frequencies divided by the file's factors, if it has some."""
-        entry = rope_factors(self.container, architecture_of(self.container))
+        entry = rope_factors(self.container, self.config.to_dict())
         if entry is None:
             return computed
         factors = handle(entry).load().to(torch.float32).reshape(-1)

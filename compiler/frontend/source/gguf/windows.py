@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from ....errors import CheckpointError
-from .container import Container
+from .architectures import Architecture
+from .container import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import partly_turned
 
-# where a file does not say layer by layer: of how many layers one sees all, and whether it is the first of them
-_PERIODS = {
-    "afmoe": (4, False), "cohere2": (4, False), "cohere2moe": (4, True), "exaone-moe": (4, False),
-    "exaone4": (4, False), "gemma2": (2, False), "gemma3": (6, False), "gpt-oss": (2, False), "laguna": (4, True),
-    "mellum": (4, False), "modern-bert": (3, True), "olmo2": (4, False),
-}  # fmt: skip
-_DEFAULTS = {"gemma2": 4096}
 
+def place_windows(container: GgufContainer, own: Architecture, facts: Facts) -> None:
+    """Place in the configuration which layers see only the tokens of a window, by llama.cpp's rules; for configurations
+    that list the kinds of layers.
 
-def place_windows(container: Container, arch: str, facts: Facts) -> None:
-    """Windows of layers as llama.cpp finds them; for configurations that tell layers by kinds."""
+    CheckpointError where the file's own list does not have one entry per layer.
+    """
     layers = layer_count(container)
     window = key(container, "attention.sliding_window")
-    window = _DEFAULTS.get(arch, 0) if window is None else window
+    window = own.table["attention.sliding_window"].default or 0 if window is None else window
     found = key(container, "attention.sliding_window_pattern")
-    if found is None and (arch not in _PERIODS):
+    if found is None and own.period is None:
         return
-    if not window and arch in _PERIODS:
-        facts |= {"layer_types": ["full_attention"] * layers} | ({"sliding_window": None} if arch == "exaone4" else {})
+    if not window and own.period is not None:
+        facts["layer_types"] = ["full_attention"] * layers
         return
-    period, first = _PERIODS.get(arch, (0, False))
+    period, first = own.period or (0, False)
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         period = period if found is None else found
         seen = 0 if first else period - 1  # the one of a period that sees all
@@ -39,8 +36,8 @@ def place_windows(container: Container, arch: str, facts: Facts) -> None:
         facts["sliding_window"] = window
 
 
-def turn_by_kind(container: Container, facts: Facts) -> None:
-    """Rotary embedding of layers with windows beside that of the others, which may be scaled."""
+def turn_by_kind(container: GgufContainer, facts: Facts) -> None:
+    """Place rotary parameters for layers with windows beside those for the others, which may be scaled."""
     partly_turned(container, facts)
     base = facts.pop("rope_theta", 10000.0)
     far = facts.pop("rope_parameters", None) or {"rope_type": "default", "rope_theta": base}

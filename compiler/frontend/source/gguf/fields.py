@@ -1,0 +1,177 @@
+"""The table of llama.cpp's metadata: which key of a GGUF file becomes what of transformers' configuration.
+
+A key that no line reads, and no rule of its architecture asks for, is refused by name where it says something
+(`unused.py`), so that a new key costs one line here, or one of its architecture's in `architectures.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .keys import Facts
+from .rope import rope_of, turned_dims
+
+
+class UnreadKey(enum.Enum):
+    """What a file may say in a key that the configuration does not have.
+
+    ANYTHING: any value. NOTHING: 0, false, an empty list or a factor of 1.0. REFUSED: it must not have the key.
+    """
+
+    ANYTHING = enum.auto()
+    NOTHING = enum.auto()
+    REFUSED = enum.auto()
+
+
+ANYTHING, NOTHING, REFUSED = UnreadKey.ANYTHING, UnreadKey.NOTHING, UnreadKey.REFUSED
+Expected = Any  # a value, an Unread, or a function that gives one of them for the configuration as a dict
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a file, behind its architecture's name.
+
+    path: where the configuration has it. Of several names it is the first that the type of the configuration has;
+    "a.b" is b of the dict a; () is nowhere. default: what the configuration has for a file without the key, where its
+    type has something there; None: the type's own. expect: what the file may say where the configuration does not have
+    it, because it has no place for it or a rule put something else there.
+    """
+
+    key: str
+    path: str | tuple[str, ...] = ()
+    default: Any = None
+    expect: Expected = NOTHING
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The places in a configuration, the one to prefer first."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    def place(self, fields: Facts) -> str | None:
+        """The place in a configuration whose names are `fields`; None if it has none. A single name is taken as it is,
+        because some configurations do not show every name that they take."""
+        if isinstance(self.path, str):
+            return self.path
+        return next((name for name in self.path if name in fields or name == "rope_theta"), None)
+
+    def expected(self, config: Facts) -> Any:
+        """The value, or the UnreadKey, that the configuration as a dict lets the file say."""
+        return self.expect(config) if callable(self.expect) else self.expect
+
+
+def table(own: Iterable[Field]) -> dict[str, Field]:
+    """The fields of an architecture by key: `own`, and COMMON for keys that `own` does not have."""
+    found = {field.key: field for field in own}
+    return found | {field.key: field for field in COMMON if field.key not in found}
+
+
+def said(fields: Mapping[str, Field], metadata: Mapping[str, Any], arch: str) -> Iterator[tuple[Field, Any]]:
+    """Fields whose keys a file has, each with its value."""
+    for field in fields.values():
+        if (value := metadata.get(f"{arch}.{field.key}")) is not None:
+            yield field, value
+
+
+def _or(unread: UnreadKey, of: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
+    """What a configuration makes of a key; `unread` where it makes nothing of it."""
+
+    def expected(config: Facts) -> Any:
+        found = of(config)
+        return unread if found is None else found
+
+    return expected
+
+
+def _epsilon(config: Facts) -> float | None:
+    return next((config[name] for name in _EPSILONS if name in config), None)
+
+
+_EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+# `expert_gating_func`: 1 is a softmax, which experts have but for those of architectures with this line
+SIGMOID = Field("expert_gating_func", expect=2)
+# positions are turned, or are not, by `rope.scaling.finetuned`
+TURNED = Field("rope.scaling.finetuned", expect=True)
+SEES_ALL = Field("attention.causal", expect=False)
+
+COMMON: tuple[Field, ...] = (
+    # sizes; those with ANYTHING are proved by the shapes of tensors: a model of another size has no place for them
+    Field("vocab_size", expect=ANYTHING),
+    Field("block_count", ("num_hidden_layers",)),
+    Field("embedding_length", ("hidden_size",)),
+    Field("feed_forward_length", ("intermediate_size",), expect=ANYTHING),
+    Field("attention.head_count", ("num_attention_heads",)),
+    Field("attention.head_count_kv", ("num_key_value_heads",), expect=ANYTHING),
+    Field("attention.key_length", ("head_dim",), expect=ANYTHING),
+    Field("attention.value_length", ("v_head_dim",), expect=ANYTHING),
+    Field("attention.key_length_swa", expect=ANYTHING),
+    Field("attention.value_length_swa", expect=ANYTHING),
+    Field("attention.kv_lora_rank", ("kv_lora_rank",)),
+    Field("attention.q_lora_rank", ("q_lora_rank",)),
+    # norms and attention
+    Field(
+        "attention.layer_norm_rms_epsilon",
+        ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+        expect=_or(REFUSED, _epsilon),
+    ),
+    Field(
+        "attention.layer_norm_epsilon",
+        ("layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+        expect=_or(REFUSED, _epsilon),
+    ),
+    Field("attention.sliding_window", ("sliding_window",)),
+    Field("attention.clamp_kqv", ("clip_qkv",)),
+    Field("attention.causal", expect=True),
+    Field("attention.indexer.types", expect=True),
+    Field("attn_logit_softcapping", ("attn_logit_softcapping",)),
+    Field("final_logit_softcapping", ("final_logit_softcapping",)),
+    Field("use_parallel_residual", expect=_or(NOTHING, lambda config: config.get("use_parallel_residual"))),
+    # positions
+    Field("rope.freq_base", ("rope_theta",), expect=_or(ANYTHING, lambda config: rope_of(config).get("rope_theta"))),
+    Field("rope.dimension_count", expect=_or(ANYTHING, turned_dims)),
+    Field("rope.dimension_count_swa", expect=_or(NOTHING, lambda config: turned_dims(config, "sliding_attention"))),
+    Field(
+        "rope.freq_base_swa",
+        expect=_or(NOTHING, lambda config: rope_of(config, "sliding_attention").get("rope_theta")),
+    ),
+    # experts
+    Field("expert_count", ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
+    Field("expert_used_count", ("num_experts_per_tok", "moe_k", "moe_topk")),
+    Field("expert_feed_forward_length", ("moe_intermediate_size",), expect=ANYTHING),
+    Field(
+        "expert_shared_feed_forward_length",
+        ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
+        expect=ANYTHING,
+    ),
+    Field("expert_shared_count", ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), expect=ANYTHING),
+    Field(
+        "expert_weights_scale",
+        ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor"),
+        default=1.0,
+    ),
+    Field("expert_weights_norm", ("norm_topk_prob", "route_norm"), expect=REFUSED),
+    Field("expert_gating_func", expect=1),
+    Field("expert_group_count", ("n_group",), default=1, expect=1),
+    Field("expert_group_used_count", ("topk_group",), default=1, expect=1),
+    Field(
+        "leading_dense_block_count",
+        ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+        expect=ANYTHING,
+    ),
+    # layers with states
+    Field("ssm.conv_kernel", ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim")),
+    Field("ssm.state_size", ("ssm_state_size", "mamba_d_state", "state_size", "linear_key_head_dim")),
+    Field("ssm.group_count", ("n_groups", "mamba_n_groups", "linear_num_key_heads")),
+    Field("ssm.time_step_rank", ("mamba_num_heads", "mamba_n_heads", "mamba_dt_rank", "linear_num_value_heads")),
+    Field("ssm.inner_size", expect=ANYTHING),
+    Field("shortconv.l_cache", ("conv_L_cache",)),
+    # of no effect on what a text gives: limits, how the file was made, axes of pictures, what follows the last layer
+    Field("context_length", ("max_position_embeddings",), expect=ANYTHING),
+    Field("tensor_data_layout", expect=ANYTHING),
+    Field("rope.scaling.finetuned", expect=ANYTHING),
+    Field("rope.dimension_sections", expect=ANYTHING),
+    Field("pooling_type", expect=ANYTHING),
+    Field("classifier.pooling_type", expect=ANYTHING),
+)

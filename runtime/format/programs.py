@@ -1,0 +1,69 @@
+"""The programs of an engine: read by their names, and compared with what engine.json says of them."""
+
+from __future__ import annotations
+
+from ..errors import EngineFormatError, KVLayoutError
+from ..kv.policy import EVICTING, POLICIES
+from .batch import declaration_problem
+from .decoding import COPY_AGAIN, decode
+from .files import EngineFiles
+from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
+from .manifest import FORMAT_VERSION, MAIN, Manifest
+from .present import MANIFEST_FILE
+from .program import Program
+
+
+def read_program(manifest: Manifest, files: EngineFiles, name: str = MAIN) -> Program:
+    """A program of an engine. EngineFormatError if there is none of that name, or its file is damaged."""
+    entry = manifest.program(name)
+    return decode_program(files.read(entry.program), entry.program, manifest.format_version)
+
+
+def decode_program(raw: bytes, name: str, version: int = FORMAT_VERSION) -> Program:
+    """The content of a program's file `name`, of a format version that is read, decoded strictly."""
+    return decode(raw, name, Program)
+
+
+def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> None:
+    """EngineFormatError where the manifest and its program of that name disagree about what both state, or this runtime
+    cannot keep its caches. The width of a row is stated of the main program."""
+    file = manifest.program(name).program
+    if name == MAIN:
+        embedding = manifest.embedding
+        found, stated = program.vocab_size, manifest.model.vocab_size if embedding is None else embedding.row_width
+        if found != stated:
+            raise EngineFormatError(f"{file}: vocab_size is {found}, {MANIFEST_FILE} says {stated}", COPY_AGAIN)
+        if program.samples != (embedding is None):
+            raise EngineFormatError(f"{file} and {MANIFEST_FILE} disagree about embeddings", COPY_AGAIN)
+    if (program.plan is None) != (manifest.backend == "cpu") or (manifest.gpu is None) != (manifest.backend == "cpu"):
+        raise EngineFormatError(f"{file}: its launch plan does not go with {MANIFEST_FILE}", COPY_AGAIN)
+    for kernel, found in program.plan.objects.items() if program.plan else ():
+        if found.file not in manifest.files:
+            raise EngineFormatError(f"{file}: object {kernel} is not listed in {MANIFEST_FILE}", COPY_AGAIN)
+    if problem := declaration_problem(program.inputs):
+        raise EngineFormatError(f"{file}: {problem}", COPY_AGAIN)
+    for group in program.kv.groups:
+        _check_group(group)
+    limits = manifest.limits
+    if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens) < 1:
+        raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", COPY_AGAIN)
+
+
+def _check_group(group: KVGroup) -> None:
+    """KVLayoutError if this runtime cannot keep such a group."""
+    if not 1 <= group.block_size <= MAX_BLOCK_SIZE:
+        raise KVLayoutError(
+            f"the engine keeps {group.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}",
+            COPY_AGAIN,
+        )
+    if group.dtype not in KV_DTYPES:
+        raise KVLayoutError(
+            f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
+            "compile the model again with this version of icc",
+        )
+    paired = group.keeps in EVICTING
+    if group.keeps not in POLICIES or group.size < (paired or group.keeps == "window") or (group.beside > 0) != paired:
+        raise KVLayoutError(
+            f"the engine's KV cache keeps {group.keeps!r} of size {group.size}, this runtime has {', '.join(POLICIES)}",
+            "compile the model again with this version of icc",
+        )

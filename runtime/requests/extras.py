@@ -1,0 +1,38 @@
+"""Extras of requests: what they give per token besides ids, see `ScheduledSequence.extras`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from ..batch.scheduled import Extras
+from ..errors import RequestError
+from ..format.batch import BatchArray
+
+
+def check_extras(extras: Extras, inputs: Sequence[BatchArray], longest: int) -> None:
+    """RequestError for what the program declares no input for, and for what is not whole rows of at most `longest`
+    tokens."""
+    known = {array.name: array for array in inputs}
+    for name, rows in extras.items():
+        if name not in known:
+            have = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise RequestError(f"the engine has no input {name!r}: {have}", field="extras")
+        size = known[name].row_bytes
+        if len(rows) % size or len(rows) // size > longest:
+            raise RequestError(
+                f"input {name!r}: {len(rows)} bytes are not rows of {size} bytes of at most {longest} tokens",
+                field="extras",
+            )
+
+
+def isolating_salt(salt: bytes, extras: Extras) -> bytes:
+    """A salt that requests share only if they share `salt` and give equal extras: on these the KV of equal tokens
+    depends."""
+    if not extras:
+        return salt
+    digest = hashlib.blake2b(salt, digest_size=32, person=b"icc-kv-extras")
+    for name in sorted(extras):
+        for part in (name.encode(), extras[name]):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()

@@ -1,0 +1,86 @@
+"""Kernel threads stay on the cores that LoadOptions.cores names, as the system itself tells."""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+from icc.runtime.cli.commands import COMMANDS, main
+from icc.runtime.errors import UsageError
+from icc.runtime.executor.cpu.cores import KernelCores, read_cores, usable_cores
+from icc.runtime.format.isa import cpu_flags
+from icc.runtime.llm import load
+from icc.runtime.requests.params import SamplingParams
+
+needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core, on which all is anyway")
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    with tarfile.open(Path(__file__).parent / "golden" / "engines.v2.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def threads() -> dict[str, str]:
+    """Of each thread of this process, the cores that it may run on."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        status = (task / "status").read_text()
+        found[task.name] = re.search(r"Cpus_allowed_list:\s*(\S+)", status)[1]  # type: ignore[index]
+    return found
+
+
+@needs_two
+@pytest.mark.skipif(not cpu_flags() >= {"avx2", "fma", "f16c"}, reason="the engine's kernels need AVX2")
+def test_kernel_threads_stay_on_their_cores(engines: Path) -> None:
+    before, last = threads(), str(max(os.sched_getaffinity(0)))
+    with load(engines / "llama.engine", threads=3, cores=last) as llm:
+        started = {thread: cores for thread, cores in threads().items() if thread not in before}
+        assert list(started.values()) == [last] * 2
+        assert threads()[str(os.getpid())] == before[str(os.getpid())], "this thread runs no kernels yet"
+        llm.generate([[1, 5, 9]], SamplingParams(max_tokens=3, ignore_eos=True))
+        assert threads()[str(os.getpid())] == last
+    assert threads()[str(os.getpid())] == before[str(os.getpid())]
+    with load(engines / "llama.engine", cores=last) as llm:  # as many threads as cores, if nobody says how many
+        assert not threads().keys() - before.keys()
+
+
+def test_texts_of_cores() -> None:
+    assert read_cores("0-3,8") == {0, 1, 2, 3, 8} and read_cores(" 2 ") == {2} and read_cores("1,1-2") == {1, 2}
+    for wrong in ("", "a", "1-", "-1", "3-1", "1,,2", "0-99999", "1.5", "٣"):
+        with pytest.raises(UsageError, match="is no core"):
+            read_cores(wrong)
+    assert usable_cores({0}) == 1
+
+
+def test_cores_that_are_not_there_are_refused(engines: Path) -> None:
+    with pytest.raises(UsageError, match="this process may not use core 65000"):
+        KernelCores(frozenset({0, 65000}))
+    with pytest.raises(UsageError, match="may not use core 65000"):
+        load(engines / "llama.engine", cores="65000")
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "words"),
+    [
+        ("llama", "--device=1", "device = 1: the engine runs on the CPU"),
+        ("h100", "--cores=0-1", "cores = '0-1': the engine runs on a GPU"),
+        ("llama", "--cores=x", "'x' is no core, or range of cores"),
+    ],
+)
+def test_what_is_for_another_back_end_is_refused_in_a_line(
+    engines: Path, capsys: pytest.CaptureFixture[str], engine: str, option: str, words: str
+) -> None:
+    assert main(["run", str(engines / f"{engine}.engine"), "--ids", "1,2", option]) == UsageError.exit_code
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error and error.startswith("error: ")
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve", "bench"])
+def test_commands_that_load_engines_have_them(name: str) -> None:
+    assert {"--cores", "--device"} <= {opt for param in COMMANDS[name].load().params for opt in param.opts}
