@@ -30,7 +30,7 @@ from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import Pooling, read_pooling
 from .frontend.source.scoring import read_scoring
-from .frontend.source.source import Source, open_source
+from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
@@ -60,7 +60,7 @@ class Compilation:
     """
 
     request: CompileRequest
-    source: Source
+    source: ModelSource
     options: CompileOptions
     graph: Graph
     backend: Backend

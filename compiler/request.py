@@ -15,7 +15,7 @@ from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
 from .eviction import read_eviction
 from .frontend.source import hub
-from .frontend.source.identify import Found, find_checkpoint, onnx_files
+from .frontend.source.identify import FoundModel, find_checkpoint, onnx_files
 from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
 from .frontend.source.refuse import check_config, check_head, check_scores
@@ -86,12 +86,12 @@ def lacking_module() -> str:
     return next((name for name in _NEEDED if find_spec(name) is None), "")
 
 
-def find_model(model: Path) -> Found:
+def find_model(model: Path) -> FoundModel:
     """The checkpoint that MODEL names: here, or on the hub, of which config.json alone is downloaded."""
     return find_checkpoint(hub.fetch_config(model) if hub.is_hub_name(model) else model)
 
 
-def check_found(found: Found, options: CompileOptions) -> None:
+def check_found(found: FoundModel, options: CompileOptions) -> None:
     """What config.json says against a compile with these options, or the header of a GGUF file."""
     policy = read_eviction(options.kv_policy)
     check_length(found.config, options.max_seq_len, policy is not None and policy.endless)

@@ -1,4 +1,5 @@
-"""What comes behind the hidden states of a model that embeds: pooling where tokens see later ones, and dense layers."""
+"""Layers behind the hidden states of a model for embeddings, as part of its graph: pooling where tokens see later ones,
+and dense layers."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from .source.pooling import LayerBehind, Pooling
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A linear layer, weight [N, K] and bias [N], and what is done to its result."""
+class DenseLayer:
+    """A linear layer, weight [N, K] and bias [N] or None, and the name of the function that its result goes through."""
 
     weight: Weight
     bias: Weight | None = None
@@ -24,22 +25,26 @@ class Dense:
 
 @dataclass(frozen=True)
 class Ending:
-    """mean: of the hidden states of a sequence. dense: layers behind them, or behind their mean."""
+    """mean: hidden states become their mean over the sequence. dense: layers behind them, or behind their mean."""
 
     mean: bool = False
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[DenseLayer, ...] = ()
 
 
 def ending_of(pooling: Pooling) -> Ending:
-    """What sentence-transformers would run behind the model, as far as it may be part of the graph."""
+    """The part of a checkpoint's pooling that the graph computes. CheckpointError where weights of a layer are
+    missing."""
     weights = [layer_weights(layer) for layer in pooling.layers if layer.kind != "normalize"]  # all must be there
     dense = pooling.dense(looks_ahead=True)
-    layers = (Dense(weight, bias, layer.activation) for layer, (weight, bias) in zip(dense, weights, strict=False))
+    layers = (DenseLayer(weight, bias, layer.activation) for layer, (weight, bias) in zip(dense, weights, strict=False))
     return Ending(pooling.settled(looks_ahead=True) == ("mean",) and pooling.prompted, tuple(layers))
 
 
 def layer_weights(layer: LayerBehind, name: str = "") -> tuple[Weight, Weight | None]:
-    """Weight and bias of a layer behind the pooling, or of the matrix `name` within."""
+    """Weight and bias of a layer behind the pooling, None for no bias.
+
+    name: of a matrix within the layer; "": the layer has only one. CheckpointError where the weight is missing.
+    """
     tensors = open_checkpoint(layer.path)
     name = name or ("norm" if layer.kind == "layer_norm" else "linear")
     if f"{name}.weight" not in tensors:
@@ -51,10 +56,10 @@ ACTIVATIONS = {"identity": "", "tanh": "tanh", "relu": "relu", "gelu": "gelu_erf
 
 
 def append_ending(graph: Graph, ending: Ending) -> None:
-    """Put the ending behind the output of a graph whose output are hidden states.
+    """Put the ending behind the output of a graph that ends with hidden states [T, H].
 
-    A mean, and what is behind it, is left to the runtime, which has it of any model, unless tokens see later ones: then
-    every row becomes the mean, by attention that weighs all tokens alike.
+    The runtime computes a mean, and what is behind it, for models whose tokens see no later ones. For the others every
+    row becomes the mean here, by attention that weighs all tokens alike.
     """
     if ending.mean and not graph.looks_ahead:
         return

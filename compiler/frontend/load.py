@@ -1,4 +1,4 @@
-"""Checkpoint -> Graph: the frontend as one function, source -> model on meta -> export -> token-major graph."""
+"""The frontend as one function: checkpoint -> model on meta -> exported program -> token-major graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .mask_spec import MaskUsed
 from .source.facts import completed_info, model_info, pair_inputs, unused_positions
 from .source.lengths import sequence_length
 from .source.scoring import read_words
-from .source.source import Source, open_source
+from .source.source import ModelSource, open_source
 from .words import score_words
 
 _TABLES = (aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
@@ -40,7 +40,7 @@ HANDLERS = joined(*(file.HANDLERS for file in _TABLES))
 
 
 def load_graph(
-    model: Path | Source,
+    model: Path | ModelSource,
     max_seq_len: int | None = None,
     every_layer: bool = False,
     *,
@@ -125,10 +125,11 @@ def convert(
     picks: bool = False,
     declared: Sequence[BatchArray] = (),
 ) -> Graph:
-    """The token-major graph of an exported model, which may end with one token of a sequence if it `picks`. declared:
-    as it was exported.
+    """The token-major graph of an exported model.
 
-    NotRepeatable where a layer may not stand for those like it.
+    picks: whether it may end with one token of a sequence. declared: inputs behind token ids and positions, as it was
+    exported. NotRepeatable where a layer may not stand for those like it; UnsupportedModel for an op that cannot be
+    token-major.
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]

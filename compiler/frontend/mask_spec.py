@@ -1,8 +1,8 @@
-"""What stands for an attention mask while a model is traced: nothing is computed, and nobody may look inside.
+"""Stand-ins for an attention mask while a model is traced: nothing is computed, and nobody may look inside.
 
-But for one use: scores of an index (DeepSeek-V3.2's sparse attention and its like) may be masked with it, and the best
-picked. Where the compiled length is within what is picked, that is every token that the mask lets through; else scores
-stay with what was picked, and become an operand of attention.
+There is one exception. Scores of an index (DeepSeek-V3.2's sparse attention and its like) may be masked with it, and
+the best picked. Where the compiled length is within what is picked, these are all tokens that the mask lets through;
+else the scores are kept with what was picked, and become an operand of attention.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _longest: ContextVar[int | None] = ContextVar("longest sequence", default=None)
 
 @contextlib.contextmanager
 def longest_sequence(tokens: int) -> Iterator[None]:
-    """Trace for sequences of at most so many tokens."""
+    """Trace for sequences of at most `tokens` tokens, while the context is open."""
     token = _longest.set(tokens)
     try:
         yield
@@ -31,7 +31,7 @@ def longest_sequence(tokens: int) -> Iterator[None]:
 
 
 class _Opaque:
-    """What nobody may look inside, but by what its own class says."""
+    """A stand-in that raises MaskUsed for everything that its own class does not define."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -41,8 +41,11 @@ class _Opaque:
 
 @dataclass(frozen=True)
 class MaskSpec(_Opaque):
-    """What a mask allows, in the words of icc::attention: by default, to be causal. Models hand it to the attention
-    function without looking inside. refused: why it cannot be compiled, where some attention uses it."""
+    """What a mask allows, as icc::attention has it; by default causal attention.
+
+    window: tokens that are seen, 0: all. chunk: tokens of a chunk that see each other, 0: no chunks. ahead: later
+    tokens that are seen. refused: why a mask cannot be compiled, for attention that uses it; "": it can.
+    """
 
     window: int = 0
     chunk: int = 0
@@ -51,7 +54,7 @@ class MaskSpec(_Opaque):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Masks are added to scores."""
+        """float32, the type of scores, as masks are added to them."""
         return torch.float32
 
     def __getitem__(self, index: Any) -> MaskSpec:
@@ -76,7 +79,7 @@ class MaskSpec(_Opaque):
         return MaskedScores(self, other)
 
     def masked_fill(self, where: Any, value: float) -> MaskSpec:
-        """The same where only what is not seen anyway is masked."""
+        """This mask, if `where` are places that it hides anyway; MaskUsed otherwise."""
         if where != AllVisible(self, hidden=True):
             raise MaskUsed()
         return self
@@ -95,7 +98,7 @@ def _is_whole(part: Any) -> bool:
 
 
 def picking(tokens: int) -> None:
-    """UnsupportedModel if an index that picks so many tokens does not pick all."""
+    """UnsupportedModel if an index that picks `tokens` tokens does not pick all of the longest sequence."""
     longest = _longest.get()
     if longest is not None and tokens < longest:
         raise UnsupportedModel(
@@ -106,7 +109,7 @@ def picking(tokens: int) -> None:
 
 
 class _Keys:
-    """How many keys there are: compared with how many of them are to be picked."""
+    """The number of keys, which can only be compared with how many of them are to be picked."""
 
     def __lt__(self, picked: Any) -> bool:
         longest = _longest.get()
@@ -125,11 +128,12 @@ class MaskedScores(_Opaque):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Of which only how many keys there are is known."""
+        """(None, None, the number of keys), which is all that is known of it."""
         return (None, None, _Keys())
 
     def topk(self, count: Any, dim: int = -1, **kwargs: Any) -> AllVisible | Picked:
-        """All that the mask lets through, where that is not more than is picked."""
+        """The best keys: AllVisible where as many are picked as there are, else Picked. MaskUsed for another axis or
+        for the worst keys."""
         if dim != -1 or not kwargs.get("largest", True):
             raise MaskUsed()
         if isinstance(count, _Keys):
@@ -144,15 +148,15 @@ class MaskedScores(_Opaque):
 
 
 class _Indices(_Opaque):
-    """Indices of keys, in any type."""
+    """Indices of keys, which keep their meaning in any type."""
 
     @property
     def indices(self) -> Self:
-        """They are nothing else."""
+        """The indices themselves, as topk has them beside values."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """In any type."""
+        """The indices themselves, whatever the type."""
         return self
 
     @classmethod
@@ -171,7 +175,8 @@ class Picked(_Indices):
 
 @dataclass(frozen=True)
 class AllVisible(_Indices):
-    """The indices of all keys that a mask lets through, or which keys these are. hidden: the others instead."""
+    """The indices of all keys that a mask lets through, also as a table that is true at these keys. hidden: the keys
+    that it does not let through instead."""
 
     mask: MaskSpec
     hidden: bool = False
@@ -188,8 +193,10 @@ class AllVisible(_Indices):
 
 @dataclass(frozen=True)
 class KeyBias(_Opaque):
-    """A mask, and what is added to the scores of a key, whatever the query: row[1, Hkv, 1, T] of whole[1, Hkv, T, T].
-    Repeated for the queries' heads it is the same."""
+    """A mask, and a number that is added to all scores of a key: row[1, Hkv, 1, T] of whole[1, Hkv, T, T].
+
+    Repeated for the queries' heads it stays the same.
+    """
 
     mask: MaskSpec
     whole: torch.Tensor
@@ -197,7 +204,7 @@ class KeyBias(_Opaque):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """That of the whole."""
+        """The shape of the whole."""
         return self.whole.shape
 
     def __getitem__(self, index: Any) -> KeyBias:
@@ -206,7 +213,7 @@ class KeyBias(_Opaque):
         return self
 
     def expand(self, *sizes: Any) -> KeyBias:
-        """The same for every query's head."""
+        """The bias itself, which every head of queries with these keys shares."""
         return self
 
     reshape = expand

@@ -1,4 +1,4 @@
-"""A score by what a model would say: the logit of one token behind a text, less that of another if there is one."""
+"""A score of what a model would say: the logit of one token behind a text, less that of another if there is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINEAR, _VIEW = OPS["linear"].overload, torch.ops.aten.view.default
 
 
 def score_words(graph: Graph, words: Words) -> None:
-    """The graph's output, logits [T, V], becomes [T, 1]; of the head only the rows of the words are left.
+    """Make a graph's output, logits [T, V], scores [T, 1]; only the words' rows of the head are kept.
 
     UnsupportedModel where something between the head and the logits looks at several tokens of the vocabulary.
     """

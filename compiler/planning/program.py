@@ -17,7 +17,7 @@ from ..caches import choose_caches, lower_options
 from ..engine.manifest import make_limits
 from ..eviction import read_eviction
 from ..frontend.load import load_graph
-from ..frontend.source.source import Source
+from ..frontend.source.source import ModelSource
 from ..graph.graph import Graph
 from ..options import CompileOptions
 from ..program.lower import lower
@@ -38,7 +38,7 @@ class PlannedCompile:
     kept: tuple[str, ...]
 
 
-def plan_graph(source: Source, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
+def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored; encodes as
     `pipelines.quantize` has it. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=read_eviction(options.kv_policy))

@@ -11,7 +11,7 @@ import icc
 import numpy as np
 import pytest
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.ending import Dense, Ending
+from icc.compiler.frontend.ending import DenseLayer, Ending
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant
@@ -108,7 +108,7 @@ def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path)
 
     model = saved(kind, tmp_path, "embed")
     weight, bias = torch.randn(16, 32), torch.randn(16)
-    ending = Ending(True, (Dense(Constant(weight), Constant(bias), "tanh"),)) if kind != "roberta" else Ending()
+    ending = Ending(True, (DenseLayer(Constant(weight), Constant(bias), "tanh"),)) if kind != "roberta" else Ending()
     graph = through_passes(load_graph(tmp_path, task="embed", ending=ending))
     assert graph.looks_ahead and graph.max_seq_len == {"roberta": 68, "mpnet": 68, "t5": 4096}.get(kind, 70)
     hidden = run_model(model, ids_of(TOKENS))

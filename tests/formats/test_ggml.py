@@ -12,7 +12,7 @@ from gguf_models import random_blocks
 from icc.compiler.backends.cpu.layouts.registry import LAYOUTS as CPU
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON
 from icc.compiler.errors import TensorError
-from icc.compiler.frontend.source.gguf.container import Entry
+from icc.compiler.frontend.source.gguf.container import GgufTensor
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.weights.formats.base import Misfit
 from icc.compiler.weights.formats.ggml import GGML_FORMATS, block_bytes, parts_of
@@ -83,7 +83,7 @@ def test_a_block_has_a_size() -> None:
 
 def tensor(path: Path, kind: str, raw: np.ndarray, shape: tuple[int, ...]) -> BlockTensor:
     path.write_bytes(raw.tobytes())
-    return BlockTensor(Entry("blk.0.w", path, 0, raw.nbytes, shape, kind), GGML_FORMATS[kind])
+    return BlockTensor(GgufTensor("blk.0.w", path, 0, raw.nbytes, shape, kind), GGML_FORMATS[kind])
 
 
 def test_rows_in_another_order_keep_their_blocks(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import run_lowered as run_lowered_module
 import torch
 from gguf_models import random_blocks
 from icc.compiler.backends.cpu.isa import host_isas
-from icc.compiler.frontend.source.gguf.container import Entry
+from icc.compiler.frontend.source.gguf.container import GgufTensor
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.parser import parse_graph
@@ -37,7 +37,7 @@ def weight(folder: Path, kind: str, rows: int, seed: int) -> QuantizedWeight:
     raw = random_blocks(gguf.GGMLQuantizationType[kind.upper()], rows, K, np.random.default_rng(seed))
     path = folder / f"{kind}-{seed}"
     path.write_bytes(raw.tobytes())
-    return BlockTensor(Entry(kind, path, 0, raw.nbytes, (rows, K), kind), GGML_FORMATS[kind])
+    return BlockTensor(GgufTensor(kind, path, 0, raw.nbytes, (rows, K), kind), GGML_FORMATS[kind])
 
 
 def graph_of(folder: Path, kind: str) -> Graph:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from icc.compiler.frontend.source.gguf.arrangement import Arrangement
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.tensors import weights_of
 from icc.compiler.frontend.source.model import build_meta_model
 from icc.compiler.weights.formats.ggml import GGML_FORMATS
@@ -37,17 +37,17 @@ OTHERWISE = (
 )  # fmt: skip
 
 
-def as_file(name: str, folder: Path) -> Container:
+def as_file(name: str, folder: Path) -> GgufContainer:
     """The file, all of whose tensors are the recorded numbers or nothing."""
     found, path = RECORDED[name], folder / "m.gguf"
     metadata = {k: np.array(v) if isinstance(v, list) else v for k, v in found["metadata"].items()}
     content, tensors = b"", {}
     for tensor, (shape, values) in found["tensors"].items():
         raw = bytes.fromhex(values)
-        tensors[tensor] = Entry(tensor, path, len(content), len(content) + len(raw), tuple(shape), "f32")
+        tensors[tensor] = GgufTensor(tensor, path, len(content), len(content) + len(raw), tuple(shape), "f32")
         content += raw
     path.write_bytes(content)
-    return Container(path, metadata, tensors)
+    return GgufContainer(path, metadata, tensors)
 
 
 def close(found: Any, wanted: Any) -> bool:

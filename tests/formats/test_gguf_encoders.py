@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.tokenizer import write_files
 from icc.compiler.frontend.source.pooling import read_pooling
 from icc.compiler.frontend.source.refuse import check_config
@@ -27,11 +27,11 @@ BERT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def container(**changes: Any) -> Container:
+def container(**changes: Any) -> GgufContainer:
     path = Path("a.gguf")
     shapes = {"token_embd.weight": (10, 64), "token_types.weight": (2, 64)}
-    tensors = {name: Entry(name, path, 0, 0, shape, "f32") for name, shape in shapes.items()}
-    return Container(path, BERT | changes, tensors)
+    tensors = {name: GgufTensor(name, path, 0, 0, shape, "f32") for name, shape in shapes.items()}
+    return GgufContainer(path, BERT | changes, tensors)
 
 
 def test_wordpiece_and_pooling(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from icc.compiler.errors import CheckpointError, IccError, UnsupportedModel
 from icc.compiler.frontend.source.checkpoint import mapped
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.hybrids import delta_rows, interleaved_rows
 from icc.compiler.frontend.source.gguf.tokenizer import write_files
 from tokenizers import Tokenizer
@@ -30,10 +30,10 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 
 
-def container(metadata: dict[str, Any], rows: int = 32) -> Container:
+def container(metadata: dict[str, Any], rows: int = 32) -> GgufContainer:
     path = Path("a.gguf")
-    return Container(
-        path, LLAMA | metadata, {"token_embd.weight": Entry("token_embd.weight", path, 0, 0, (rows, 64), "f32")}
+    return GgufContainer(
+        path, LLAMA | metadata, {"token_embd.weight": GgufTensor("token_embd.weight", path, 0, 0, (rows, 64), "f32")}
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from icc.compiler.errors import CheckpointError, IccError, TensorError, UnsupportedModel
 from icc.compiler.frontend.source.gguf.architectures import ARCHITECTURES, Architecture
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.fields import ANYTHING, COMMON, REFUSED, Field
 from icc.compiler.frontend.source.gguf.tensors import weights_of
 from icc.compiler.frontend.source.model import build_meta_model
@@ -52,7 +52,7 @@ def test_every_key_changes_the_model_or_is_known_not_to(name: str, tmp_path: Pat
         own = key.partition(".")[2]
         if key.startswith(("general.", "xielu.")) or own in (*FREE, "rope.scaling.original_context_length"):
             continue
-        changed = Container(container.path, container.metadata | {key: other(value)}, container.tensors)
+        changed = GgufContainer(container.path, container.metadata | {key: other(value)}, container.tensors)
         try:
             assert known(read_config(changed)) != before or own == "full_attention_interval", key
         except IccError as error:
@@ -65,10 +65,10 @@ def test_keys_of_others_are_refused(tmp_path: Path) -> None:
     for name, value in FOREIGN.items():
         metadata = container.metadata | {f"llama.{name}": value}
         with pytest.raises(UnsupportedModel, match=rf"metadata 'llama\.{name}' is ") as caught:
-            read_config(Container(container.path, metadata, container.tensors))
+            read_config(GgufContainer(container.path, metadata, container.tensors))
         assert "\n" not in str(caught.value)
     for name, value in {"residual_scale": 1.0, "expert_count": 0, "use_parallel_residual": False}.items():
-        read_config(Container(container.path, container.metadata | {f"llama.{name}": value}, container.tensors))
+        read_config(GgufContainer(container.path, container.metadata | {f"llama.{name}": value}, container.tensors))
 
 
 def test_a_new_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_scores_of_experts_are_those_of_the_architecture(tmp_path: Path) -> None
         for said in (1, 2):
             container.metadata[f"{arch}.expert_gating_func"] = said
             with contextlib.nullcontext() if said == gating else pytest.raises(UnsupportedModel, match="gating_func"):
-                read_config(Container(container.path, container.metadata, container.tensors))
+                read_config(GgufContainer(container.path, container.metadata, container.tensors))
 
 
 def test_tensors_that_no_model_has_are_refused(tmp_path: Path) -> None:
@@ -109,19 +109,19 @@ def test_tensors_that_no_model_has_are_refused(tmp_path: Path) -> None:
     config = read_config(container)
     model = build_meta_model(config, False, "generate")
     for name in ("blk.0.florp.weight", "blk.2.attn_q.weight", "rope_factors_long.weight", "v.blk.0.attn_q.weight"):
-        tensors = container.tensors | {name: Entry(name, container.path, 0, 0, (16,), "f32")}
+        tensors = container.tensors | {name: GgufTensor(name, container.path, 0, 0, (16,), "f32")}
         with pytest.raises(TensorError, match=rf"'{name}'.*no place for it"):
-            weights_of(Container(container.path, container.metadata, tensors), model, config)
+            weights_of(GgufContainer(container.path, container.metadata, tensors), model, config)
 
 
 def test_layers_that_guess_are_left_out(tmp_path: Path) -> None:
     container = as_file("llama", tmp_path)
     said = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
     tensors = {
-        name: Entry(name, container.path, 0, 0, (16,), "f32")
+        name: GgufTensor(name, container.path, 0, 0, (16,), "f32")
         for name in ("blk.2.nextn.eh_proj.weight", "blk.2.attn_q.weight", "blk.2.florp.weight")
     }
-    found = Container(container.path, container.metadata | said, container.tensors | tensors)
+    found = GgufContainer(container.path, container.metadata | said, container.tensors | tensors)
     config = read_config(found)
     assert config.num_hidden_layers == 2
     model = build_meta_model(config, False, "generate")
@@ -129,7 +129,7 @@ def test_layers_that_guess_are_left_out(tmp_path: Path) -> None:
     for ahead in (-1, 4):
         wrong = found.metadata | {"llama.nextn_predict_layers": ahead}
         with pytest.raises(CheckpointError, match=f"{ahead} of 3 layers are said to guess"):
-            read_config(Container(container.path, wrong, found.tensors))
+            read_config(GgufContainer(container.path, wrong, found.tensors))
 
 
 def test_what_rules_ask_for_is_missed_in_words(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_epsilons_are_numbers(value: Any, tmp_path: Path) -> None:
     container = as_file("llama", tmp_path)
     metadata = container.metadata | {"llama.attention.layer_norm_rms_epsilon": value}
     if value == 0.0:
-        assert read_config(Container(container.path, metadata, container.tensors)).rms_norm_eps == 0
+        assert read_config(GgufContainer(container.path, metadata, container.tensors)).rms_norm_eps == 0
     else:
         with pytest.raises(CheckpointError, match="layer_norm_rms_epsilon' is"):
-            read_config(Container(container.path, metadata, container.tensors))
+            read_config(GgufContainer(container.path, metadata, container.tensors))
 
 
 def test_windows_where_a_file_says_them_otherwise(tmp_path: Path) -> None:

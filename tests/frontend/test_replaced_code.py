@@ -13,8 +13,8 @@ from icc.compiler.frontend.export.lightning import LIGHTNING
 from icc.compiler.frontend.export.selection import SELECTION
 from icc.compiler.frontend.export.substitution import (
     Candidate,
+    CodeTrial,
     Substitution,
-    Trial,
     recognised_as,
     small_copy,
     substituted,
@@ -224,8 +224,8 @@ def test_a_substitution_is_a_value() -> None:
 
     def small(candidate: Candidate, generator: torch.Generator) -> Any:
         x = torch.randn(3, generator=generator)
-        yield Trial(lambda: candidate.module(x), (x,))
-        yield Trial(lambda: candidate.module(x + 1), (x,), same=False)
+        yield CodeTrial(lambda: candidate.module(x), (x,))
+        yield CodeTrial(lambda: candidate.module(x + 1), (x,), same=False)
 
     seen: list[Tensor] = []
     doubling = Substitution(

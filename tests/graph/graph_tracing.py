@@ -5,8 +5,8 @@
     graph = trace(lambda x, w: x * aten.rsqrt.default(mean(x * x) + 1e-6) * w, x="f32[T, 8]", w="f32[8]")
 
 An input with rows (T) is a gather from a random table by the token ids, an input without is a random weight, a tensor
-or weight is itself; "token_ids" and "positions" are the graph's own inputs. Values have the arithmetic operators and go
-through any torch.ops overload. The result is viewed as logits [T, n].
+or weight is itself, a BatchArray is declared; "token_ids" and "positions" are the graph's own inputs. Values have the
+arithmetic operators and go through any torch.ops overload. The result is viewed as logits [T, n].
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from icc.compiler.ops import OPS
 from icc.compiler.weights.handles import Constant, Weight
 from icc.passes.base import Pass, PassContext, Refusal
 from icc.passes.manager import run_passes
+from icc.runtime.format.batch import BatchArray
 from torch import Tensor, fx
 
 aten = torch.ops.aten
@@ -118,7 +119,9 @@ def _placeholder(graph: Graph, name: str) -> Value:
     return Value(graph, node)
 
 
-def _input(graph: Graph, tokens: Value, name: str, spec: str | Tensor | Weight) -> Value:
+def _input(graph: Graph, tokens: Value, name: str, spec: str | Tensor | Weight | BatchArray) -> Value:
+    if isinstance(spec, BatchArray):
+        return Value(graph, graph.declare(spec))
     if isinstance(spec, (Tensor, Weight)):
         weight = Constant(spec) if isinstance(spec, Tensor) else spec
         return Value(graph, graph.add_weight(name, weight))
@@ -132,7 +135,10 @@ def _input(graph: Graph, tokens: Value, name: str, spec: str | Tensor | Weight) 
 
 
 def trace(
-    fn: Callable[..., Any], max_seq_len: int = MAX_SEQ_LEN, keep_dead: bool = False, **inputs: str | Tensor | Weight
+    fn: Callable[..., Any],
+    max_seq_len: int = MAX_SEQ_LEN,
+    keep_dead: bool = False,
+    **inputs: str | Tensor | Weight | BatchArray,
 ) -> Graph:
     """The graph of `fn` over the named inputs; see the module's docstring."""
     graph = empty_graph(max_seq_len)

@@ -16,7 +16,7 @@ from icc.compiler.errors import TensorError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.onnx.known import Known
 from icc.compiler.frontend.source.onnx.module import HANDLERS
-from icc.compiler.frontend.source.onnx.table import Call
+from icc.compiler.frontend.source.onnx.table import OnnxCall
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
 from onnx import TensorProto, helper, numpy_helper
@@ -111,7 +111,7 @@ def test_a_node(op: str, inputs: Any, outputs: int, domain: str, known: Any, att
         for n, v in enumerate(inputs)
     ]
     name = f"{domain}.{op}" if domain else op
-    call = Call(
+    call = OnnxCall(
         node,
         {a.name: helper.get_attribute_value(a) for a in node.attribute},
         operands,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from icc.compiler.backends.cpu.backend import CPU_PROFILE
@@ -41,8 +43,14 @@ def _bytes(memory: AnonymousMemory, data: np.ndarray) -> int:
     return memory.address
 
 
-def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list[int] | None = None) -> np.ndarray:
-    """Logits [L, vocab] of one sequence that starts at position 0."""
+def run_lowered(
+    lowered: Lowered,
+    folder: Path,
+    ids: list[int],
+    logit_rows: list[int] | None = None,
+    extras: Mapping[str, bytes] = MappingProxyType({}),
+) -> np.ndarray:
+    """Logits [L, vocab] of one sequence that starts at position 0. extras: rows of all declared inputs."""
     program, tokens = lowered.program, len(ids)
     isa = host_isas()[0]
     build_libraries(program, folder / "kernels", [isa], optimize="-O1")
@@ -62,6 +70,8 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
     library = KernelLibrary((folder / "kernels" / f"{isa.name}.so").read_bytes(), isa.name)
     weights = [_bytes(memory, p) for memory, p in zip(held, packed, strict=True)]
     handle = library.create(2, weights, arena.address, kv.address, (blocks,) * groups)
+    own = [np.frombuffer(extras[array.name], np.uint8) for array in program.inputs]
+    library.bind_inputs(handle, [rows.ctypes.data for rows in own])
     sizes = {"num_tokens": tokens, "num_seqs": 1, "num_logit_rows": len(rows), "max_blocks": blocks}
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
     batch = IccBatch(**sizes, **addresses, logits=logits.ctypes.data)

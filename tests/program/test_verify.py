@@ -11,6 +11,7 @@ from graph_tracing import Value, icc, trace
 from icc.compiler.errors import VerifyError
 from icc.compiler.program.program import Program
 from icc.compiler.program.verify import verify_lowered, verify_plan
+from icc.runtime.format.batch import BatchArray
 from icc.runtime.format.operands import BufferOperand, InputOperand, OutputOperand, WeightOperand
 from icc.runtime.format.plan import Call, Extent, KernelObject, KVArg, Launch, LaunchPlan, OperandArg, Phase
 from icc.runtime.format.program import Section
@@ -79,6 +80,20 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "range of a weight": (lambda p: moved(p, "linear", "bias", offset=8), "weight b has 16 elements"),
     "type of a weight": (lambda p: moved(p, "linear", "w", dtype="f32"), "is stored as tile_f32, not as f32"),
     "input": (lambda p: with_step(p, "embedding", ids=InputOperand("colours")), "a batch has no colours"),
+    "type of an input": (
+        lambda p: replace(
+            with_step(p, "embedding", ids=InputOperand("kind")), inputs=[BatchArray("kind", ("T",), "i8")]
+        ),
+        "input kind is of i8, not i32",
+    ),
+    "rows of an input": (
+        lambda p: with_step(p, "embedding", ids=InputOperand("token_ids", stride=2)),
+        "rows of input token_ids are 1 elements apart",
+    ),
+    "declaration": (
+        lambda p: replace(p, inputs=[BatchArray("positions", ("T",))]),
+        "'positions' is no name for an input, or is taken",
+    ),
     "output": (lambda p: with_step(p, "linear", y=OutputOperand("scores", "f32", 16)), "there is no output 'scores'"),
     "layer": (lambda p: with_step(p, "attention", layer=3), "there is no KV layer 3"),
     "no layer": (lambda p: with_step(p, "attention", layer=-1), "its cache is not that of KV layer -1"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from building import build
+from fake_cuda import OnDisk
 from icc import SamplingParams
 from icc.compiler.backends.cpu.kernels.base import KernelParams
 from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
@@ -235,6 +236,18 @@ def test_in_an_interpreted_plan(model: Path) -> None:
     engine = build(model, "none", LIMITS)
     with engine.llm(num_blocks=32) as llm:
         compare(llm, engine.graph, 0.1)
+
+
+def test_through_the_driver_of_a_gpu(model: Path) -> None:
+    """Inputs that are declared travel beside the others, in as many rows as a step has tokens."""
+    built = build(model, "none", LIMITS)
+    executor, driver = OnDisk(built.engine(), built, built.objects()).executor()
+    driver.calls.clear()
+    with LLM(built.manifest, executor) as llm:
+        compare(llm, built.graph, 0.1)
+    there, back = (driver.calls.count(f"cuMemcpy{way}Async") for way in ("HtoD", "DtoH"))
+    assert 4 * back <= there
+    assert not driver.live and not driver.memory
 
 
 def test_the_text_of_a_graph_tells_what_it_declares(model: Path) -> None:

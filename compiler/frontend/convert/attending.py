@@ -1,4 +1,4 @@
-"""Attention that comes through transformers' interface, and how any attention is emitted."""
+"""Attention that comes through transformers' interface, and the op that any attention becomes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...ops import OPS
 from .conversion import Conversion
 from .index_scores import IndexScores
 from .masks import Mask, with_bias
-from .row_bias import PairBias, RowBias, row_biases
-from .values import T, Value, dims_of, op_name
+from .row_bias import AttentionRowBias, PairBias, row_biases
+from .values import T, TracedValue, dims_of, op_name
 
 
 def emit_attention(
@@ -21,12 +21,16 @@ def emit_attention(
     sinks: fx.Node | None,
     numbers: tuple[float, float],
     mask: Mask,
-    added: PairBias | RowBias | None,
-) -> Value:
-    """icc::attention of q [T, Hq, D], k and v; numbers: scale and soft cap. added: to the scores, by queries."""
+    added: PairBias | AttentionRowBias | None,
+) -> TracedValue:
+    """Emit icc::attention of q [T, Hq, D], k [T, Hkv, D] and v [T, Hkv, Dv] -> [1, T, Hq, Dv].
+
+    sinks: [Hq] or None. numbers: the scale of the scores and their soft cap, 0 for none. added: to the scores, by
+    queries; None for nothing.
+    """
     scale, softcap = numbers
     slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
-    found: tuple[RowBias | None, ...] = (added, None) if isinstance(added, RowBias) else (None, None)
+    found: tuple[AttentionRowBias | None, ...] = (added, None) if isinstance(added, AttentionRowBias) else (None, None)
     if isinstance(added, PairBias):
         found = row_biases(conv, added, mask)
     rest: list[Any] = [mask.ahead, conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None]
@@ -39,22 +43,23 @@ def emit_attention(
     out = conv.emit(
         OPS["attention"].overload, *heads, sinks, slopes, layer, scale, mask.window, mask.chunk, softcap, *rest
     )
-    return Value(out, (T, *type_of(out).shape))
+    return TracedValue(out, (T, *type_of(out).shape))
 
 
 class InterfaceAttention:
-    """The Follower of icc_trace::attention: what it adds to the scores may be over pairs of tokens."""
+    """The CallFollower of icc_trace::attention, which may add values over pairs of tokens to its scores."""
 
     def __init__(self) -> None:
-        self._chosen: dict[tuple[fx.Node, int], RowBias] = {}  # layers may share an index
+        self._chosen: dict[tuple[fx.Node, int], AttentionRowBias] = {}  # layers may share an index
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The attention's Value; None of any other node, and where an operand has no token-major form."""
+        """The attention's TracedValue. None of any other node, and of one with an operand that has no token-major
+        form."""
         if op_name(node.target) != "icc_trace.attention":
             return None
         given: Any = node.args
         q, k, v, sinks = (conv.values.get(a) for a in given[:4])
-        if not all(isinstance(value, Value) for value in (q, k, v)):
+        if not all(isinstance(value, TracedValue) for value in (q, k, v)):
             return None
         heads = _heads(conv, q), _heads(conv, k), _heads(conv, v)
         scale, window, chunk, softcap, ahead, *rest = given[4:]
@@ -67,13 +72,13 @@ class InterfaceAttention:
                 raise ValueError("attention with a bias that depends on the tokens")
         if len(rest) > 1 and rest[1] is not None:
             added = self._choice(conv, rest[1], rest[2], added)
-        sink = sinks.node if isinstance(sinks, Value) else None
+        sink = sinks.node if isinstance(sinks, TracedValue) else None
         if given[3] in conv.static.nodes and given[3].op == "call_function":
             sink = conv.constant("sinks", conv.static.constant(given[3])).node
         out = emit_attention(conv, heads, sink, (scale, softcap), mask, added)
         return conv.view(out, dims_of(node.meta["val"]))
 
-    def _choice(self, conv: Conversion, index: fx.Node, count: int, added: PairBias | None) -> RowBias:
+    def _choice(self, conv: Conversion, index: fx.Node, count: int, added: PairBias | None) -> AttentionRowBias:
         scores = conv.values.get(index)
         if not isinstance(scores, IndexScores) or added is not None:
             raise ValueError("an index picks the tokens that attention reads, in a way that is not known")

@@ -1,7 +1,7 @@
 """From an exported program to the IR: every value becomes token-major.
 
-Ops that only move the token axis disappear; ops that would mix tokens, other than attention, are refused by name. This
-is what lets one graph serve a packed batch of many sequences. See `values.py` for how a value is followed.
+Ops that only move the token axis disappear; ops other than attention that would mix tokens are refused by name. One
+graph can therefore serve a packed batch of many sequences. `values.py` has how a value is followed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .tail_axes import counts_from_the_end
 from .values import (
     Dims,
     T,
+    TracedValue,
     Unrepresentable,
-    Value,
     dims_of,
     first_unrepresentable,
     is_merged,
@@ -35,8 +35,8 @@ from .values import (
 )
 
 
-class Follower(Protocol):
-    """Sees every call of the exported program before its handler does: for patterns over several ops."""
+class CallFollower(Protocol):
+    """A pattern over several ops. It is shown every call of the exported program before the call's handler is."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
         """What the node becomes, or None if it is not part of the pattern; ValueError with the reason to refuse it."""
@@ -44,11 +44,11 @@ class Follower(Protocol):
 
 
 class Conversion:
-    """State of one conversion: the graph being built and the values seen so far.
+    """One conversion: the graph being built and the values seen so far.
 
-    followers: asked before `handlers`, in order. renames: per layer that the program only names, which of its weights
-    stand in the place of which. declared: the program's inputs behind token ids and positions. values: what became of
-    each node of the program.
+    followers: asked before `handlers`, in order. renames: for each layer that the program only names, its weights'
+    names by those of the traced layer. declared: the program's inputs behind token ids and positions. values: what
+    became of each node of the program.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Conversion:
         info: ModelInfo,
         max_tokens: int,
         handlers: Handlers,
-        followers: Sequence[Follower] = (),
+        followers: Sequence[CallFollower] = (),
         renames: Sequence[Mapping[str, str]] = (),
         declared: Sequence[BatchArray] = (),
     ) -> None:
@@ -71,12 +71,13 @@ class Conversion:
         self._handlers = handlers
         self._followers = followers
         self._renames, self._declared = renames, declared
-        self._stored: dict[str, Value] = {}
+        self._stored: dict[str, TracedValue] = {}
         self._layers = 0
         self._current: fx.Node | None = None
 
     def run(self) -> Graph:
-        """Convert every node; returns the graph whose output is logits [T, vocab]."""
+        """Convert every node, and return the graph, whose output is logits [T, vocab]. UnsupportedModel names an op
+        that is refused and its module."""
         self._inputs()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -87,15 +88,15 @@ class Conversion:
         return self.graph
 
     def emit(self, target: Any, *args: Any) -> fx.Node:
-        """A call in the new graph; nodes among args are canonical."""
+        """Add a call to the graph; nodes among its operands are canonical."""
         node = self.graph.call(target, *args)
         if self._current is not None:
             node.meta["module"] = module_path(self._current)
         return node
 
-    def constant(self, name: str, value: torch.Tensor) -> Value:
-        """A new constant of the graph."""
-        return Value(self.graph.add_weight(name, Constant(value)), tuple(value.shape))
+    def constant(self, name: str, value: torch.Tensor) -> TracedValue:
+        """Add a constant to the graph, and return it as a value without tokens."""
+        return TracedValue(self.graph.add_weight(name, Constant(value)), tuple(value.shape))
 
     def stored(self, name: str) -> fx.Node | None:
         """The node of a weight of the checkpoint; None if the graph does not have it."""
@@ -105,16 +106,16 @@ class Conversion:
         """Whether a weight of the graph is a constant that the model's code made."""
         return name in self.program.graph_signature.lifted_tensor_constants
 
-    def view(self, value: Value, dims: Dims) -> Value:
-        """The same elements under other logical dims; the canonical order must not change."""
+    def view(self, value: TracedValue, dims: Dims) -> TracedValue:
+        """The elements of a value under other logical dims, which may not change their canonical order."""
         shape = tuple(d for d in dims if d is not T)
         if shape == value.features:
-            return Value(value.node, dims)
+            return TracedValue(value.node, dims)
         lead = (-1,) if value.per_token else ()
-        return Value(self.emit(torch.ops.aten.view.default, value.node, [*lead, *shape]), dims)
+        return TracedValue(self.emit(torch.ops.aten.view.default, value.node, [*lead, *shape]), dims)
 
     def next_layer(self) -> int:
-        """The number of a new attention layer, each of which owns one KV cache."""
+        """The number of a new op with a state, such as attention, each of which owns one."""
         self._layers += 1
         return self._layers - 1
 
@@ -128,15 +129,15 @@ class Conversion:
                 continue
             spec = specs[node.name]
             if spec.kind == InputKind.USER_INPUT:
-                new = next(users)
-                self.values[node] = self.view(Value(new, (T, *type_of(new).shape)), dims_of(node.meta["val"]))
+                new, dims = next(users), dims_of(node.meta["val"])
+                self.values[node] = self.view(TracedValue(new, (T, *type_of(new).shape)), dims)
             elif node.users and spec.kind == InputKind.CONSTANT_TENSOR:
                 self.values[node] = self._lifted(node, str(spec.target))
             elif node.users:
                 used[str(spec.target).removeprefix("model.")] = node
         for name in self._weight_names(used):
             weight = self.weights[name]
-            self._stored[name] = Value(self.graph.add_weight(name, weight), weight.shape)
+            self._stored[name] = TracedValue(self.graph.add_weight(name, weight), weight.shape)
             if name in used:
                 self.values[used[name]] = self._stored[name]
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -158,7 +159,7 @@ class Conversion:
         place = {name: i for i, name in enumerate(self.weights)}
         return sorted(names, key=place.__getitem__)
 
-    def _lifted(self, node: fx.Node, name: str) -> Value | Unrepresentable:
+    def _lifted(self, node: fx.Node, name: str) -> TracedValue | Unrepresentable:
         value = self.program.constants[name]
         if isinstance(value, torch.Tensor) and value.numel() == 0:  # a cache before its first token
             value = torch.zeros(value.shape, dtype=value.dtype)
@@ -186,7 +187,7 @@ class Conversion:
             return found if table is None else table
         return found
 
-    def _table(self, node: fx.Node) -> Value | None:
+    def _table(self, node: fx.Node) -> TracedValue | None:
         """What depends on the position alone, read from a table of all positions, and what depends on nothing, as a
         constant; None if that is not so."""
         value = node.meta.get("val")
@@ -195,14 +196,14 @@ class Conversion:
         try:
             dims = dims_of(value)
             if T not in dims:
-                return Value(self.constant("computed", self.static.constant(node)).node, dims)
+                return TracedValue(self.constant("computed", self.static.constant(node)).node, dims)
             if len(dims) != value.dim():
                 return None
             table = self.static.table(node, dims.index(T), self.max_tokens)
         except ValueError:
             return None
         rows = self.constant("positions_table", table.float() if table.is_floating_point() else table).node
-        return Value(self.emit(OPS["embedding"].overload, self.graph.input("positions"), rows), dims)
+        return TracedValue(self.emit(OPS["embedding"].overload, self.graph.input("positions"), rows), dims)
 
     def _handle(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         handler = self._handlers.get(op_name(node.target))

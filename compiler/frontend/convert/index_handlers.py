@@ -14,7 +14,7 @@ from .aten_handlers import _val, cat_parts, expand_to, per_token
 from .conversion import Conversion
 from .reduce_handlers import icc, last_axis
 from .table import Table
-from .values import Dims, T, Value, dims_of, op_name
+from .values import Dims, T, TracedValue, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -25,6 +25,7 @@ LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
 
 @HANDLERS.handles("aten.embedding", "aten.index_select")
 def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Rows of a table: by token, by a number that all tokens share, or by several indices per token."""
     if "index_select" in op_name(node.target):
         table, axis, index = args
         if axis != 0:
@@ -35,25 +36,27 @@ def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
         raise ValueError("a gather of tokens")
     if math.prod(index.features) != 1:
         flat = index.node
-        return Value(conv.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
+        return TracedValue(conv.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
     if not index.per_token:  # every token takes the same row
-        row = conv.emit(icc("embedding"), conv.view(Value(index.node, index.features), (1,)).node, table.node)
-        return conv.view(Value(row, (1, *table.dims[1:])), dims_of(_val(node)))
+        row = conv.emit(icc("embedding"), conv.view(TracedValue(index.node, index.features), (1,)).node, table.node)
+        return conv.view(TracedValue(row, (1, *table.dims[1:])), dims_of(_val(node)))
     index = conv.view(index, (T,))
     out = conv.emit(icc("embedding"), index.node, table.node)
-    return conv.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
+    return conv.view(TracedValue(out, (T, *table.dims[1:])), dims_of(_val(node)))
 
 
 @HANDLERS.handles("aten.index")
 def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """table[indices] of a table without tokens, along its first axis only."""
     table, indices = args
     if table.per_token or len(indices) != 1:
         raise ValueError("advanced indexing")
-    return Value(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
+    return TracedValue(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
 
 
 @HANDLERS.handles("aten.index_put")
 def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """value[mask] = number. ValueError for a write to places that depend on values in another way."""
     value, indices, source = args[:3]
     mask = indices[0]
     if (
@@ -66,12 +69,13 @@ def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
     if mask.dims != value.dims or (len(args) > 3 and args[3]):
         raise ValueError("a masked write of this form")
     scalar = conv.view(source, ()).node
-    return Value(conv.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
+    return TracedValue(conv.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
 
 
 @HANDLERS.handles("aten.topk", "aten.sort")
 def topk(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value: Value = args[0]
+    """topk and sort over the last axis: (values, indices)."""
+    value: TracedValue = args[0]
     is_sort = "sort" in str(node.target)
     rest = list(args[1:])
     k = value.dims[-1] if is_sort else rest.pop(0)
@@ -83,7 +87,7 @@ def topk(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     value = last_axis(conv, value, axis)
     pair = conv.emit(icc("topk"), value.node, k, bool(largest))
     dims = (*value.dims[:-1], k)
-    return [Value(_item(conv, pair, i), dims) for i in range(2)]
+    return [TracedValue(_item(conv, pair, i), dims) for i in range(2)]
 
 
 def _item(conv: Conversion, pair: fx.Node, index: int) -> fx.Node:
@@ -92,15 +96,16 @@ def _item(conv: Conversion, pair: fx.Node, index: int) -> fx.Node:
 
 @HANDLERS.handles("aten.gather")
 def gather(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Elements along the last axis by indices per token, or rows of a table by position."""
     value, axis, index_ = args
     axis %= len(value.dims)
     if index_.dims[axis] is T and not value.per_token:
         return _table_rows(conv, value, axis, index_, dims_of(_val(node)))
     value = last_axis(conv, value, axis)
-    return Value(conv.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
+    return TracedValue(conv.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
 
 
-def _table_rows(conv: Conversion, table: Value, axis: int, index_: Value, dims: Dims) -> Value:
+def _table_rows(conv: Conversion, table: TracedValue, axis: int, index_: TracedValue, dims: Dims) -> TracedValue:
     """A gather that picks row index[t] of a constant for each token, however it spells the other axes."""
     if math.prod(table.dims[:axis]) != 1:
         raise ValueError("a gather from several tables")
@@ -112,26 +117,28 @@ def _table_rows(conv: Conversion, table: Value, axis: int, index_: Value, dims: 
     width = tuple(d for d in dims[axis + 1 :])
     if width != table.dims[axis + 1 :]:
         raise ValueError("a gather of parts of rows")
-    return conv.view(Value(out, (T, *width)), dims)
+    return conv.view(TracedValue(out, (T, *width)), dims)
 
 
-def _same_along_features(value: Value) -> Value | None:
+def _same_along_features(value: TracedValue) -> TracedValue | None:
     """The one number per token that `value` repeats over its other axes, if it is made that way."""
     if math.prod(value.features) == 1:
         return value
     source = value.node.args[0]
     if value.node.target not in LOOKED_THROUGH or not isinstance(source, fx.Node):
         return None
-    return Value(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
+    return TracedValue(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
 
 
 @HANDLERS.handles("aten.copy", "aten.copy_")
 def copy(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`source` in the shape of what it is copied over."""
     return expand_to(conv, args[1], dims_of(_val(node)))
 
 
 @HANDLERS.handles("aten.slice_scatter")
 def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A write to a slice of an axis, or to all tokens; ValueError for some tokens, or for every other element."""
     value, source = args[0], args[1]
     rest = list(args[2:])
     axis = (rest[0] if rest else kwargs.get("dim", 0)) % len(value.dims)
@@ -150,6 +157,7 @@ def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict
 
 @HANDLERS.handles("aten.select_scatter")
 def select_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A write to one place of an axis; ValueError for one token."""
     value, source, axis, place = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
@@ -159,14 +167,14 @@ def select_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dic
     return _written(conv, value, source, axis, place, place + 1)
 
 
-def _written(conv: Conversion, value: Value, source: Value, axis: int, start: int, end: int) -> Value:
+def _written(conv: Conversion, value: TracedValue, source: TracedValue, axis: int, start: int, end: int) -> TracedValue:
     """`value` with [start, end) of an axis replaced by `source`."""
 
-    def part(first: int, last: int) -> list[Value]:
+    def part(first: int, last: int) -> list[TracedValue]:
         if first >= last:
             return []
         dims = (*value.dims[:axis], last - first, *value.dims[axis + 1 :])
-        return [Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
+        return [TracedValue(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
 
     middle = (*value.dims[:axis], end - start, *value.dims[axis + 1 :])
     parts = [*part(0, start), expand_to(conv, source, middle), *part(end, value.dims[axis])]
@@ -175,6 +183,7 @@ def _written(conv: Conversion, value: Value, source: Value, axis: int, start: in
 
 @HANDLERS.handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
 def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A write or an addition to places of the last axis by indices per token."""
     name = str(node.target)
     if "reduce" in name:
         raise ValueError("scatter_reduce")
@@ -183,9 +192,9 @@ def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
     base = value.node
     if not value.per_token:
         base = per_token(conv, value, (T, *value.features)).node
-    tensor = isinstance(source, Value)
+    tensor = isinstance(source, TracedValue)
     if tensor and not source.per_token:
         source = per_token(conv, source, (T, *source.features))
-    src, number = (source.node, 0.0) if isinstance(source, Value) else (None, float(source))
+    src, number = (source.node, 0.0) if isinstance(source, TracedValue) else (None, float(source))
     out = conv.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
-    return Value(out, dims_of(_val(node)))
+    return TracedValue(out, dims_of(_val(node)))

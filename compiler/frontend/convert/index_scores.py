@@ -1,8 +1,9 @@
-"""Scores of an index that picks the tokens attention reads: w relu(q k^T) summed over heads, recognised by data flow.
+"""Scores of an index that picks the tokens that attention reads: w relu(q k^T) summed over heads, recognised by data
+flow.
 
-A product of queries [T, H, D], one matrix per token, with one key of every token becomes an `IndexScores`; a positive
-factor of it changes nothing of which are best. The attention that picks by it emits the choice, once for all that share
-it.
+A product of queries [T, H, D], one matrix per token, with one key of every token becomes an `IndexScores`. A positive
+factor does not change which keys are best. The attention that picks by the scores emits the choice, once for all layers
+that share it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from torch import fx
 
 from ...ops import OPS
 from .conversion import Conversion
-from .row_bias import RowBias, pair_dims
-from .values import Pairs, T, Value, op_name
+from .row_bias import AttentionRowBias, pair_dims
+from .values import KeyPairs, T, TracedValue, op_name
 
 _SAME = ("clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand")
 _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
@@ -23,59 +24,65 @@ _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 
 @dataclass(frozen=True)
 class IndexKeys:
-    """Keys [.., D, T], which every token's queries meet."""
+    """Keys [.., D, T] that the queries of every token are multiplied with."""
 
-    k: Value
+    k: TracedValue
 
 
 @dataclass(frozen=True)
 class IndexScores:
-    """Of q (T, H, D) and k: products (T, H, T), of which `relu` leaves the positive ones; then sums weighed by w."""
+    """Scores of an index while they are computed.
 
-    q: Value
-    k: Value
+    They are products (H, T) per token of q (T, H, D) and the keys; then, with `relu`, the positive ones of these; then
+    their sums over heads, each weighed by w (T, H).
+    """
+
+    q: TracedValue
+    k: TracedValue
     relu: bool = False
-    w: Value | None = None
+    w: TracedValue | None = None
 
-    def chosen(self, conv: Conversion, count: int) -> RowBias:
-        """What is added to attention scores, of all heads, so that they are those of the `count` best keys."""
+    def chosen(self, conv: Conversion, count: int) -> AttentionRowBias:
+        """The bias to attention scores, of all heads, that leaves only the `count` best keys of each query."""
         if self.w is None:
             raise ValueError("an index that is no sum over heads")
         heads, dim = self.q.dims[-2:]
         q, k, w = (conv.view(x, dims).node for x, dims in self._operands(self.w, heads, dim))
         width = conv.max_tokens
         rows = conv.emit(OPS["choose_keys"].overload, q, k, w, conv.next_layer(), count, width)
-        return RowBias(Value(rows, (1, T, width)), 0)
+        return AttentionRowBias(TracedValue(rows, (1, T, width)), 0)
 
-    def _operands(self, w: Value, heads: int, dim: int) -> tuple[tuple[Value, tuple[Any, ...]], ...]:
+    def _operands(self, w: TracedValue, heads: int, dim: int) -> tuple[tuple[TracedValue, tuple[Any, ...]], ...]:
         return (self.q, (T, heads, dim)), (self.k, (T, 1, dim)), (w, (T, heads))
 
     @property
     def dims(self) -> tuple[Any, ...]:
-        """Of the scores, but for axes of one."""
+        """The dims of the scores, without axes of one."""
         heads = self.q.dims[-2]
         return (T, heads, T) if self.w is None and heads > 1 else (T, T)
 
 
 class PickingIndex:
-    """The Follower of the scores of an index until an attention picks by them."""
+    """The CallFollower of the scores of an index, until an attention picks by them."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """What a node becomes; None of any that is no part of an index, ValueError of one that is of another kind."""
+        """What a node of an index becomes; None of any other node. ValueError for an index of another kind."""
         short = op_name(node.target).split(".")[-1]
         inputs: list[Any] = [conv.values.get(a) if isinstance(a, fx.Node) else None for a in node.args]
-        if short in _RESHAPES and isinstance(inputs[0], Pairs) and _are_keys(inputs[0].value, node):
+        if short in _RESHAPES and isinstance(inputs[0], KeyPairs) and _are_keys(inputs[0].value, node):
             return IndexKeys(inputs[0].value)
         if short == "bmm" and isinstance(inputs[1], IndexKeys):
             q = inputs[0]
-            return IndexScores(q, inputs[1].k) if isinstance(q, Value) and q.axis == 0 and len(q.dims) == 3 else None
+            return (
+                IndexScores(q, inputs[1].k) if isinstance(q, TracedValue) and q.axis == 0 and len(q.dims) == 3 else None
+            )
         scores = next((v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), IndexScores)), None)
         if scores is None or op_name(node.target) == "icc_trace.attention":
             return None
         return _followed(conv, node, short, scores)
 
 
-def _are_keys(k: Value, node: fx.Node) -> bool:
+def _are_keys(k: TracedValue, node: fx.Node) -> bool:
     """Whether a view of repeated keys is one matrix (D, T) of them per token."""
     dims = pair_dims(node.meta["val"])
     return len(dims) == 3 and dims == (T, k.dims[-2], T) and len(k.features) == k.features.count(1) + 1
@@ -87,7 +94,7 @@ def _followed(conv: Conversion, node: fx.Node, short: str, scores: IndexScores) 
         found = replace(scores, relu=True)
     elif short == "bmm" and scores.relu and scores.w is None:
         w: Any = conv.values.get(node.args[0])  # type: ignore[arg-type]
-        if not isinstance(w, Value) or w.dims != (T, 1, scores.q.dims[-2]):
+        if not isinstance(w, TracedValue) or w.dims != (T, 1, scores.q.dims[-2]):
             raise ValueError("an index that weighs its heads by something other than a number per token")
         found = replace(scores, w=w)
     elif short in ("mul", "div"):

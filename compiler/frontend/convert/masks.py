@@ -1,5 +1,4 @@
-"""What is done to attention scores before their softmax, and what it comes to: what is seen, and a bias by
-distance at most.
+"""What is done to attention scores before their softmax, and which mask and bias it amounts to.
 
 What was added or masked is computed for a number of tokens and looked at.
 """
@@ -24,8 +23,12 @@ _MAX_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
-class Step:
-    """One thing done to the scores: add, sub, mul (a 0/1 table), keep (where true), mask (where true) or view."""
+class MaskStep:
+    """One thing that is done to scores.
+
+    kind: "add", "sub", "mul" (by a table of 0 and 1), "keep" (where true), "mask" (where true) or "view". operand: a
+    static node, a number, or the new dims of a view.
+    """
 
     kind: str
     operand: Any  # a static node, a number, or the new dims of a view
@@ -34,8 +37,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Mask:
-    """Attention to `window` tokens or within chunks of `chunk` (0: to all), and to tokens `ahead`; with ALiBi `slopes`
-    per head, or a `bias` per head and distance: see icc::attention."""
+    """Which keys a query sees, and what is added to their scores, as icc::attention has it.
+
+    window: tokens that are seen, 0: all. chunk: tokens of a chunk that see each other, 0: no chunks. ahead: later
+    tokens that are seen. slopes: ALiBi's, per head. bias: a number per head and distance.
+    """
 
     window: int = 0
     chunk: int = 0
@@ -44,8 +50,9 @@ class Mask:
     bias: Tensor | None = None
 
 
-def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int) -> Mask:
-    """What `steps` do to the scores of sequences of up to `max_tokens`; ValueError if that is more than a Mask says."""
+def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int) -> Mask:
+    """The mask that `steps` amount to, in sequences of up to `max_tokens` tokens; ValueError if a Mask cannot say
+    it."""
     small = _table(static, steps, SMALL_TABLE)
     per_head = max(1, math.prod(small.shape[:-2]))
     tokens = min(max_tokens, _LARGEST_TABLE, int((_MAX_ELEMENTS / per_head) ** 0.5))
@@ -60,11 +67,11 @@ def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], head
 
 
 def with_bias(static: StaticValues, max_tokens: int, bias: fx.Node, heads: int, mask: Mask) -> Mask:
-    """`mask` with what a static node adds to the scores that it leaves; ValueError as `analyse`."""
-    return _biased(static, max_tokens, (Step("add", bias),), heads, mask)
+    """`mask`, with a static node added to the scores that it leaves; ValueError as `analyse`."""
+    return _biased(static, max_tokens, (MaskStep("add", bias),), heads, mask)
 
 
-def _biased(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int, mask: Mask) -> Mask:
+def _biased(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int, mask: Mask) -> Mask:
     sight = mask.window, mask.chunk, mask.ahead
     biases = _relative(_table(static, steps, SMALL_TABLE), *sight)
     if biases is None:
@@ -75,7 +82,7 @@ def _biased(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], head
     return replace(mask, bias=_by_distance(_table(static, steps, max_tokens), *sight, heads))
 
 
-def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor:
+def _table(static: StaticValues, steps: tuple[MaskStep, ...], tokens: int) -> Tensor:
     """What the scores become where q k^T is 0: [.., T, T], head axes of size 1 where all heads are equal."""
     table = torch.zeros(tokens, tokens)
 

@@ -1,7 +1,7 @@
-"""A token that a model picks out of its sequence, or the mean of all: how models end that score a whole text.
+"""A token that a model picks out of its sequence, or the mean over all: how models end that score a whole text.
 
-What follows is computed for every token, and the graph says which token's row counts. A mean is attention that weighs
-all tokens alike, so that every row has it.
+What follows is computed for every token, and the graph says which token's row counts. For a mean, attention that weighs
+all tokens alike gives it to every row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...graph.graph import Graph, type_of
 from ...ops import OPS
 from ...ops.attention import ALL_AHEAD
 from .conversion import Conversion
-from .values import T, Value, dims_of, op_name
+from .values import T, TracedValue, dims_of, op_name
 
 _SOME = 7  # tokens of a sequence that is looked at
 _WIDEST = 64  # of the heads over which a mean is shared
@@ -25,16 +25,16 @@ _WIDEST = 64  # of the heads over which a mean is shared
 
 @dataclass(frozen=True)
 class TokenSum:
-    """The sum of a value over all tokens, of which models make a mean by dividing it by their number."""
+    """The sum of a value over all tokens. Models divide it by their number."""
 
-    value: Value
+    value: TracedValue
 
 
 class PickedTokens:
-    """The Follower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
+    """The CallFollower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The Value of a node that picks a token or takes their mean; None of any other."""
+        """The TracedValue of a node that picks a token or takes their mean; None of any other."""
         short = op_name(node.target)
         if short not in ("aten.select", "aten.index", "aten.mean", "aten.sum", "aten.div"):
             return None
@@ -42,9 +42,9 @@ class PickedTokens:
         if short == "aten.div":
             counts = isinstance(value, TokenSum) and self._is_number_of_tokens(conv, node.args[1])
             return self._mean(conv, node, value.value) if counts else None  # type: ignore[union-attr]
-        if short == "aten.index" and isinstance(value, Value) and self._is_all_of_one(conv, node, value):
+        if short == "aten.index" and isinstance(value, TracedValue) and self._is_all_of_one(conv, node, value):
             return value
-        if not isinstance(value, Value) or not value.per_token or value.axis is None:
+        if not isinstance(value, TracedValue) or not value.per_token or value.axis is None:
             return None
         if short in ("aten.mean", "aten.sum"):
             axes: Any = node.args[1] if len(node.args) > 1 else None
@@ -62,16 +62,16 @@ class PickedTokens:
         if conv.graph.picked not in ("", picked):
             raise ValueError("two different tokens picked out of the sequence")
         conv.graph.picked = picked
-        return Value(value.node, dims_of(node.meta["val"]))
+        return TracedValue(value.node, dims_of(node.meta["val"]))
 
-    def _is_all_of_one(self, conv: Conversion, node: fx.Node, value: Value) -> bool:
+    def _is_all_of_one(self, conv: Conversion, node: fx.Node, value: TracedValue) -> bool:
         """Whether a node is x[arange(batch)], of one sequence."""
         places: Any = node.args[1]
         if conv.graph.picked == "" or len(places) != 1 or value.axis is not None or value.dims[0] != 1:
             return False
         return places[0] in conv.static.nodes and conv.static.evaluate(places[0], _SOME).tolist() == [0]
 
-    def _index(self, conv: Conversion, node: fx.Node, value: Value) -> int | None:
+    def _index(self, conv: Conversion, node: fx.Node, value: TracedValue) -> int | None:
         """Which token x[rows, tokens] picks out of any sequence: 0, -1 for the last, or None."""
         places: Any = node.args[1]
         if len(places) != 2 or value.axis != 1 or any(place not in conv.static.nodes for place in places):
@@ -87,15 +87,18 @@ class PickedTokens:
             return False
         return all(bool((torch.as_tensor(conv.static.evaluate(operand, n)) == n).all()) for n in (7, 12))
 
-    def _mean(self, conv: Conversion, node: fx.Node, value: Value) -> Value:
+    def _mean(self, conv: Conversion, node: fx.Node, value: TracedValue) -> TracedValue:
         flat = conv.view(value, (T, prod(value.features)))
         mean = mean_of_rows(conv.graph, flat.node, conv.next_layer())
         conv.graph.picked = conv.graph.picked or "last"  # every row has it
-        return Value(conv.view(Value(mean, flat.dims), value.dims).node, dims_of(node.meta["val"]))
+        return TracedValue(conv.view(TracedValue(mean, flat.dims), value.dims).node, dims_of(node.meta["val"]))
 
 
 def mean_of_rows(graph: Graph, node: fx.Node, layer: int) -> fx.Node:
-    """[T, N] of which every row is the mean of the rows of `node`, [T, .., N], that belong to its sequence."""
+    """[T, N], whose rows are each the mean over its sequence of the rows of `node`, [T, .., N].
+
+    layer: the number of the attention that computes it.
+    """
     width = type_of(node).shape[-1]
     head = gcd(width, _WIDEST)
     heads = graph.call(torch.ops.aten.view.default, node, [-1, width // head, head])

@@ -13,32 +13,32 @@ from torch import fx
 
 from ...ops import OPS
 from .conversion import Conversion
-from .values import T, Value, dims_of, op_name
+from .values import T, TracedValue, dims_of, op_name
 
 EMBEDDING, ROPE = (OPS[name].overload for name in ("embedding", "rope"))
 _SAME = ("_to_copy", "to", "alias", "clone", "contiguous", "detach")
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """A complex value, as the real one whose last axis has its real and its imaginary part."""
+class ComplexPairs:
+    """A complex value [..], as the real value [.., 2] of its real and imaginary parts."""
 
-    value: Value
+    value: TracedValue
 
 
 class ComplexRotation:
-    """The Follower of products of complex numbers, one of which depends on the position alone."""
+    """The CallFollower of products of complex numbers, one of which depends on the position alone."""
 
     def __init__(self) -> None:
         self._tables: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # cos and sin, which all layers share
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The Pairs, or the Value, that a node of such a product becomes; None of any other node."""
+        """The ComplexPairs, or the TracedValue, that a node of such a product becomes; None of any other node."""
         short = op_name(node.target).split(".")[-1]
         values = [conv.values.get(arg) for arg in node.all_input_nodes]
-        if short == "view_as_complex" and isinstance(values[0], Value) and values[0].per_token:
-            return Pairs(values[0])
-        if not any(isinstance(value, Pairs) for value in values):
+        if short == "view_as_complex" and isinstance(values[0], TracedValue) and values[0].per_token:
+            return ComplexPairs(values[0])
+        if not any(isinstance(value, ComplexPairs) for value in values):
             return None
         if short == "view_as_real":
             return values[0].value  # type: ignore[union-attr]
@@ -46,13 +46,13 @@ class ComplexRotation:
             return values[0]
         if short != "mul" or len(node.all_input_nodes) != 2:
             raise ValueError(f"{short} of complex numbers")
-        at = 0 if isinstance(values[0], Pairs) else 1
+        at = 0 if isinstance(values[0], ComplexPairs) else 1
         pairs, angles = values[at], node.all_input_nodes[1 - at]
         if angles not in conv.static.nodes:
             raise ValueError("a product of complex numbers that both depend on the tokens")
         return self._rotated(conv, pairs.value, angles)  # type: ignore[union-attr]
 
-    def _rotated(self, conv: Conversion, x: Value, angles: fx.Node) -> Pairs:
+    def _rotated(self, conv: Conversion, x: TracedValue, angles: fx.Node) -> ComplexPairs:
         dims = x.dims
         width = 2 * dims[-2]
         heads = prod(x.features) // width
@@ -65,7 +65,7 @@ class ComplexRotation:
         cos, sin = (conv.emit(EMBEDDING, positions, table) for table in self._tables[angles])
         flat = conv.view(x, (heads, T, width))
         turned = conv.emit(ROPE, flat.node, cos, sin, "interleaved")
-        return Pairs(conv.view(Value(turned, flat.dims), dims))
+        return ComplexPairs(conv.view(TracedValue(turned, flat.dims), dims))
 
     def _parts(self, conv: Conversion, angles: fx.Node, axis: int) -> tuple[fx.Node, fx.Node]:
         table = conv.static.table(angles, axis, conv.max_tokens)

@@ -20,7 +20,7 @@ from ...ops import OPS
 from ...ops.attention import visible
 from .conversion import Conversion
 from .masks import SMALL_TABLE, Mask
-from .values import T, Value, op_name
+from .values import T, TracedValue, op_name
 
 _MOVES = (
     "clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand", "view", "reshape",
@@ -41,10 +41,13 @@ def pair_dims(val: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class PairRows:
-    """rows (H, T, C), laid out over pairs of tokens by `trail`: nodes of the program, the first of which takes
-    `source`; numbers(tokens): what stands there for the columns of each row, [.., tokens, n] as `source` is shaped."""
+    """rows (H, T, C), laid out over pairs of tokens.
 
-    rows: Value
+    trail: nodes of the program that lay them out, the first of which takes `source`. numbers: for a number of tokens,
+    the numbers of the columns [.., tokens, n] that stand in place of each row, in the shape of `source`.
+    """
+
+    rows: TracedValue
     source: fx.Node
     numbers: Callable[[int], Tensor]
     trail: tuple[fx.Node, ...] = ()
@@ -54,35 +57,35 @@ class PairRows:
 
 @dataclass(frozen=True)
 class PairBias:
-    """The sum of such rows, as they are laid out."""
+    """A sum of such rows, all laid out over pairs of tokens."""
 
     parts: tuple[PairRows, ...]
 
     def times(self, conv: Conversion, factor: Any) -> PairBias:
-        """Scaled by a number, or by a node's number per query."""
+        """The sum times a number, or times a node with a number per query."""
         per_query = isinstance(factor, fx.Node)
         scaled = (replace(p, rows=_scaled(conv, p.rows, factor), by_query=p.by_query or per_query) for p in self.parts)
         return PairBias(tuple(scaled))
 
     def through(self, node: fx.Node) -> PairBias:
-        """Moved by a node."""
+        """The sum, moved by one more node."""
         return PairBias(tuple(replace(part, trail=(*part.trail, node)) for part in self.parts))
 
 
 @dataclass(frozen=True)
-class RowBias:
-    """What `icc::attention` is given: rows (H, T, E), of which column `later` + query - key is added."""
+class AttentionRowBias:
+    """What `icc::attention` is given: rows (H, T, E), whose column `later` + query - key is added to a score."""
 
-    rows: Value
+    rows: TracedValue
     later: int
     of_keys: bool = False
 
 
 class BiasByRows:
-    """The Follower of gather(rows[.., T, C], index[.., T, T]) and its like until an attention adds it."""
+    """The CallFollower of gather(rows[.., T, C], index[.., T, T]) and its like, until an attention adds the result."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The PairBias of a node, None where it is part of none; ValueError with the reason to refuse it."""
+        """The PairBias of a node; None where it is part of none. ValueError says why a bias is refused."""
         short = op_name(node.target).split(".")[-1]
         if short == "gather":
             return _gathered(conv, node)
@@ -120,7 +123,7 @@ def _multiplied(conv: Conversion, bias: PairBias, factor: Any, divides: bool, at
 def _gathered(conv: Conversion, node: fx.Node) -> PairBias | None:
     source, axis, index = node.args[:3]
     rows = conv.values.get(source)  # type: ignore[arg-type]
-    if not isinstance(rows, Value) or not rows.per_token or index not in conv.static.nodes:
+    if not isinstance(rows, TracedValue) or not rows.per_token or index not in conv.static.nodes:
         return None
     shape = pair_dims(node.meta["val"])
     if len(shape) < 3 or shape[-2:] != (T, T) or int(axis) % len(shape) != len(shape) - 1:  # type: ignore[call-overload]
@@ -140,7 +143,7 @@ def _of_distances(conv: Conversion, node: fx.Node) -> PairBias | None:
     says), of which longer sequences have the same columns and more."""
     query, table = node.args[:2]
     q = conv.values.get(query)  # type: ignore[arg-type]
-    if not isinstance(q, Value) or not q.per_token or q.axis != len(q.dims) - 2 or table not in conv.static.nodes:
+    if not isinstance(q, TracedValue) or not q.per_token or q.axis != len(q.dims) - 2 or table not in conv.static.nodes:
         return None
     if isinstance(node.meta["val"].shape[-1], int):
         return None
@@ -161,20 +164,20 @@ def _of_distances(conv: Conversion, node: fx.Node) -> PairBias | None:
         behind = torch.arange(heads * tokens, dtype=torch.float64).view(*q.dims[:-2], tokens, 1) * whole.shape[2]
         return behind + (last - torch.arange(own))
 
-    return PairBias((PairRows(Value(product, (heads, T, whole.shape[2])), node, numbers, grows=True),))
+    return PairBias((PairRows(TracedValue(product, (heads, T, whole.shape[2])), node, numbers, grows=True),))
 
 
-def _scaled(conv: Conversion, rows: Value, factor: Any) -> Value:
+def _scaled(conv: Conversion, rows: TracedValue, factor: Any) -> TracedValue:
     """Rows (H, T, C) times a number, or a number per query."""
     if not isinstance(factor, fx.Node):
-        return Value(conv.emit(aten.mul.Tensor, rows.node, float(factor)), rows.dims)
+        return TracedValue(conv.emit(aten.mul.Tensor, rows.node, float(factor)), rows.dims)
     by = conv.values.get(factor)
-    if not isinstance(by, Value) or by.axis != len(by.dims) - 2 or len(by.features) != by.features.count(1):
+    if not isinstance(by, TracedValue) or by.axis != len(by.dims) - 2 or len(by.features) != by.features.count(1):
         raise ValueError("a bias of the attention scores times something other than a number per query")
-    return Value(conv.emit(aten.mul.Tensor, rows.node, conv.view(by, (1, T, 1)).node), rows.dims)
+    return TracedValue(conv.emit(aten.mul.Tensor, rows.node, conv.view(by, (1, T, 1)).node), rows.dims)
 
 
-def row_biases(conv: Conversion, bias: PairBias, mask: Mask) -> tuple[RowBias | None, RowBias | None]:
+def row_biases(conv: Conversion, bias: PairBias, mask: Mask) -> tuple[AttentionRowBias | None, AttentionRowBias | None]:
     """The biases by distance of queries and of keys, as far as `mask` leaves keys. ValueError where a column depends on
     more than that."""
     found = [_row_bias(conv, part, mask) for part in bias.parts]
@@ -186,18 +189,18 @@ def row_biases(conv: Conversion, bias: PairBias, mask: Mask) -> tuple[RowBias | 
     return next(iter(of_queries), None), next(iter(of_keys), None)
 
 
-def _row_bias(conv: Conversion, bias: PairRows, mask: Mask) -> RowBias:
+def _row_bias(conv: Conversion, bias: PairRows, mask: Mask) -> AttentionRowBias:
     heads, _, width = bias.rows.dims
     tokens = max(SMALL_TABLE, min(conv.max_tokens, width + 2))
     # such rows have no end that would have to be looked at, if they have the same columns for two lengths
     looks = [_by_distance(conv, bias, mask, n) for n in ((SMALL_TABLE, SMALL_TABLE + 7) if bias.grows else (tokens,))]
     found = {_in_order(look, width) for look in looks}
     if len(found) == 1 and (later := found.pop()) is not None:
-        return RowBias(bias.rows, later, looks[0].of_keys)
+        return AttentionRowBias(bias.rows, later, looks[0].of_keys)
     look = _by_distance(conv, bias, mask, conv.max_tokens)
     order = conv.constant("column_by_distance", look.columns.to(torch.int32))
-    rows = Value(conv.emit(OPS["columns"].overload, bias.rows.node, order.node), (heads, T, len(look.columns)))
-    return RowBias(rows, -look.first, look.of_keys)
+    rows = TracedValue(conv.emit(OPS["columns"].overload, bias.rows.node, order.node), (heads, T, len(look.columns)))
+    return AttentionRowBias(rows, -look.first, look.of_keys)
 
 
 @dataclass(frozen=True)

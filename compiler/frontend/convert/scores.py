@@ -1,7 +1,7 @@
 """Attention that a model writes out as softmax(q k^T * scale + bias) v, recognised by data flow.
 
-A product of two per-token values over pairs of tokens becomes a `Scores`; what happens to it before its softmax is
-recorded, and the product of the probabilities with the values emits one attention op.
+A product of two per-token values over pairs of tokens becomes `AttentionScores`; what happens to it before its softmax
+is recorded, and the product of the probabilities with the values emits one attention op.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...ops import OPS
 from .aten_handlers import per_token
 from .attending import emit_attention
 from .conversion import Conversion
-from .masks import MASKED, SMALL_TABLE, Mask, Step, analyse
+from .masks import MASKED, SMALL_TABLE, Mask, MaskStep, analyse
 from .row_bias import PairBias, pair_dims
-from .values import Dims, T, Value, dims_of, op_name
+from .values import Dims, T, TracedValue, dims_of, op_name
 
 _SAME = ("clone", "dropout", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand")
 _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten")
@@ -28,38 +28,41 @@ _PRODUCTS = ("matmul", "bmm", "baddbmm")
 
 
 @dataclass(frozen=True)
-class Scores:
-    """scale * q k^T (soft-capped if softcap) with steps applied; `dims` end in (T, T). After softmax: probabilities.
-    by_pair: is added to it, too. order: of the longer axes now, where it is another than that of `dims`."""
+class AttentionScores:
+    """scale * q k^T, soft-capped if `softcap` is not 0, with `steps` applied; after the softmax, probabilities.
 
-    q: Value
-    k: Value
+    dims: end in (T, T). by_pair: a PairBias that is added, too; None for none. order: of the axes before these now,
+    where it is another than in `dims`; None: the same.
+    """
+
+    q: TracedValue
+    k: TracedValue
     dims: tuple[Any, ...]
     scale: float = 1.0
     softcap: float = 0.0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[MaskStep, ...] = ()
     by_pair: PairBias | None = None
     probabilities: bool = False
     order: tuple[int, ...] = ()
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing was added or masked yet."""
+        """Whether nothing has been added or masked."""
         return self.by_pair is None and all(step.kind == "view" for step in self.steps)
 
 
-def _is_pair_product(a: Value, b: Value) -> bool:
+def _is_pair_product(a: TracedValue, b: TracedValue) -> bool:
     if not (a.per_token and b.per_token and len(a.dims) >= 3 and len(b.dims) >= 3):
         return False
     return a.dims[-2] is T and b.dims[-1] is T and a.dims[-1] == b.dims[-2]
 
 
-def _with_bias(conv: Conversion, scores: Scores, node: fx.Node) -> Scores:
+def _with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> AttentionScores:
     beta, alpha = float(node.kwargs.get("beta", 1)), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
     scores = replace(scores, scale=alpha)
     if beta == 0:
         return scores
-    steps = (Step("add", node.args[0]),)
+    steps = (MaskStep("add", node.args[0]),)
     if beta != 1:
         raise ValueError("a scaled bias of the attention scores")
     return replace(scores, steps=steps if _is_static(conv, node.args[0]) else _refuse_dynamic())
@@ -77,7 +80,7 @@ def _longer(dims: Dims) -> tuple[Any, ...]:
     return tuple(d for d in dims if d != 1)
 
 
-def _permuted(scores: Scores, node: fx.Node) -> Scores:
+def _permuted(scores: AttentionScores, node: fx.Node) -> AttentionScores:
     """With its axes in another order, to and fro as einsum does it; axes of one do not count."""
     before = pair_dims(node.args[0].meta["val"])  # type: ignore[union-attr]
     axes = iter(scores.order or range(len(_longer(scores.dims))))
@@ -88,7 +91,7 @@ def _permuted(scores: Scores, node: fx.Node) -> Scores:
     return _reshaped(replace(scores, order=()), pair_dims(node.meta["val"]))
 
 
-def _reshaped(scores: Scores, dims: tuple[Any, ...]) -> Scores:
+def _reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
     if scores.order:
         own = _longer(scores.dims)
         if _longer(dims) != tuple(own[axis] for axis in scores.order):
@@ -100,12 +103,14 @@ def _reshaped(scores: Scores, dims: tuple[Any, ...]) -> Scores:
         raise ValueError("attention scores in another order")
     if dims == scores.dims:
         return scores
-    return replace(scores, dims=dims, steps=(*scores.steps, Step("view", (scores.dims, dims))))
+    return replace(scores, dims=dims, steps=(*scores.steps, MaskStep("view", (scores.dims, dims))))
 
 
-def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: Scores) -> Scores:
+def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionScores) -> AttentionScores:
     args = list(node.args)
-    at = next(i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), Scores))
+    at = next(
+        i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), AttentionScores)
+    )
     others = [a for i, a in enumerate(args) if i != at]
     if short == "add" and not node.kwargs and isinstance(added := conv.values.get(others[0]), PairBias):  # type: ignore[arg-type]
         parts = scores.by_pair.parts if scores.by_pair is not None else ()
@@ -123,12 +128,12 @@ def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: Scores) -> 
     if short in ("add", "sub") and not node.kwargs:
         if short == "sub" and at != 0:
             raise ValueError("attention scores subtracted from a bias")
-        return replace(scores, steps=(*scores.steps, Step(short, others[0])))
+        return replace(scores, steps=(*scores.steps, MaskStep(short, others[0])))
     if short == "masked_fill":
-        return replace(scores, steps=(*scores.steps, Step("mask", args[1], args[2])))
+        return replace(scores, steps=(*scores.steps, MaskStep("mask", args[1], args[2])))
     if short == "where" and at > 0:
         kind = "keep" if at == 1 else "mask"
-        return replace(scores, steps=(*scores.steps, Step(kind, args[0], args[3 - at])))
+        return replace(scores, steps=(*scores.steps, MaskStep(kind, args[0], args[3 - at])))
     raise ValueError(f"{short} of attention scores")
 
 
@@ -142,16 +147,16 @@ def _number(conv: Conversion, operand: Any) -> float:
     return float(operand)
 
 
-def _scaled(conv: Conversion, short: str, at: int, scores: Scores, operand: Any) -> Scores:
+def _scaled(conv: Conversion, short: str, at: int, scores: AttentionScores, operand: Any) -> AttentionScores:
     if isinstance(operand, fx.Node) and pair_dims(operand.meta["val"])[-2:] == (T, T) and short == "mul":
-        return replace(scores, steps=(*scores.steps, Step("mul", operand)))
+        return replace(scores, steps=(*scores.steps, MaskStep("mul", operand)))
     factor = _number(conv, operand)
     if short == "div":
         if at != 0:
             raise ValueError("a division by attention scores")
         factor = 1 / factor
     by_pair = scores.by_pair and scores.by_pair.times(conv, factor)
-    steps = scores.steps if scores.is_bare else (*scores.steps, Step("mul", factor))
+    steps = scores.steps if scores.is_bare else (*scores.steps, MaskStep("mul", factor))
     return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps, by_pair=by_pair)
 
 
@@ -166,7 +171,7 @@ def _kv_heads(q: Dims, kv: Dims) -> int:
     return math.prod(lead_kv[:same])
 
 
-def _unrepeated(conv: Conversion, value: Value, dim: int, heads: int) -> Value | None:
+def _unrepeated(conv: Conversion, value: TracedValue, dim: int, heads: int) -> TracedValue | None:
     """Keys or values before their heads were repeated for the queries' groups, as (heads, T, dim); None where they were
     not. A cache of what is repeated would be as many times larger."""
     aten, node = torch.ops.aten, value.node
@@ -186,10 +191,10 @@ def _unrepeated(conv: Conversion, value: Value, dim: int, heads: int) -> Value |
     ):
         return None
     own = math.prod(before[: grown[0]])
-    return conv.view(Value(source, (*before[:-1], T, dim)), (own, T, dim))
+    return conv.view(TracedValue(source, (*before[:-1], T, dim)), (own, T, dim))
 
 
-def _unscaled(conv: Conversion, value: Value) -> tuple[Value, float]:
+def _unscaled(conv: Conversion, value: TracedValue) -> tuple[TracedValue, float]:
     """Queries or keys without the numbers that they are multiplied with: scores are multiplied with them as well."""
     aten, node, factor = torch.ops.aten, value.node, 1.0
     source = node
@@ -201,21 +206,21 @@ def _unscaled(conv: Conversion, value: Value) -> tuple[Value, float]:
         node = before
     if source is value.node:
         return value, 1.0
-    own = Value(source, (T, *type_of(source).shape))
-    return Value(conv.view(own, (T, *value.features)).node, value.dims), factor
+    own = TracedValue(source, (T, *type_of(source).shape))
+    return TracedValue(conv.view(own, (T, *value.features)).node, value.dims), factor
 
 
 def mask_free(options: dict[str, Any]) -> bool:
-    """Whether nothing is hidden."""
+    """Whether the options of torch's attention function hide nothing."""
     return options.get("attn_mask") is None and not options.get("is_causal")
 
 
-def _is_within_token(value: Value) -> bool:
+def _is_within_token(value: TracedValue) -> bool:
     return value.axis is None or value.axis < len(value.dims) - 2
 
 
-def within_token(conv: Conversion, operands: tuple[Value, ...], dims: Dims, scale: Any) -> Value:
-    """Attention over rows of [.., M, D] that each token has of its own: products, and a softmax between."""
+def within_token(conv: Conversion, operands: tuple[TracedValue, ...], dims: Dims, scale: Any) -> TracedValue:
+    """Attention over rows [.., M, D] that each token has of its own: two products, and a softmax between them."""
     aten = torch.ops.aten
     lead = tuple(dims[:-2])
     q, k, v = (per_token(conv, value, (*lead, *value.dims[-2:])).node for value in operands)
@@ -223,17 +228,17 @@ def within_token(conv: Conversion, operands: tuple[Value, ...], dims: Dims, scal
     scores = conv.emit(OPS["bmm"].overload, q, conv.emit(aten.permute.default, k, swapped))
     factor = operands[0].dims[-1] ** -0.5 if scale is None else float(scale)
     weights = conv.emit(OPS["softmax"].overload, conv.emit(aten.mul.Tensor, scores, factor))
-    return Value(conv.emit(OPS["bmm"].overload, weights, v), dims)
+    return TracedValue(conv.emit(OPS["bmm"].overload, weights, v), dims)
 
 
 class WrittenOutAttention:
-    """The Follower of attention that a model writes out, or calls as torch's own function."""
+    """The CallFollower of attention that a model writes out, or that it calls as torch's own function."""
 
     def __init__(self) -> None:
-        self._masks: dict[tuple[tuple[Step, ...], int], Mask] = {}  # layers mostly have the same
+        self._masks: dict[tuple[tuple[MaskStep, ...], int], Mask] = {}  # layers mostly have the same
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """Follow `node` if it is part of a written-out attention: a Scores or the attention's Value, else None.
+        """AttentionScores or the attention's TracedValue, of a node of a written-out attention; None of any other.
 
         Raises ValueError with the reason where the attention has a form that cannot be compiled.
         """
@@ -241,18 +246,18 @@ class WrittenOutAttention:
         inputs = [conv.values.get(a) for a in node.all_input_nodes]
         if short == "scaled_dot_product_attention":
             return self._whole(conv, node)
-        if any(isinstance(i, Scores) for i in inputs):
+        if any(isinstance(i, AttentionScores) for i in inputs):
             return self._follow(conv, node, short)
         if short in _PRODUCTS:
             operands = node.args[1:3] if short == "baddbmm" else node.args[:2]
             a, b = (conv.values.get(o) for o in operands)  # type: ignore[arg-type]
-            if isinstance(a, Value) and isinstance(b, Value) and _is_pair_product(a, b):
-                scores = Scores(a, b, pair_dims(node.meta["val"]))
+            if isinstance(a, TracedValue) and isinstance(b, TracedValue) and _is_pair_product(a, b):
+                scores = AttentionScores(a, b, pair_dims(node.meta["val"]))
                 return _with_bias(conv, scores, node) if short == "baddbmm" else scores
         return None
 
     def _follow(self, conv: Conversion, node: fx.Node, short: str) -> Any:
-        scores = next(v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), Scores))
+        scores = next(v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), AttentionScores))
         if scores.order and short not in (*_RESHAPES, *_SAME, "permute"):
             raise ValueError("attention scores in another order")
         if scores.probabilities and short in _PRODUCTS:
@@ -269,10 +274,10 @@ class WrittenOutAttention:
             raise ValueError("arithmetic with attention probabilities")
         return _arithmetic(conv, node, short, scores)
 
-    def _whole(self, conv: Conversion, node: fx.Node) -> Value | None:
+    def _whole(self, conv: Conversion, node: fx.Node) -> TracedValue | None:
         """torch's own scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)."""
         found = [conv.values.get(a) for a in node.args[:3]]  # type: ignore[arg-type]
-        operands = [o for o in found if isinstance(o, Value)]
+        operands = [o for o in found if isinstance(o, TracedValue)]
         if len(operands) != 3:
             return None
         q, k, v = operands
@@ -284,26 +289,26 @@ class WrittenOutAttention:
         if any(value.axis != len(value.dims) - 2 or not value.per_token for value in (q, k, v)):
             raise ValueError("attention over other axes than tokens")
         scale = rest.get("scale")
-        scores = Scores(q, k, (*q.dims[:-2], T, T), float(scale) if scale is not None else q.dims[-1] ** -0.5)
+        scores = AttentionScores(q, k, (*q.dims[:-2], T, T), float(scale) if scale is not None else q.dims[-1] ** -0.5)
         mask = rest.get("attn_mask")
         if mask is not None:
             if not _is_static(conv, mask):
                 _refuse_dynamic()
             boolean = mask.meta["val"].dtype == torch.bool
-            scores = replace(scores, steps=(Step("keep", mask, -math.inf) if boolean else Step("add", mask),))
+            scores = replace(scores, steps=(MaskStep("keep", mask, -math.inf) if boolean else MaskStep("add", mask),))
         heads = (*k.dims[:-2], k.dims[-1], T)
-        scores = replace(scores, k=Value(k.node, heads))
+        scores = replace(scores, k=TracedValue(k.node, heads))
         return self._emit(conv, scores, v, dims_of(node.meta["val"]), bool(rest.get("is_causal")))
 
-    def _attend(self, conv: Conversion, node: fx.Node, scores: Scores) -> Value:
+    def _attend(self, conv: Conversion, node: fx.Node, scores: AttentionScores) -> TracedValue:
         values = conv.values.get(node.args[1])  # type: ignore[arg-type]
-        if not isinstance(values, Value) or not values.per_token or values.axis != len(values.dims) - 2:
+        if not isinstance(values, TracedValue) or not values.per_token or values.axis != len(values.dims) - 2:
             raise ValueError("attention probabilities times something other than values")
         if op_name(node.target) == "aten.baddbmm":
             raise ValueError("a bias added to the attended values")
         return self._emit(conv, scores, values, dims_of(node.meta["val"]), False)
 
-    def _emit(self, conv: Conversion, scores: Scores, v: Value, dims: Dims, causal: bool) -> Value:
+    def _emit(self, conv: Conversion, scores: AttentionScores, v: TracedValue, dims: Dims, causal: bool) -> TracedValue:
         (query, of_queries), (key, of_keys) = (_unscaled(conv, value) for value in (scores.q, scores.k))
         scores = replace(scores, q=query, k=key, scale=scores.scale * of_queries * of_keys)
         heads = math.prod(scores.q.dims[:-2])
@@ -321,7 +326,7 @@ class WrittenOutAttention:
         out = emit_attention(conv, (q, k.node, value.node), None, (scores.scale, scores.softcap), mask, scores.by_pair)
         return conv.view(out, dims)
 
-    def _mask(self, conv: Conversion, steps: tuple[Step, ...], heads: int) -> Mask:
+    def _mask(self, conv: Conversion, steps: tuple[MaskStep, ...], heads: int) -> Mask:
         if (steps, heads) not in self._masks:
             self._masks[steps, heads] = analyse(conv.static, conv.max_tokens, steps, heads)
         return self._masks[steps, heads]

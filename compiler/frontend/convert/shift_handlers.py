@@ -1,4 +1,4 @@
-"""How padding and convolutions along the tokens become states: what a token sees of those before it."""
+"""Handlers that make states of padding and convolutions along the tokens: a token sees some of those before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reduce_handlers import icc
 from .shifts import shifted
 from .state_handlers import convolve
 from .table import Table
-from .values import Longer, Padded, T, Value
+from .values import Longer, Padded, T, TracedValue
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -23,7 +23,7 @@ MAX_SHIFT = 8  # tokens
 
 @HANDLERS.handles("aten.constant_pad_nd")
 def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Zeros before the first token: a shift, where as many are cut off behind the last."""
+    """Zeros before the first token. It is a shift where as many tokens are cut off at the end."""
     x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
     axis = x.axis
     behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else len(pads)
@@ -38,7 +38,7 @@ def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 @HANDLERS.handles("aten.unfold")
 def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Windows of tokens that end with each one: of tokens that are padded by as many before, less one."""
+    """Windows of tokens, each of which ends with its token, of tokens that are padded before."""
     x, axis, size, step = args
     if not isinstance(x, Padded) or axis % len(x.value.dims) != x.value.axis or size != x.before + 1 or step != 1:
         raise ValueError("windows of tokens that do not end with each of them")
@@ -49,7 +49,7 @@ def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.flip")
 def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A few elements in the other order."""
+    """A few elements of each token in the other order."""
     value, (axis,) = args[0], args[1]
     axis %= len(value.dims)
     count = value.dims[axis]
@@ -57,14 +57,18 @@ def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
         raise ValueError("a longer axis in the other order")
     one = (*value.dims[:axis], 1, *value.dims[axis + 1 :])
     at = value.canonical(axis)
-    parts = [Value(conv.emit(aten.slice.Tensor, value.node, at, i, i + 1, 1), one) for i in reversed(range(count))]
+    parts = [
+        TracedValue(conv.emit(aten.slice.Tensor, value.node, at, i, i + 1, 1), one) for i in reversed(range(count))
+    ]
     return cat_parts(conv, parts, axis, value.dims)
 
 
 @HANDLERS.handles("aten.convolution")
 def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """One along the tokens that sees no later ones: padded by itself and cut off behind, or of tokens padded before; or
-    of each token alone."""
+    """A convolution along the tokens that sees no later ones, or one of each token alone.
+
+    It pads itself and is cut off at the end, or is of tokens that were padded before.
+    """
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if weight.per_token or len(weight.dims) != 3 or transposed or list(stride) != [1] or list(dilation) != [1]:
         raise ValueError("a convolution with steps, or with a weight that is none")
@@ -83,7 +87,7 @@ def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
     return Longer(_of_each(conv, x, weight, bias))
 
 
-def _still_padded(x: Padded, taps: int, bias: Value | None, out: Value) -> Value | Padded:
+def _still_padded(x: Padded, taps: int, bias: TracedValue | None, out: TracedValue) -> TracedValue | Padded:
     """What is left before the tokens: what a convolution makes of the zeros there."""
     before = x.before - (taps - 1)
     if before and x.fill is not None:
@@ -91,14 +95,15 @@ def _still_padded(x: Padded, taps: int, bias: Value | None, out: Value) -> Value
     return Padded(out, before, bias) if before else out
 
 
-def _of_each(conv: Conversion, x: Value, weight: Value, bias: Value | None) -> Value:
-    """Of each channel alone."""
+def _of_each(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None) -> TracedValue:
+    """A convolution of each channel alone, weight[C, 1, taps]."""
     channels, _, taps = weight.dims
     return convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T))
 
 
-def _of_groups(conv: Conversion, x: Padded, weight: Value, bias: Value | None, groups: int) -> Value:
-    """Of groups of channels: a product for each tap, with the tokens as far before. weight[O, C / groups, taps]"""
+def _of_groups(conv: Conversion, x: Padded, weight: TracedValue, bias: TracedValue | None, groups: int) -> TracedValue:
+    """A convolution of groups of channels, weight[O, C / groups, taps]: a product for each tap, with the tokens as far
+    before."""
     outputs, each, taps = weight.dims
     total: fx.Node | None = None
     for tap in range(taps):
@@ -112,7 +117,7 @@ def _of_groups(conv: Conversion, x: Padded, weight: Value, bias: Value | None, g
         product = conv.emit(icc("bmm"), rows, matrix)
         total = product if total is None else conv.emit(aten.add.Tensor, total, product)
     assert total is not None and type_of(total).shape == (groups, 1, outputs // groups)
-    out = conv.view(Value(total, (T, *type_of(total).shape)), (T, outputs)).node
+    out = conv.view(TracedValue(total, (T, *type_of(total).shape)), (T, outputs)).node
     if bias is not None:
         out = conv.emit(aten.add.Tensor, out, bias.node)
-    return conv.view(Value(out, (T, outputs)), (1, outputs, T))
+    return conv.view(TracedValue(out, (T, outputs)), (1, outputs, T))

@@ -1,4 +1,4 @@
-"""What tokens see of those before them by a shift: a state that holds one row."""
+"""Shifts along the tokens: a state that holds one row."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import torch
 
 from ...ops import OPS
 from .conversion import Conversion
-from .values import T, Value
+from .values import T, TracedValue
 
 aten = torch.ops.aten
 
 
-def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> Value:
-    """All tokens but the last behind a row that is the same in every sequence."""
+def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> TracedValue:
+    """All tokens but the last, behind a row that all sequences share."""
     value = values[-1].value
     if len(values) != 2 or axis != value.axis or values[0].per_token or values[0].dims[axis] != 1:
         raise ValueError("a concatenation along the token axis")
     return shifted(conv, value, 1, values[0])
 
 
-def shifted(conv: Conversion, value: Value, by: int, fill: Value | None = None) -> Value:
-    """The value `by` tokens before, a value of one sequence whose tokens are at any axis; `fill`, or zeros, before the
-    first token."""
+def shifted(conv: Conversion, value: TracedValue, by: int, fill: TracedValue | None = None) -> TracedValue:
+    """The value of the token `by` tokens before; `fill`, or zeros if it is None, for the first tokens.
+
+    value: of one sequence, with its tokens at any axis.
+    """
     if not value.per_token:
         raise ValueError(f"a shift of a tensor of dims {value.dims}")
     flat = conv.view(value, (T, prod(value.features)))
@@ -34,4 +36,4 @@ def shifted(conv: Conversion, value: Value, by: int, fill: Value | None = None) 
         rows = conv.emit(OPS["channel_scan"].overload, rows, None, False, 0.0, conv.next_layer())
     if start is not None:
         rows = conv.emit(aten.add.Tensor, rows, start)
-    return conv.view(Value(rows, flat.dims), value.dims)
+    return conv.view(TracedValue(rows, flat.dims), value.dims)

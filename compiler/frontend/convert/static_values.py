@@ -42,7 +42,7 @@ def _short(node: fx.Node) -> str:
 class StaticValues:
     """Which nodes are static, and their values for a number of tokens.
 
-    `looked_at` and `loaded` are the nodes and weights that some evaluation depended on.
+    looked_at, loaded: nodes and weights that some evaluation depended on.
     """
 
     def __init__(self, program: ExportedProgram, weights: Mapping[str, Weight], padding: int | None = None) -> None:
@@ -70,7 +70,7 @@ class StaticValues:
                 self.nodes.add(node)
 
     def evaluate(self, node: fx.Node, tokens: int) -> Any:
-        """The value of a static node in a sequence of `tokens` tokens; raises ValueError where it has none."""
+        """The value of a static node in a sequence of `tokens` tokens; ValueError for a node that is not static."""
         needed = self._needed(node)
         self.looked_at |= needed
         env: dict[fx.Node, Any] = {}
@@ -80,8 +80,10 @@ class StaticValues:
         return env[node]
 
     def table(self, node: fx.Node, axis: int, tokens: int) -> Tensor:
-        """The value of a static node with a token axis, for every position: that axis is the first. ValueError where a
-        position's value depends on the length of the sequence."""
+        """The value of a static node for every position, with its token axis first: [tokens, ..].
+
+        ValueError where the value at a position depends on the length of the sequence.
+        """
         whole = self.evaluate(node, tokens).movedim(axis, 0)
         part = self.evaluate(node, min(tokens, _SHORT)).movedim(axis, 0)
         if not torch.equal(part, whole[: len(part)]):
@@ -89,8 +91,10 @@ class StaticValues:
         return whole.contiguous()
 
     def constant(self, node: fx.Node) -> Tensor:
-        """The value of a static node without a token axis. ValueError where it depends on the length of the sequence,
-        or on a weight, which may be large."""
+        """The value of a static node without a token axis.
+
+        ValueError where it depends on the length of the sequence, or on a weight, which may be large.
+        """
         if any(n.op == "placeholder" and n not in self._users and not self._is_constant(n) for n in self._needed(node)):
             raise ValueError("a value that is worked out of weights")
         value = self.evaluate(node, _SHORT)

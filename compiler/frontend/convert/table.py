@@ -1,4 +1,4 @@
-"""What makes an exported op token-major: handlers by the name of an exported op without overload, "aten.view"."""
+"""Types of the handlers that make exported ops token-major, by names without overload such as "aten.view"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which exported calls do not care how many axes lie before the last ones."""
+"""Exported calls whose result does not depend on how many axes lie before the last ones."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Dims = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Value:
+class TracedValue:
     """A canonical node and the logical dims that the export gave it; T marks the token axis.
 
     If `dims` holds T but the node has no row axis, every token has the same value.
@@ -36,7 +36,7 @@ class Value:
 
     @property
     def axis(self) -> int | None:
-        """Logical index of the token axis."""
+        """The logical index of the token axis; None if there is none."""
         return self.dims.index(T) if T in self.dims else None
 
     @property
@@ -57,7 +57,7 @@ class Value:
 
 
 def dims_of(val: Any) -> Dims:
-    """Logical dims of an exported value; raises ValueError where a size mixes tokens with something else.
+    """The logical dims of an exported value; ValueError where a size mixes tokens with something else.
 
     Tokens and what lies behind them in one axis, n * tokens, are two dims here: T and n. See `is_merged`.
     """
@@ -79,49 +79,51 @@ def dims_of(val: Any) -> Dims:
 
 
 def is_merged(value: Any, val: Any) -> bool:
-    """Whether the export has tokens and another axis of a value in one, so that it counts its axes differently."""
-    return isinstance(value, Value) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
+    """Whether the export has tokens and another axis of a value in one axis, and so counts its axes differently."""
+    return isinstance(value, TracedValue) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
 
 
 @dataclass(frozen=True)
 class Longer:
-    """What a padded convolution gives: `value` for the tokens, and more behind them that a slice must take away."""
+    """The result of a padded convolution: `value` for the tokens, and more rows behind them that a slice must take
+    away."""
 
-    value: Value
+    value: TracedValue
 
 
 @dataclass(frozen=True)
 class Padded:
-    """`value` with `before` rows before the first token, which are `fill`, of a channel each; None: zeros."""
+    """`value` with `before` rows before the first token. fill: these rows' values, one per channel; None: zeros."""
 
-    value: Value
+    value: TracedValue
     before: int
-    fill: Value | None = None
+    fill: TracedValue | None = None
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """`value` of the keys, repeated for every query along an axis of one."""
+class KeyPairs:
+    """`value` of the keys, repeated for every query along an axis of one: a value over pairs of tokens."""
 
-    value: Value
+    value: TracedValue
 
 
 @dataclass(frozen=True)
 class Shorter:
-    """`value` without its last token, which only what shifts it can use."""
+    """`value` without its last token, which only a shift can use."""
 
-    value: Value
+    value: TracedValue
 
 
 def op_name(target: Any) -> str:
-    """aten.view for aten::view.default; plain functions go by their own name."""
+    """The name of an exported call without its overload: aten.view for aten::view.default. A plain function has its
+    own."""
     if not hasattr(target, "_schema"):
         return str(getattr(target, "__name__", target))
     return str(target._schema.name).replace("::", ".")
 
 
 class Unrepresentable:
-    """Marks a value that has no token-major form; only an error if something kept uses it."""
+    """A value that has no token-major form. It is an error only if something that is kept uses it."""
 
     def __init__(self, reason: str, node: fx.Node) -> None:
         self.reason = reason
@@ -129,7 +131,7 @@ class Unrepresentable:
 
 
 def first_unrepresentable(values: list[Any]) -> Unrepresentable | None:
-    """The first such value among operands, in lists too."""
+    """The first operand that is Unrepresentable, in lists too; None if there is none."""
     for value in values:
         if isinstance(value, Unrepresentable):
             return value
@@ -141,7 +143,7 @@ def first_unrepresentable(values: list[Any]) -> Unrepresentable | None:
 
 
 def module_path(node: fx.Node) -> str:
-    """Where in the model a node comes from, such as model.layers.0.self_attn.q_proj."""
+    """The module that a node comes from, such as model.layers.0.self_attn.q_proj; "" if it is not known."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [value[0] for value in stack.values() if isinstance(value, tuple)]
     return paths[-1].removeprefix("model.") if paths and paths[-1] != "model" else ""

@@ -25,7 +25,8 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def decompose(program: ExportedProgram, kept: tuple[str, ...]) -> ExportedProgram:
-    """The program over core ATen, in place where that can be; `kept` names operators of ATen that stay whole."""
+    """The program over core ATen, changed in place where that is possible. kept: names of ATen's operators that stay
+    whole."""
     table = {op: fn for op, fn in torch.export.default_decompositions().items() if _name(op) not in kept}
     parts = _parts_of(program.graph, table)
     if parts is None:

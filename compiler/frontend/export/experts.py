@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .substitution import Candidate, Code, Substitution, Trial, small_copy
+from .substitution import Candidate, Code, CodeTrial, Substitution, small_copy
 from .traced_ops import COMPUTED, TRACED, SequenceOps
 
 _TOKENS, _PICKED = 7, 2  # of a trial
@@ -146,7 +146,7 @@ def expert_layer(
         through_interface = hasattr(candidate.module, "has_gate")  # which transformers' registry replaces
         return candidate.name == "forward" and candidate.takes == takes and not through_interface
 
-    def small(candidate: Candidate, generator: torch.Generator) -> Iterator[Trial]:
+    def small(candidate: Candidate, generator: torch.Generator) -> Iterator[CodeTrial]:
         width, inner, experts, indices = sizes(candidate.module)
         shared = math.gcd(width, inner)
         smaller = {n: n // shared for n in (width, inner, 2 * inner, experts * inner)}
@@ -159,7 +159,7 @@ def expert_layer(
             run(module, x, *given)
         except Exception:  # it takes the tokens of no sequence in particular
             x = x[0]
-        yield Trial(lambda: run(module, x, *given), (COMPUTED, module, x, *given))
+        yield CodeTrial(lambda: run(module, x, *given), (COMPUTED, module, x, *given))
 
     def traced(code: Callable[..., Any]) -> Code:
         return lambda self, *args, **kwargs: code(TRACED, self, *args, **kwargs)

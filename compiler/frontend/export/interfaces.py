@@ -1,7 +1,7 @@
-"""The one door into transformers: our attention, mask and expert functions, registered under the name "icc".
+"""icc's attention, mask and expert functions, which transformers finds under the name "icc" in its own registries.
 
-While a model is traced these functions run instead of a real implementation, and leave one custom op each in the graph,
-whatever the family.
+While a model is traced these functions run instead of a real implementation, and leave one traced op each in the graph,
+whatever the family. What transformers asks of values, and what torch loses of them on meta, is answered here, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _BLOCK = 8  # dims of a head that kernels read at once
 
 
 def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
-    """Mask function for transformers: finds out by asking what the mask lets through."""
+    """The mask function for transformers: a MaskSpec, found by asking `mask_function` about small indices.
+
+    It gives a MaskSpec with `refused` for a mask of another kind, which no attention may use; UnsupportedModel where
+    the function cannot be asked.
+    """
     local = int(kwargs.get("local_size") or 0)
     if mask_function is None:
         return MaskSpec()
@@ -82,7 +86,11 @@ def icc_attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers' AttentionInterface."""
+    """The attention function for transformers: query[1, Hq, T, D], key[1, Hkv, T, D], value[1, Hkv, T, Dv] -> ([1, T,
+    Hq, Dv], None).
+
+    MaskUsed for a mask that the model made itself; UnsupportedModel for attention that icc cannot compile.
+    """
     if isinstance(attention_mask, Tensor):
         raise MaskUsed  # one of its own: its own attention shows what that hides
     if _tokens(key) != _tokens(query):
@@ -134,14 +142,15 @@ def _with_key_bias(q: Tensor, k: Tensor, row: Tensor, scale: float) -> tuple[Ten
 
 
 def _with_query_bias(q: Tensor, k: Tensor, column: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The same with a number per query, column[1, Hq, T, 1]."""
+    """Queries and keys whose products have a number per query added, column[1, Hq, T, 1], as `_with_key_bias` has a
+    number per key."""
     ones, rest = (k.new_full((*k.shape[:-1], width), float(width == 1)) for width in (1, _BLOCK - 1))
     zeros = q.new_zeros((*q.shape[:-1], _BLOCK - 1))
     return torch.cat([q, column / scale, zeros], -1), torch.cat([k, ones, rest], -1)
 
 
 def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Expert function for transformers' ExpertsInterface: hidden_states[T, H], top_k_*[T, S] -> [T, H]."""
+    """The expert function for transformers: hidden_states[T, H], top_k_index and top_k_weights[T, S] -> [T, H]."""
     name = "gate_up_proj" if self.has_gate else "up_proj"
 
     def weight(which: str) -> Tensor:
@@ -200,7 +209,7 @@ def _no_blocks(block_sequence_ids: Any) -> Callable[..., Any]:
 
 
 def register_interfaces() -> None:
-    """Make attention and experts implementation "icc" known to transformers."""
+    """Make attention, masks and experts known to transformers under the name "icc"."""
     from transformers import masking_utils
     from transformers.integrations import moe
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -212,7 +221,8 @@ def register_interfaces() -> None:
 
 @contextlib.contextmanager
 def tracing_interfaces() -> Iterator[None]:
-    """Switch off what transformers would derive from tensor values."""
+    """Answer, while the context is open, what transformers would derive from values of tensors, and keep values of
+    constants that torch would lose on meta."""
     from transformers import masking_utils
 
     with (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModel
-from .substitution import Candidate, Substitution, Trial, small_copy
+from .substitution import Candidate, CodeTrial, Substitution, small_copy
 from .traced_ops import COMPUTED, TRACED, SequenceOps
 
 _TOKENS, _BLOCK, _WIDTH = 7, 3, 2  # of the small copy
@@ -37,7 +37,7 @@ def _traced(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tens
     return lightning_attention(TRACED, self, hidden_states)
 
 
-def _small(candidate: Candidate, generator: torch.Generator) -> Iterator[Trial]:
+def _small(candidate: Candidate, generator: torch.Generator) -> Iterator[CodeTrial]:
     module = candidate.module
     heads, width, hidden = module.num_attention_heads, module.head_dim, module.out_proj.weight.shape[0]
     inner = heads * _WIDTH
@@ -47,7 +47,7 @@ def _small(candidate: Candidate, generator: torch.Generator) -> Iterator[Trial]:
     factors: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] = small.decay_factors
     small.query_decay, small.key_decay, small.diagonal_decay = factors(small.slope_rate)
     x = torch.randn(1, _TOKENS, inner, generator=generator)
-    yield Trial(lambda: small(x, None, None), (COMPUTED, small, x))
+    yield CodeTrial(lambda: small(x, None, None), (COMPUTED, small, x))
 
 
 LIGHTNING = Substitution(

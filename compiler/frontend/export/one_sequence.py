@@ -1,7 +1,7 @@
-"""Code that treats the sequences of a batch differently, where the batch has one: `y[mask] = f(x[mask])`.
+"""Code that treats the sequences of a batch differently, `y[mask] = f(x[mask])`, for a batch of one.
 
-What a mask over sequences lets through has a size that depends on values, which no trace takes. Of one sequence it is
-all or nothing, so f is asked about all and the mask decides what is written. A mask that is only read with is refused.
+How many sequences a mask lets through depends on values, which no trace takes. Of one sequence it is all or nothing, so
+that f is traced for all and the mask decides what is written. A mask that is only read with is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def _of_sequences(x: Tensor, index: Any) -> bool:
 
 @contextlib.contextmanager
 def masks_of_one_sequence() -> Iterator[None]:
-    """Reads with such a mask give all, and writes with it choose; UnsupportedModel where there are no writes."""
+    """Make reads with such a mask give all, and writes with it choose, while the context is open. UnsupportedModel,
+    when it closes, for a mask that only reads."""
     read: list[Tensor] = []
     written: list[Tensor] = []
     get, put = Tensor.__getitem__, Tensor.__setitem__

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...errors import UnsupportedModel
-from .substitution import Candidate, Code, Substitution, Trial
+from .substitution import Candidate, Code, CodeTrial, Substitution
 from .traced_ops import COMPUTED, TRACED, SequenceOps
 
 LOWEST = -1e38  # before the first token, of a running maximum
@@ -230,14 +230,14 @@ def recurrence(
     def find(candidate: Candidate) -> bool:
         return candidate.takes[: len(first)] == first
 
-    def small(candidate: Candidate, generator: torch.Generator) -> Iterator[Trial]:
+    def small(candidate: Candidate, generator: torch.Generator) -> Iterator[CodeTrial]:
         own = set(inspect.signature(candidate.function).parameters)
         beside = {name: value for name, value in _BESIDE.items() if name in own}
         this = () if candidate.module is None else (candidate.module,)
         for given in inputs(lambda *shape: torch.randn(shape, generator=generator)):
             known = {name: value for name, value in given.items() if name in own}
             options = {**settings(candidate.module), **known}
-            yield Trial(lambda known=known: candidate.function(*this, **known, **beside), (COMPUTED,), options)
+            yield CodeTrial(lambda known=known: candidate.function(*this, **known, **beside), (COMPUTED,), options)
 
     def replacement(candidate: Candidate) -> Mapping[str, Code]:
         signature, options = inspect.signature(candidate.function), settings(candidate.module)

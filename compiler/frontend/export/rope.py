@@ -1,7 +1,7 @@
-"""Rotary frequencies that a model would choose by the length of each sequence, decided once by the engine's longest.
+"""Rotary frequencies that a model would choose by the length of each sequence, chosen once for the engine's longest.
 
-transformers recomputes "dynamic" and "longrope" frequencies inside the forward pass from the largest position. An
-engine has one set of tables, so the choice is made for `max_seq_len`, as other compilers and servers do.
+transformers computes "dynamic" and "longrope" frequencies again in the forward pass, by the largest position. An engine
+has one set of tables, so the choice is made for `max_seq_len`, as other compilers and servers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ...weights.handles import Constant, Weight
 
 
 def settle_rope(model: nn.Module, weights: dict[str, Weight], max_seq_len: int) -> None:
-    """Fix the frequencies of every rotary module of `model`, in `weights` and in the code that is traced."""
+    """Choose the frequencies of every rotary module of `model` for sequences of `max_seq_len` tokens, in `weights` and
+    in the code that is traced."""
     for path, module in model.named_modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, str):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..mask_spec import AllVisible, MaskSpec, MaskUsed, picking
-from .substitution import Candidate, Substitution, Trial, small_copy
+from .substitution import Candidate, CodeTrial, Substitution, small_copy
 
 _BLOCKS, _PER_BLOCK, _WIDTH = 2, 4, 8  # of the small copy
 
@@ -23,7 +23,7 @@ def _most(blocks: int, per_block: int) -> int:
     return (blocks + 1) * per_block - 1
 
 
-def _small(candidate: Candidate, generator: torch.Generator) -> Iterator[Trial]:
+def _small(candidate: Candidate, generator: torch.Generator) -> Iterator[CodeTrial]:
     module = candidate.module
     small = small_copy(module, {module.index_qk_proj.in_features: _WIDTH}, generator)
     small.block_topk, small.compress_ratio, small.token_budget = _BLOCKS, _PER_BLOCK, _BLOCKS * _PER_BLOCK
@@ -33,7 +33,7 @@ def _small(candidate: Candidate, generator: torch.Generator) -> Iterator[Trial]:
         angles = torch.rand(1, tokens, small.index_head_dim, generator=generator)
         mask = torch.full((1, 1, tokens, tokens), torch.finfo(torch.float32).min).triu(1)
         given = (x, (angles.cos(), angles.sin()), mask, None)
-        yield Trial(lambda given=given: small(*given), (mask,), same=tokens == most)
+        yield CodeTrial(lambda given=given: small(*given), (mask,), same=tokens == most)
 
 
 def _traced(self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, *rest: Any) -> AllVisible:

@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CodeTrial:
     """One run of the code on small inputs, beside the reference of `args` and `options`. same: whether they agree."""
 
     code: Callable[[], Any]
@@ -69,7 +69,7 @@ class Substitution:
     """
 
     find: Callable[[Candidate], bool]
-    small: Callable[[Candidate, torch.Generator], Iterable[Trial]]
+    small: Callable[[Candidate, torch.Generator], Iterable[CodeTrial]]
     reference: Code
     replacement: Callable[[Candidate], Mapping[str, Code]]
 

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from ....runtime.format.batch import BatchArray
 from ...errors import IccError, TraceError, UnsupportedModel
 from ...graph.graph import input_type
-from ..layers.kinds import LayerKinds, Repeat
+from ..layers.kinds import LayerKinds, RepeatedLayer
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence
 from .decompose import decompose
@@ -107,7 +107,7 @@ class Traced:
     """
 
     program: ExportedProgram
-    repeats: tuple[Repeat, ...] = ()
+    repeats: tuple[RepeatedLayer, ...] = ()
     shortest: int = SHORTEST
 
 

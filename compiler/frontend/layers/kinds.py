@@ -2,9 +2,9 @@
 
 A layer is a child of a module list. While a model is traced, the first layer of a kind runs between marks, and what it
 reads from its modules is recorded. A later layer that is built alike, is called alike and holds equal values wherever
-the first one looked would compute the same from other tensors and weights, whatever else differs, such as its index.
-So it does not run: an op `repeated` per result stands in the exported program, and replay.py puts what became of the
-first layer in its place.
+the first one looked would compute the same from other tensors and weights, whatever else differs, such as its index. It
+does not run: an op `repeated` per result stands in the exported program, and replay.py puts copies of the first layer's
+nodes in its place.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class NotRepeatable(TraceError):
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """A layer at `path` that equals the traced one of its kind at `source`.
+class RepeatedLayer:
+    """A layer at `path` that equals the traced layer of its kind at `source`.
 
-    Its weights have other names, and its inputs in `slots` are other tensors, the inputs of the op `repeated`.
+    kind: the number of the kind. renames: its weights' names by those of the traced layer. slots: inputs in which it
+    differs from the traced layer; these are the inputs of the op `repeated`.
     """
 
     kind: int
@@ -93,7 +94,7 @@ class LayerKinds:
     """The kinds of layers met while `model` is traced, and the `repeats` of them."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Weight]) -> None:
-        self.repeats: list[Repeat] = []
+        self.repeats: list[RepeatedLayer] = []
         self._weights = weights
         self._kinds: list[_Kind] = []
         self._marked = 0
@@ -104,11 +105,12 @@ class LayerKinds:
             self._aliases.setdefault(id(tensor), []).append(name)
 
     def start(self) -> None:
-        """Forget what was met: torch.export may run a model more than once."""
+        """Forget all kinds and repeats: torch.export may run a model more than once."""
         self.repeats, self._kinds, self._marked = [], [], 0
 
     def scout(self, run: Callable[[], Any]) -> None:
-        """Find the repeats by a run of the model outside torch.export, for `emptied`. Raises what icc refuses."""
+        """Find the repeats by a run of the model outside torch.export, for `emptied`. Raises IccError where icc refuses
+        the model; none are found where only torch.export can run it."""
         self.start()
         try:
             with self.intercepted():
@@ -120,7 +122,7 @@ class LayerKinds:
 
     @contextlib.contextmanager
     def intercepted(self) -> Iterator[None]:
-        """Take the calls of layers while the context is open."""
+        """Run the first layer of each kind between marks, and no other, while the context is open."""
         classes = {type(layer.modules[""]) for layer in self._layers.values()}
         originals = {cls: cls.forward for cls in classes}
         with contextlib.ExitStack() as stack:
@@ -129,7 +131,7 @@ class LayerKinds:
             yield
 
     def check(self, graph: torch.fx.Graph) -> None:
-        """See that what was exported can be cut between the marks; raises NotRepeatable."""
+        """NotRepeatable unless the exported program can be cut between the marks."""
         # Where a tensor was written to through a view of it, the export shows that where the tensor is used next, which
         # may be in the next layer.
         through_views = kinds_that_write_through_views(graph)
@@ -139,9 +141,9 @@ class LayerKinds:
 
     @contextlib.contextmanager
     def emptied(self) -> Iterator[None]:
-        """Take the content of the repeated layers away while the context is open, unless others share it.
+        """Take away the modules and weights of repeated layers that no other layer shares, while the context is open.
 
-        It is not used, and torch.export makes something of every module and tensor that it finds.
+        Nothing uses them, and torch.export takes time for every module and tensor that it finds.
         """
         repeated = {repeat.path for repeat in self.repeats}
         layers = [layer for layer in self._layers.values() if layer.path in repeated]
@@ -206,7 +208,7 @@ class LayerKinds:
         pairs = enumerate(zip(given.tensors, kind.call.tensors, strict=True))
         slots = tuple(slot for slot, (mine, theirs) in pairs if mine is not theirs)
         number = len(self.repeats)
-        self.repeats.append(Repeat(kind.number, source.path, layer.path, renames, slots))
+        self.repeats.append(RepeatedLayer(kind.number, source.path, layer.path, renames, slots))
 
         def result(slot: int, like: Tensor) -> Tensor:
             return torch.ops.icc_trace.repeated([given.tensors[i] for i in slots], like, [number], [slot])

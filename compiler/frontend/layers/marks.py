@@ -14,21 +14,22 @@ from .values import PLAIN, Opaque, mapped
 
 @torch.library.custom_op("icc_trace::enter", mutates_args=())
 def enter(x: Tensor, kind: int, slot: int) -> Tensor:
-    """Marks `x` as the input `slot` of the first layer of a kind."""
+    """Mark `x` as the input `slot` of the first layer of a kind."""
     return x.clone()
 
 
 @torch.library.custom_op("icc_trace::leave", mutates_args=())
 def leave(x: Tensor, kind: int, slot: int) -> Tensor:
-    """Marks `x` as the result `slot` of the first layer of a kind."""
+    """Mark `x` as the result `slot` of the first layer of a kind."""
     return x.clone()
 
 
 @torch.library.custom_op("icc_trace::repeated", mutates_args=())
 def repeated(inputs: list[Tensor], like: Tensor, repeats: list[int], slots: list[int]) -> Tensor:
-    """A result of a layer that is not traced, by numbers; `like` is that of the first layer of its kind.
+    """The result `slots[0]` of the layer `repeats[0]`, which is not traced, in the form of `like`.
 
-    With several numbers, each layer is given that result of the one before it, and nothing else of its own.
+    inputs: where it differs from the first layer of its kind. With several numbers, each layer is given that result of
+    the one before it, and differs in nothing else.
     """
     raise NotImplementedError("only traced, never run")
 
@@ -63,7 +64,7 @@ def enter_all(tensors: list[Tensor], kind: int) -> list[Tensor]:
 
 
 def leave_all(outcome: Any, entered: list[Tensor], kind: int) -> Any:
-    """The outcome of the first layer of a kind as a pattern, of which `resolved` makes results. Raises Opaque."""
+    """The outcome of the first layer of a kind as a pattern, which `resolved` makes results of. Raises Opaque."""
     known: dict[int, Any] = {id(t): _Given(slot) for slot, t in enumerate(entered)}
     left: list[Tensor] = []  # keeps the tensors alive, so that their ids stay theirs
 

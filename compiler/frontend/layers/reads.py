@@ -1,4 +1,4 @@
-"""Which attributes of modules some code reads, and whether it writes any: what its outcome can depend on."""
+"""Which attributes of modules some code reads, and whether it writes any: all that its outcome can depend on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STRUCTURE = frozenset({"__dict__", "__class__", "_modules", "_parameters", "_bu
 
 @dataclass
 class Reads:
-    """Attribute names by the `state_id` of the module. `wrote`: some module was changed."""
+    """Names of attributes by the `state_id` of the module. wrote: whether any module was changed."""
 
     names: dict[int, set[str]] = field(default_factory=dict)
     wrote: bool = False
 
     def of(self, module: nn.Module) -> set[str]:
-        """What was read from a module, beyond its structure."""
+        """Names of attributes that were read from a module, without those of its structure."""
         return self.names.get(state_id(module), set()) - _STRUCTURE
 
 

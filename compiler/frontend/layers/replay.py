@@ -1,8 +1,8 @@
-"""Putting what became of a traced layer in the place of the layers like it: the other half of kinds.py.
+"""Copies of a traced layer's nodes in the place of the layers like it: the other half of kinds.py.
 
-The nodes that the first layer of a kind emitted are copied with other inputs and weights. That is what converting the
-layer itself would have emitted, as long as the conversion looked at nothing but what is the same for both layers; where
-that cannot be shown, NotRepeatable asks for a trace of every layer.
+The nodes that the first layer of a kind emitted are copied with other inputs and weights. Converting the layer itself
+would emit the same nodes, as long as the conversion looked at nothing but what is equal in both layers. Where that
+cannot be shown, NotRepeatable asks for a trace of every layer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...ops import traits_of
 from ...weights.handles import Constant
 from ..convert.conversion import Conversion
 from ..convert.index_handlers import LOOKED_THROUGH
-from ..convert.values import Unrepresentable, Value
-from .kinds import NotRepeatable, Repeat
+from ..convert.values import TracedValue, Unrepresentable
+from .kinds import NotRepeatable, RepeatedLayer
 from .marks import ENTER, LEAVE, REPEATED
 
 
@@ -34,7 +34,7 @@ class _Input:
 
 
 @dataclass
-class _Region:
+class _LayerRegion:
     """What the first layer of a kind emitted, its inputs and its results by slot, and the results of its copies."""
 
     before: fx.Node
@@ -46,16 +46,18 @@ class _Region:
 
 
 class Replay:
-    """The Follower of the marks around traced layers, and of the layers that the program only names."""
+    """The CallFollower of the marks around traced layers, and of the layers that the program only names."""
 
-    def __init__(self, repeats: Sequence[Repeat]) -> None:
+    def __init__(self, repeats: Sequence[RepeatedLayer]) -> None:
         self._repeats = repeats
-        self._regions: dict[int, _Region] = {}
+        self._regions: dict[int, _LayerRegion] = {}
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """A mark is the value that it marks; a repeated layer's result is that of copied nodes.
+        """The value that a mark marks, or the results of copied nodes for layers that the program only names; None of
+        any other node. Raises NotRepeatable.
 
-        Comes before anyone asks if all operands are representable: a layer may hand on what nobody uses.
+        It is asked before operands are checked: a layer may hand on a value without a token-major form that nobody
+        uses.
         """
         if node.target is REPEATED:
             return self._repeated(conv, node)
@@ -64,7 +66,7 @@ class Replay:
         operand, kind, slot = cast("tuple[fx.Node, int, int]", node.args)
         value = conv.values[operand]
         last = next(iter(reversed(conv.graph.fx.nodes)))
-        region = self._regions.setdefault(kind, _Region(last))
+        region = self._regions.setdefault(kind, _LayerRegion(last))
         if node.target is ENTER:
             region.inputs[slot] = _Input(value, operand, node)
         else:
@@ -73,10 +75,11 @@ class Replay:
         return value
 
     def check(self) -> None:
-        """See, when all is converted, that nothing left a copied layer by another way than its results."""
+        """NotRepeatable if a value leaves a copied layer by another way than its results. It is called when all is
+        converted."""
         for region in self._regions.values():
             inside = set(region.nodes)
-            shown = {value.node for value in region.results.values() if isinstance(value, Value)}
+            shown = {value.node for value in region.results.values() if isinstance(value, TracedValue)}
             if any(user not in inside for node in inside - shown for user in node.users):
                 raise NotRepeatable("a value inside a layer is used outside")
 
@@ -97,7 +100,9 @@ class Replay:
         return result
 
 
-def _replay(conv: Conversion, repeat: Repeat, region: _Region, given: dict[int, tuple[Any, bool]]) -> dict[int, Any]:
+def _replay(
+    conv: Conversion, repeat: RepeatedLayer, region: _LayerRegion, given: dict[int, tuple[Any, bool]]
+) -> dict[int, Any]:
     """The results of a layer; `given` has (value, static) for the slots where its inputs are not those of the first."""
     used = {slot: new for slot, new in given.items() if slot in region.inputs}
     bad = next((value for value, _ in used.values() if isinstance(value, Unrepresentable)), None)
@@ -110,7 +115,7 @@ def _replay(conv: Conversion, repeat: Repeat, region: _Region, given: dict[int, 
             new, static = used[slot]
             if not _same_to_the_conversion(conv, old, new, static):
                 raise NotRepeatable(f"{repeat.path} is not given what {repeat.source} is")
-        if isinstance(old.value, Value) and copies.setdefault(old.value.node, new.node) is not new.node:
+        if isinstance(old.value, TracedValue) and copies.setdefault(old.value.node, new.node) is not new.node:
             raise NotRepeatable(f"{repeat.source} is given one value twice")
     _rename_weights(conv, repeat, copies)
     if not region.nodes:
@@ -123,7 +128,7 @@ def _replay(conv: Conversion, repeat: Repeat, region: _Region, given: dict[int, 
 
 def _same_to_the_conversion(conv: Conversion, old: _Input, new: Any, static: bool) -> bool:
     """Whether converting a layer would do the same with `new` in the place of an input of the first layer."""
-    if not isinstance(old.value, Value) or not isinstance(new, Value):
+    if not isinstance(old.value, TracedValue) or not isinstance(new, TracedValue):
         return False
     if old.value.dims != new.dims or type_of(old.value.node) != type_of(new.node):
         return False
@@ -133,7 +138,7 @@ def _same_to_the_conversion(conv: Conversion, old: _Input, new: Any, static: boo
     return not known or old.value.node is new.node
 
 
-def _rename_weights(conv: Conversion, repeat: Repeat, copies: dict[fx.Node, fx.Node]) -> None:
+def _rename_weights(conv: Conversion, repeat: RepeatedLayer, copies: dict[fx.Node, fx.Node]) -> None:
     for old, new in repeat.renames.items():
         before, after = conv.stored(old), conv.stored(new)
         if before is None or after is None:
@@ -153,7 +158,7 @@ def _between(before: fx.Node, last: fx.Node) -> list[fx.Node]:
     return nodes
 
 
-def _copy(conv: Conversion, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat: Repeat) -> fx.Node:
+def _copy(conv: Conversion, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat: RepeatedLayer) -> fx.Node:
     graph = conv.graph
     if old.op == "get_attr":  # a constant that the layer makes
         weight = graph.weight(old)
@@ -178,8 +183,8 @@ def _operand(conv: Conversion, node: fx.Node, copies: dict[fx.Node, fx.Node]) ->
 
 
 def _moved(value: Any, copies: dict[fx.Node, fx.Node]) -> Any:
-    if not isinstance(value, Value):
+    if not isinstance(value, TracedValue):
         return value
     if value.node not in copies:
         raise NotRepeatable("a layer returns a value that it is not given")
-    return Value(copies[value.node], value.dims)
+    return TracedValue(copies[value.node], value.dims)

@@ -1,6 +1,7 @@
-"""What goes into a layer and comes out of it: tensors and plain values, in tuples, lists and mappings.
+"""The operands and results of a layer: tensors and plain values, in tuples, lists and mappings.
 
-Anything else could be a channel that nobody sees, so a call with such a value is `Opaque` and left alone.
+A value of any other kind might hide something that the layer reads or writes. A call with such a value is `Opaque` and
+left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Opaque(Exception):
 
 
 def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
-    """A copy of `value` with `fn` applied to everything that is not a container."""
+    """A copy of `value` with `fn` applied to everything in it that is no tuple, list or mapping."""
     if type(value) is tuple:
         return tuple(mapped(v, fn) for v in value)
     if type(value) is list:
@@ -37,16 +38,17 @@ def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a value."""
+    """The tensors in a value, in order; one that is there twice comes twice."""
     found: list[Tensor] = []
     mapped(value, lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None)
     return found
 
 
 class LayerCall:
-    """The arguments of a layer: its distinct `tensors` in the order in which they are met, and all else.
+    """The arguments of a call of a layer.
 
-    Two calls with equal `description` differ only in what their tensors hold. Raises Opaque.
+    tensors: its tensors, each once, in the order in which they are met. description: everything else; two calls with
+    equal descriptions differ only in what their tensors hold. Raises Opaque.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -57,7 +59,7 @@ class LayerCall:
         self.description = self._described((args, kwargs))
 
     def run(self, layer: Callable[..., Any], tensors: list[Tensor]) -> Any:
-        """Call a layer with other tensors: its result, and what its lists and mappings hold afterwards."""
+        """Call a layer with other tensors. Returns its result, and the content of its lists and mappings afterwards."""
 
         def other(leaf: Any) -> Any:
             return tensors[self._numbers[id(leaf)]] if isinstance(leaf, Tensor) else leaf
@@ -67,7 +69,7 @@ class LayerCall:
         return layer(*args, **kwargs), lent
 
     def settle(self, outcome: Any) -> Any:
-        """Give the caller's lists and mappings what they hold after the call, and return its result."""
+        """Give the caller's lists and mappings the content of `outcome`, as `run` returns it, and return its result."""
         result, lent = outcome
         for mine, theirs in zip(self._lent, lent, strict=True):
             mine.clear()

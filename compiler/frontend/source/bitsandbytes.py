@@ -126,6 +126,7 @@ class BlockwiseMatrix(QuantizedWeight):
             raise UnsupportedModel(f"{self.name!r} has a table of its own, not that of {self.state.kind}")
 
     def parts(self) -> Parts:
+        """The codes, and a float32 scale for each group of a row. TensorError for sizes that do not fit."""
         pairs = self.codes.load().reshape(-1)
         codes = torch.stack((pairs >> 4, pairs & 15), -1).reshape(self.shape)
         scales, group = self._scales(), self.format.group
@@ -136,7 +137,7 @@ class BlockwiseMatrix(QuantizedWeight):
         return {"codes": codes, "scales": scales[starts].reshape(n, k // group)}
 
     def _scales(self) -> Tensor:
-        """Of every block, float32."""
+        """The scale of every block [blocks], float32."""
         stored = self.tensors["absmax"].load().reshape(-1)
         if not self.state.nested:
             return stored.to(torch.float32)
@@ -186,6 +187,7 @@ class Int8Matrix(QuantizedWeight):
         self.format = grouped(8, self.shape[1], "f32")
 
     def parts(self) -> Parts:
+        """The codes [N, K] and a scale per row; see QuantizedWeight."""
         scales = self.scales.load().to(torch.float32).reshape(-1, 1) / 127
         codes = self.codes.load().view(torch.uint8) ^ 128
         return {"codes": codes, "scales": scales, "zeros": torch.full(scales.shape, 128, dtype=torch.uint8)}

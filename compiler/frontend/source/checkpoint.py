@@ -64,6 +64,7 @@ class CheckpointTensor(Weight):
     checked: bool = field(default=False, compare=False)
 
     def load(self) -> Tensor:
+        """The tensor in its own type, a view of the mapped file."""
         raw = mapped(self.path)[self.start : self.end]
         if self.start % self.dtype.itemsize:
             raw = raw.clone()
@@ -83,14 +84,14 @@ class CheckpointTensor(Weight):
 
 
 def as_bytes(weight: Weight) -> Weight:
-    """A stored tensor as the bytes [n] that it takes, whatever their type says that they are."""
+    """A stored tensor as bytes [n], whatever its type is."""
     if isinstance(weight, CheckpointTensor):
         return replace(weight, shape=(weight.end - weight.start,), dtype=torch.uint8)
     return Constant(weight.load().contiguous().reshape(-1).view(torch.uint8))
 
 
 def open_checkpoint(model_dir: Path) -> dict[str, CheckpointTensor]:
-    """All tensors of a checkpoint directory by name; raises CheckpointError naming the file that is wrong."""
+    """All tensors of a checkpoint directory, by name. CheckpointError names the file that is missing or damaged."""
     files, names = weight_files(model_dir)
     tensors = {name: tensor for path in files for name, tensor in _read_header(path).items()}
     missing = sorted(set(names or ()) - set(tensors))

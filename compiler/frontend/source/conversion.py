@@ -24,7 +24,7 @@ _MOST_PARTS = 8  # of a matrix whose columns lie in orders of their own
 
 
 @dataclass
-class _Group:
+class _ConverterGroup:
     """One conversion: a converter, the tensors it takes by source pattern, and the key it was first seen for."""
 
     converter: Any
@@ -51,12 +51,13 @@ def _reader(weight: Weight, on_meta: bool) -> Any:
 class Converted(Weight):
     """One result of a conversion; loading it runs the whole conversion and keeps only this result."""
 
-    group: _Group
+    group: _ConverterGroup
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def load(self) -> Tensor:
+        """The value of this result; the conversion runs now."""
         return self.group.convert(on_meta=False)[self.key]
 
 
@@ -109,20 +110,20 @@ def _rename_and_convert(
     by_pattern = {p: c for c in converters for p in c.source_patterns}
     prefix: str = model.base_model_prefix  # type: ignore[assignment]
     found: dict[str, Weight] = {}
-    groups: dict[str, _Group] = {}
+    groups: dict[str, _ConverterGroup] = {}
     for key in sorted(tensors, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, expected)
         if name not in expected and key in expected:
             name, pattern = key, None
         if name not in expected:
             if (whole := joined(name, expected)) is not None:
-                made = _Group(JoinedExperts.of(whole, model, expected), whole, [], model)
+                made = _ConverterGroup(JoinedExperts.of(whole, model, expected), whole, [], model)
                 groups.setdefault(whole, made).sources.append((name, "", tensors[key]))
             continue  # a tensor that the model does not use, as transformers does
         if pattern is None:
             found[name] = tensors[key]
             continue
-        group = groups.setdefault(name, _Group(by_pattern[pattern], name, [], model))
+        group = groups.setdefault(name, _ConverterGroup(by_pattern[pattern], name, [], model))
         group.sources.append((key, pattern, tensors[key]))
     for group in groups.values():
         try:
@@ -138,7 +139,7 @@ def _rename_and_convert(
     return found
 
 
-def _stored(group: _Group, results: Mapping[str, Tensor]) -> dict[str, Weight]:
+def _stored(group: _ConverterGroup, results: Mapping[str, Tensor]) -> dict[str, Weight]:
     """The results of a conversion that puts rows of quantized matrices elsewhere, as they are stored.
 
     Found by running it on matrices of one column that hold the numbers of their rows.
@@ -154,7 +155,7 @@ def _stored(group: _Group, results: Mapping[str, Tensor]) -> dict[str, Weight]:
     sorts = any(isinstance(weight, SortedColumns) for weight in weights)
     starts = np.cumsum([0, *(piece.shape[0] for piece in quantized)]).tolist()
     numbers = [torch.arange(a, b).unsqueeze(1) for a, b in pairwise(starts)]
-    probe = _Group(group.converter, group.first_key, [], group.model)
+    probe = _ConverterGroup(group.converter, group.first_key, [], group.model)
     probe.sources = [(k, p, Constant(n)) for (k, p, _), n in zip(group.sources, numbers, strict=True)]
     try:
         moved = probe.convert(on_meta=False)

@@ -91,7 +91,11 @@ def _misfit(what: str, scales: Weight, codes: Weight) -> TensorError:
 
 @dataclass
 class E2m1Matrix(QuantizedWeight):
-    """A matrix [N, K], or matrices of experts [E, N, K]. one: the scale of the whole tensor, which `divides` scales."""
+    """A matrix [N, K], or matrices of experts [E, N, K], of 4-bit floats.
+
+    one: the scale of the whole tensor, None if there is none; the scales of groups are divided by it if `divides`, else
+    multiplied.
+    """
 
     name: str
     codes: Weight
@@ -104,6 +108,7 @@ class E2m1Matrix(QuantizedWeight):
     given: ClassVar[bool] = True
 
     def parts(self) -> Parts:
+        """The codes and the scales of groups; see QuantizedWeight."""
         pairs = self.codes.load()
         codes = torch.stack((pairs & 15, pairs >> 4), -1).reshape(self.shape)
         scales = self.scales.load().view(torch.uint8)

@@ -21,8 +21,10 @@ TYPES = "token_type_ids"  # transformers' name
 
 
 def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> ModelInfo:
-    """The facts of a model on meta; its dtype is what most of the checkpoint's matrices have, bfloat16 for those that
-    come quantized."""
+    """The facts of a model on meta, by its configuration.
+
+    Its dtype is the type of most of the checkpoint's matrices; bfloat16 where these come quantized.
+    """
     text = config.get_text_config()
     parameters = {id(p): p.numel() for p in model.parameters()}
     matrices = [w for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
@@ -50,8 +52,10 @@ def _padding(model: nn.Module, text: Any) -> int | None:
 
 
 def completed_info(graph: Graph, predicts: bool = True) -> ModelInfo:
-    """The facts of a model, those that no configuration tells as the graph shows them. predicts: it gives logits of
-    tokens."""
+    """The facts of a graph's model, with those that no configuration tells taken from the graph.
+
+    predicts: whether the graph ends with logits of tokens.
+    """
     embedding, info = OPS["embedding"].overload, graph.info
     tables = [
         n.args[1] for n in graph.nodes if n.target is embedding and _viewed(n.args[0]) is graph.input("token_ids")
@@ -73,7 +77,8 @@ def _viewed(node: Any) -> Any:
 
 
 def unused_positions(model: nn.Module) -> int:
-    """How many positions belong to padding and what comes before it: tokens count from behind it."""
+    """How many positions no token ever has: models that count from behind the padding token's number leave these
+    out."""
     for path, module in model.named_modules():
         if (
             isinstance(module, nn.Embedding)
@@ -85,7 +90,7 @@ def unused_positions(model: nn.Module) -> int:
 
 
 def pair_inputs(model: nn.Module, config: Any) -> tuple[BatchArray, ...]:
-    """What the model takes of a pair of texts besides token ids: the types of tokens, where it tells any apart."""
+    """The inputs of a model for pairs of texts besides token ids: types of tokens where it has several, else ()."""
     takes = TYPES in inspect.signature(model.forward).parameters
     count = int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0)
     return (BatchArray(TYPES, ("T",)),) if takes and count > 1 else ()

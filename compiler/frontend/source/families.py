@@ -12,9 +12,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Families:
-    """Model types by what transformers has for them: any class, one that generates, one that fills masks in, another
-    than the first that reads a text and writes one, one that sorts texts, one with hidden states, the half of one that
-    reads, one that also sees images. causal: with the name of the class that generates."""
+    """The model types of the installed transformers, by the kinds of classes that it has for them.
+
+    known: types with any class.
+    causal: types that generate, each with the name of its class.
+    masked: types that fill in masked tokens.
+    seq2seq: types that read one text and write another, unless that class is also the one in `causal`.
+    sorting: types that classify texts.
+    plain: types with a class that ends with hidden states.
+    reading: types whose encoder can be built alone.
+    seeing: types that read images besides text.
+    """
 
     known: frozenset[str]
     causal: dict[str, str]
@@ -28,7 +36,8 @@ class Families:
 
 @functools.cache
 def families() -> Families | None:
-    """The installed transformers' tables; None where it is not installed, or keeps them otherwise than 5 does."""
+    """Read the tables of the installed transformers. None where it is not installed, or keeps its tables in another
+    form than version 5 does."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -86,6 +86,7 @@ class Float8Layer(QuantizedWeight):
         self.format = Float8(group if width > 1 else 0, self.alone)
 
     def parts(self) -> Parts:
+        """The codes and the scales; see QuantizedWeight. TensorError where they do not fit each other."""
         codes = self.codes.load().view(torch.uint8)
         if bool(((codes & NAN) == NAN).any()):
             raise TensorError(self.name, "holds NaN", "the checkpoint is damaged")

@@ -30,7 +30,11 @@ def is_hub_name(path: Path) -> bool:
 
 
 def fetch_config(path: Path) -> Path:
-    """The local copy of a hub model's config.json, in the snapshot of its revision. HubError; or what it is instead."""
+    """The local copy of a hub model's config.json, in the snapshot of its revision.
+
+    HubError where it cannot be had; CheckpointError or UnsupportedModel, which say what the repository holds instead,
+    where it has no config.json.
+    """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
@@ -44,9 +48,11 @@ def fetch_config(path: Path) -> Path:
 
 
 def fetch(path: Path, cached: bool = False) -> Path:
-    """The directory with a hub model's files, those that a compile reads; downloaded unless they are in the cache.
+    """The directory with those files of a hub model that a compile reads; they are downloaded unless they are in the
+    cache.
 
-    cached: HubError instead of a download."""
+    cached: never download, and raise HubError instead.
+    """
     from huggingface_hub import snapshot_download
 
     name, revision = _parts(path)

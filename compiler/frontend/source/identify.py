@@ -24,9 +24,12 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says; or an
-    ONNX file, and what config.json beside it says."""
+class FoundModel:
+    """A model that was found at a path, which is one of three things.
+
+    A checkpoint directory, with its config.json as it stands there. A GGUF file, with what its header says. An ONNX
+    file, with the config.json beside it.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -35,11 +38,11 @@ class Found:
 
     @property
     def is_file(self) -> bool:
-        """Whether the model is one file, which says itself what it computes."""
+        """Whether the model is one file, which itself says what the model computes."""
         return self.is_gguf or self.is_onnx
 
 
-def find_checkpoint(path: Path) -> Found:
+def find_checkpoint(path: Path) -> FoundModel:
     """The checkpoint at `path`: its directory, its config.json, a GGUF or ONNX file, or a directory with one of them.
 
     CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
@@ -66,7 +69,7 @@ def find_checkpoint(path: Path) -> Found:
             raise other
     if CONFIG not in names:
         raise no_checkpoint(str(path), names, path)
-    return Found(path, _config(path / CONFIG))
+    return FoundModel(path, _config(path / CONFIG))
 
 
 def knows(path: Path) -> bool:
@@ -132,7 +135,7 @@ def is_onnx(path: Path) -> bool:
     return path.suffix.lower() == ".onnx"
 
 
-def _onnx(path: Path) -> Found:
+def _onnx(path: Path) -> FoundModel:
     """An ONNX file; what it holds is found out when it is read. It begins with the tag of a field."""
     try:
         with path.open("rb") as file:
@@ -141,7 +144,7 @@ def _onnx(path: Path) -> Found:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if start not in _ONNX_TAGS:
         raise CheckpointError(f"{path} is truncated or not an ONNX file", _AGAIN)
-    return Found(path, onnx_config(onnx_files(path)), is_onnx=True)
+    return FoundModel(path, onnx_config(onnx_files(path)), is_onnx=True)
 
 
 def onnx_files(path: Path) -> Path:
@@ -154,7 +157,8 @@ def onnx_files(path: Path) -> Path:
 
 
 def onnx_config(files: Path) -> dict[str, Any]:
-    """config.json beside an ONNX model, or genai_config.json, if there is one, with that of the text model over it."""
+    """The configuration beside an ONNX model: config.json, or else genai_config.json; {} if there is neither. What it
+    says of the text model overrules the rest."""
     found = _object(files / CONFIG) if (files / CONFIG).is_file() else genai_config(files)
     text = found.get("text_config")
     return {**found, **text} if isinstance(text, dict) else found
@@ -167,7 +171,7 @@ def _onnx_models(names: list[str]) -> list[str]:
     return next(([name] for stem in known for name in (f"{stem}.onnx", f"onnx/{stem}.onnx") if name in names), names)
 
 
-def _gguf(path: Path) -> Found:
+def _gguf(path: Path) -> FoundModel:
     """A GGUF file, whose header must be whole; the refusal of any other file."""
     from .gguf.container import is_gguf
     from .gguf.split import open_container
@@ -179,7 +183,7 @@ def _gguf(path: Path) -> Found:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     container = open_container(path)
     positions = container.metadata.get(f"{container.metadata.get('general.architecture')}.context_length")
-    return Found(path, {"max_position_embeddings": positions}, is_gguf=True)
+    return FoundModel(path, {"max_position_embeddings": positions}, is_gguf=True)
 
 
 def _gguf_models(names: list[str]) -> list[str]:

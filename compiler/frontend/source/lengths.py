@@ -19,11 +19,13 @@ _POSITION_LIMITS = (
 
 
 def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: bool = False, meant: int = 0) -> int:
-    """Tokens of the longest sequence: `wanted`, or a default, or `meant` or what the model has where that is less;
-    SequenceLengthError.
+    """How many tokens the longest sequence may have: `wanted`, or if that is None a default that is not more than the
+    model has positions for.
 
-    config: transformers' configuration of the text model. unused: how many of its positions no token ever has.
-    endless: attention never sees larger distances than the model knows, so that rotary positions may go on.
+    config: transformers' configuration of the text model. unused: how many of its positions no token ever has. endless:
+    attention never sees larger distances than the model knows, so that rotary positions may go on. meant: the number of
+    tokens that the model is meant for, in place of the default; 0 if nothing says it. SequenceLengthError where
+    `wanted` is more than the model has.
     """
     limit = position_limit(config)
     limit = limit - unused if limit is not None else None

@@ -44,7 +44,7 @@ class JoinedExperts:
 
     @classmethod
     def of(cls, target: str, model: nn.Module, expected: Mapping[str, Tensor]) -> JoinedExperts:
-        """For a parameter of `model`."""
+        """The converter for a parameter of `model`, by the parameter's name."""
         path = target.rpartition(".")[0]
         module: Any = model.get_submodule(path)
         down, gate_up = (expected[f"{path}.{part}_proj"].shape for part in ("down", "gate_up"))
@@ -52,13 +52,13 @@ class JoinedExperts:
         return cls(target, expected[target], transposed, not getattr(module, "is_concatenated", True))
 
     def add_tensor(self, first: str, key: str, pattern: str, value: Any) -> None:
-        """Of the tensor with the name `key`."""
+        """Take one expert's tensor, whose name in the checkpoint is `key`."""
         found = _OWN.fullmatch(key)
         assert found is not None
         self.parts[int(found[2]), found[3]] = value
 
     def convert(self, first: str, model: nn.Module, config: Any) -> dict[str, Tensor]:
-        """{the parameter's name: its value}."""
+        """The value of the parameter, by the parameter's name."""
         return {self.target: torch.stack([self._expert(number) for number in range(len(self.expected))])}
 
     def _expert(self, number: int) -> Tensor:

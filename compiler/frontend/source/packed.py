@@ -60,7 +60,7 @@ def _with_integers(tensors: Mapping[str, Weight], packing: Packing) -> dict[str,
 def _kind(
     name: str, tensors: Mapping[str, Weight], packing: Packing
 ) -> Literal["gptq", "awq", "compressed", "int8"] | None:
-    """Of the layer whose codes a tensor holds; None if it holds none, or floats."""
+    """How the layer is packed whose codes a tensor holds; None if the tensor holds no codes, or floats."""
     layer, _, last = name.rpartition(".")
     if packing.kind != "compressed":
         return packing.kind if last == "qweight" else None  # type: ignore[return-value]
@@ -110,13 +110,13 @@ class PackedLayer(QuantizedWeight):
             self.order = self._order(index, group)
 
     def tensor(self, name: str) -> Weight:
-        """A packed tensor of the layer."""
+        """A packed tensor of the layer, by the end of its name. TensorError if it is missing."""
         if name not in self.tensors:
             raise TensorError(f"{self.layer}.{name}", "is missing from the checkpoint", _AGAIN)
         return self.tensors[name]
 
     def sizes(self, name: str) -> tuple[int, int]:
-        """The shape of one that is a matrix; TensorError if it is none."""
+        """The rows and columns of a packed tensor; TensorError if it is no matrix."""
         shape = self.tensor(name).shape
         if len(shape) != 2:
             raise self._misfit(name, "where a matrix is expected")
@@ -129,7 +129,8 @@ class PackedLayer(QuantizedWeight):
 
     @property
     def bits(self) -> int:
-        """Of a code: what the tensors say where they do, since layers of a model may differ."""
+        """Bits of a code. Layers of a model may differ, so that the tensors decide where they show it, and the
+        configuration elsewhere."""
         if self.packing.kind == "compressed":
             words, k = self.sizes("weight_packed")[1], self.shape[1]
             return next((bits for bits in (4, 8) if words == ceil(k * bits / 32)), self.packing.bits)
@@ -153,6 +154,7 @@ class PackedLayer(QuantizedWeight):
         return None if torch.equal(order, torch.arange(k)) else order
 
     def parts(self) -> Parts:
+        """The codes, scales and zeros of groups; see QuantizedWeight."""
         codes, scales, zeros = _READERS[self.packing.kind](self)
         if not bool(torch.isfinite(scales).all()):
             raise TensorError(f"scales of {self.layer}", "hold NaN or Inf", "the checkpoint is damaged")

@@ -13,9 +13,12 @@ from ...errors import CheckpointError, UnsupportedModel
 
 @dataclass(frozen=True)
 class Packing:
-    """kind: whose layout the tensors have. bits: of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
-    the rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether it says that
-    only weights are 8-bit floats."""
+    """How the weights of a checkpoint are packed.
+
+    kind: whose layout the tensors have. bits: bits of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
+    rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether the
+    configuration says that only weights, and no activations, are 8-bit floats.
+    """
 
     kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes"]
     bits: int
@@ -105,7 +108,7 @@ def _compressed(facts: Mapping[str, Any]) -> Packing | None:
 
 
 def _groups(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of compressed-tensors, those whose weights are quantized."""
+    """The groups of a compressed-tensors configuration whose weights are quantized."""
     groups = (facts.get("config_groups") or {}).values()
     return [group for group in groups if isinstance(group, dict) and group.get("weights")]
 

@@ -45,8 +45,8 @@ _ENDLESS = 10**9  # tokens; tokenizers without a limit say so with more
 
 @dataclass(frozen=True)
 class LayerBehind:
-    """A layer behind the pooling: its kind (see TailLayer), the directory of its weights, what is done to its result,
-    and whether that is added to what came in."""
+    """A layer behind the pooling: its kind (see TailLayer), the directory of its weights, the function that its result
+    goes through, and whether its input is added to the result."""
 
     kind: Literal["dense", "layer_norm", "normalize"]
     path: Path
@@ -56,10 +56,14 @@ class LayerBehind:
 
 @dataclass(frozen=True)
 class Pooling:
-    """kinds: whose vectors are put one behind the other; none where nothing says it. normalize: vectors are scaled to
-    length 1 at the end. layers: those before that. prompted: whether tokens of a prompt are pooled too. max_tokens: the
-    longest text that the model is meant for, 0 if nothing says it. prompts: by their names; default_prompt: the name of
-    the one where nothing is said. lower_case: of texts, whatever the tokenizer says."""
+    """How hidden states become one vector, as sentence-transformers' files say it.
+
+    kinds: poolings whose vectors are put one behind the other; () where nothing says it. normalize: vectors are scaled
+    to length 1 at the end. layers: those between pooling and scaling. prompted: whether tokens of a prompt are pooled,
+    too. max_tokens: tokens of the longest text that the model is meant for, 0 if nothing says it. prompts: prompts by
+    name. default_prompt: the name of the one that is used where none is asked for, "" for none. lower_case: whether
+    texts are put into lower case, whatever the tokenizer says.
+    """
 
     kinds: tuple[Kind, ...] = ()
     normalize: bool = True
@@ -80,7 +84,7 @@ class Pooling:
         return self.prompted and (kinds in (("cls",), ("last",)) or (looks_ahead and kinds == ("mean",)))
 
     def dense(self, looks_ahead: bool) -> tuple[LayerBehind, ...]:
-        """The first layers, as many as the graph computes: rows of it are what they take."""
+        """The first layers, as many as the graph computes, which are those that take a row of it."""
         plain = takewhile(lambda layer: layer.kind == "dense" and not layer.adds_input, self.layers)
         return tuple(plain) if self.in_graph(looks_ahead) else ()
 
@@ -170,7 +174,8 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def max_tokens(model_dir: Path, folder: Path) -> int:
-    """Of the longest text that a model is meant for, whose Transformer lies in `folder`; 0 if nothing says it."""
+    """Tokens of the longest text that a model is meant for, whose Transformer lies in `folder`; 0 if nothing says
+    it."""
     found = _settings(folder).get("max_seq_length")
     path = model_dir / "tokenizer_config.json"
     if found is None and path.is_file():
@@ -179,7 +184,7 @@ def max_tokens(model_dir: Path, folder: Path) -> int:
 
 
 def read_prompts(model_dir: Path) -> tuple[dict[str, str], str]:
-    """The prompts by their names, and the name of the one where nothing is said."""
+    """The prompts by name, and the name of the one that is used where none is asked for, "" for none."""
     path = model_dir / "config_sentence_transformers.json"
     config = read_json(path, dict) if path.is_file() else {}
     prompts = config.get("prompts")

@@ -17,11 +17,11 @@ _HEADLESS = ("Model", "ForSequenceClassification", "ForTokenClassification", "Fo
 
 
 def check_config(path: Path, config: dict[str, Any], task: str = "generate") -> Packing | None:
-    """How the weights of the checkpoint in `path` are packed, if they are.
+    """How the weights of the checkpoint in `path` are packed; None where they are not.
 
-    UnsupportedModel where its config.json says that icc cannot compile it for a task: "generate", "embed" or "rerank".
-
-    What it does not say (operations, sizes that do not go together) is refused when the model is built and traced.
+    config: its config.json. task: "generate", "embed" or "rerank". UnsupportedModel where config.json says that icc
+    cannot compile the checkpoint for the task. What it does not say (operations, sizes that do not go together) is
+    refused when the model is built and traced.
     """
     packing = packing_of(config, path)
     _check_type(path, config, task)

@@ -12,7 +12,7 @@ from .pooling import max_tokens, read_json, read_prompts
 
 @dataclass(frozen=True)
 class Words:
-    """The tokens whose logits behind a text tell its score: that of `yes`, less that of `no` if there is one."""
+    """The tokens whose logits behind a text are its score: that of `yes`, less that of `no` unless that is None."""
 
     yes: int
     no: int | None
@@ -20,8 +20,12 @@ class Words:
 
 @dataclass(frozen=True)
 class Scoring:
-    """function: what makes a score of a number. max_tokens: the longest pair that the model is meant for, 0 if nothing
-    says it. words: the number is told by logits; prompt: the system's message to a model that is asked for them."""
+    """How the score of a pair of texts is made.
+
+    function: what makes a score of the model's number. max_tokens: tokens of the longest pair that the model is meant
+    for, 0 if nothing says it. words: the tokens whose logits are the number; None where the model ends with a number.
+    prompt: the system's message to a model that is asked for these words.
+    """
 
     function: Literal["sigmoid", "identity"] = "sigmoid"
     max_tokens: int = 0
@@ -30,9 +34,9 @@ class Scoring:
 
 
 def read_scoring(model_dir: Path) -> Scoring:
-    """UnsupportedModel for modules, prompts or functions that icc lacks.
+    """How a checkpoint's scores are made; UnsupportedModel for modules, prompts or functions that icc lacks.
 
-    Versions 6, 4 and 3 have the function's name in three places, of which the newest counts.
+    Versions 6, 4 and 3 of sentence-transformers have the function's name in three places, of which the newest counts.
     """
     words, others = read_words(model_dir), [name for name, _ in _modules(model_dir)[1:] if name != _BY_WORDS]
     if others:

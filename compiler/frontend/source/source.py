@@ -1,4 +1,4 @@
-"""Source: where a model comes from. A kind of file or directory is one class here or in a file beside this."""
+"""ModelSource: where a model comes from. A kind of file or directory is one class here or in a file beside this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .packed import unpacked
 from .refuse import check_config
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A model on disk. Opening it reads headers only; values are read when a weight's handle is loaded."""
 
     @property
@@ -65,16 +65,16 @@ class CheckpointDirectory:
         refuse_bare(self._tensors)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
+        """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
         return model_weights(model, self._tensors, computed_buffers(model))
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source."""
+        """See ModelSource."""
         model = build_meta_model(self.config, written_out, task)
         return linears_where(model, lambda name: isinstance(self._tensors.get(name), (QuantizedWeight, SortedColumns)))
 
 
-def open_source(path: Path, task: str = "generate") -> Source:
+def open_source(path: Path, task: str = "generate") -> ModelSource:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads for the task."""
     found = find_checkpoint(path)
     if found.is_onnx:

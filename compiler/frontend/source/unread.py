@@ -15,17 +15,18 @@ from .conversion import follow_ties
 from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, load_config
 from .refuse import check_config
-from .source import Source, open_source
+from .source import ModelSource, open_source
 
 
 @dataclass
-class Unread(Weight):
-    """A weight of which only shape and type are known; zeros to who reads it all the same, in no memory."""
+class UnreadWeight(Weight):
+    """A weight of which only shape and type are known. It loads as zeros that take no memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def load(self) -> Tensor:
+        """Zeros of the shape, one number in memory."""
         return torch.zeros(1, dtype=self.dtype).expand(self.shape) if self.shape else torch.zeros((), dtype=self.dtype)
 
 
@@ -42,15 +43,15 @@ class ConfigOnly:
         self._dtype = _stated_dtype(self.config)
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source."""
+        """See ModelSource."""
         return build_meta_model(self.config, written_out, task)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source."""
+        """See ModelSource."""
         expected = dict(model.state_dict())
         ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {}) or {}
         found: dict[str, Weight] = {
-            name: Unread(tuple(value.shape), self._dtype if value.is_floating_point() else value.dtype)
+            name: UnreadWeight(tuple(value.shape), self._dtype if value.is_floating_point() else value.dtype)
             for name, value in expected.items()
             if name not in ties
         }
@@ -59,7 +60,7 @@ class ConfigOnly:
         return found
 
 
-def planned_source(path: Path, task: str = "generate") -> Source:
+def planned_source(path: Path, task: str = "generate") -> ModelSource:
     """The checkpoint in a directory where its files are there, whose headers know each weight's type; else what its
     config.json says."""
     try:

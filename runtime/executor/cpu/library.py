@@ -113,9 +113,13 @@ class KernelLibrary:
         return handle
 
     def bind_inputs(self, handle: int, inputs: list[int]) -> None:
-        """Where the inputs lie that the program declares, in its order; they must outlive the handle."""
+        """Where the inputs lie that the program declares, in its order; they must outlive the handle. EngineFormatError
+        of a library that knows none."""
         pointers = self._inputs = (c_void_p * len(inputs))(*inputs)  # the library keeps its address
-        bind = self._library.icc_inputs
+        try:
+            bind = self._library.icc_inputs
+        except AttributeError as error:
+            raise EngineFormatError(f"the library takes no inputs: {error}", "compile the model again") from error
         bind.restype, bind.argtypes = None, (c_void_p, POINTER(c_void_p))
         bind(handle, pointers)
 

@@ -45,3 +45,12 @@ def test_documents_come_by_their_scores(write_engine: Callable[..., Path], start
     for path in ("/v1/embeddings", "/v1/completions"):
         reply = server.ask("POST", path, {"model": "toy", "input": "a"})
         assert reply.status == 404 and "compiled to score texts" in reply.json["error"]["message"]
+
+
+def test_types_reach_the_engine(write_engine: Callable[..., Path], start: StartServer, tmp_path: Path) -> None:
+    """The toy has no input for them, and says so."""
+    facts = EmbeddingFacts("last", False, 258, scores="sigmoid", types_input="kind")
+    engine = write_engine(tmp_path / "toy.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
+    refused = start(engine=engine).ask("POST", "/v1/rerank", {"model": "toy", "query": "q", "documents": ["one"]})
+    assert refused.status == 400
+    assert "the engine has no input 'kind': it takes none" in refused.json["error"]["message"]

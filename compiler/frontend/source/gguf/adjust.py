@@ -1,6 +1,7 @@
-"""What the keys of one architecture say that no table of names does: part of its configuration.
+"""Rules of single architectures: parts of the configuration that depend on several keys, or on tensors.
 
-Rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
+Each is given the file and the configuration that is being made, which it changes. Rules are those of llama.cpp:
+`conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import UnsupportedModel
-from .container import Container
+from .container import GgufContainer
 from .keys import Facts, key
 from .rope import factors, long_rope, partly_turned, scaling
 
 
-def heads_of_gemma(layers: int) -> Callable[[Container, Facts], None]:
-    """The scale of attention is one of the head, but that of the model with so many layers (27B) of the width."""
+def heads_of_gemma(layers: int) -> Callable[[GgufContainer, Facts], None]:
+    """A rule: scores of attention are scaled by the width of a head; in the model with `layers` layers (27B), by the
+    model's width over the number of heads."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         wide = facts["hidden_size"] // facts["num_attention_heads"]
         facts["query_pre_attn_scalar"] = wide if facts["num_hidden_layers"] == layers else facts["head_dim"]
 
     return adjust
 
 
-def gemma3(container: Container, facts: Facts) -> None:
-    """Layers that see all have rotary scaling, those with a window none."""
+def gemma3(container: GgufContainer, facts: Facts) -> None:
+    """Two kinds of layers: rotary frequencies are scaled in those that see all tokens, and not in those with a
+    window."""
     heads_of_gemma(62)(container, facts)
     far: Facts = {"rope_type": "default"}
     kind, factor = scaling(container)
@@ -36,8 +39,9 @@ def gemma3(container: Container, facts: Facts) -> None:
     facts["rope_parameters"] = {"full_attention": far, "sliding_attention": {"rope_type": "default"}}
 
 
-def gemma4(container: Container, facts: Facts) -> None:
-    """Heads of two widths, rotary frequencies of a part of the wide ones, layers that read the keys of others."""
+def gemma4(container: GgufContainer, facts: Facts) -> None:
+    """Two kinds of layers, with heads of two widths: the wide ones turn a part of their dimensions. Layers may read the
+    keys of others."""
     kinds = facts["layer_types"]
     facts["head_dim"] = key(container, "attention.key_length_swa") or facts["global_head_dim"]
     for end in ("", "_swa"):  # whole heads are turned, or `unused.py` refuses
@@ -60,8 +64,9 @@ def gemma4(container: Container, facts: Facts) -> None:
     facts["enable_moe_block"] = bool(key(container, "expert_count"))
 
 
-def deepseek(container: Container, facts: Facts) -> None:
-    """Latent attention: the widths of heads as they are computed, not as they are cached."""
+def deepseek(container: GgufContainer, facts: Facts) -> None:
+    """Latent attention: the widths of heads as they are computed, where the file also has those of the cache.
+    UnsupportedModel for files of before April 2025."""
     width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
     if not width or not turned:
         raise UnsupportedModel(
@@ -77,19 +82,21 @@ def deepseek(container: Container, facts: Facts) -> None:
         rope |= {"mscale": 10 * float(scale), "mscale_all_dim": 10 * float(scale)}
 
 
-def deepseek_v2(container: Container, facts: Facts) -> None:
+def deepseek_v2(container: GgufContainer, facts: Facts) -> None:
+    """Latent attention, and how experts are picked: within groups of them, or among all."""
     deepseek(container, facts)
     grouped = (facts.get("n_group") or 1) > 1
     facts["topk_method"] = "group_limited_greedy" if grouped else "greedy"
 
 
-def gpt_oss(container: Container, facts: Facts) -> None:
+def gpt_oss(container: GgufContainer, facts: Facts) -> None:
     """YaRN whose corrections are not rounded to whole dimensions."""
     if (rope := facts.get("rope_parameters")) and rope["rope_type"] == "yarn":
         rope["truncate"] = False
 
 
-def falcon(container: Container, facts: Facts) -> None:
+def falcon(container: GgufContainer, facts: Facts) -> None:
+    """One head of keys or several, which decides the form of the whole layer; norms and biases by their tensors."""
     groups = facts.setdefault("num_kv_heads", 1)
     facts |= {"multi_query": groups == 1, "parallel_attn": True, "alibi": False}
     facts["new_decoder_architecture"] = groups > 1
@@ -97,37 +104,41 @@ def falcon(container: Container, facts: Facts) -> None:
     facts["bias"] = "blk.0.attn_qkv.bias" in container.tensors
 
 
-def stablelm(container: Container, facts: Facts) -> None:
-    """Heads that are turned in part; biases of queries, and a norm before the MLP unless it is beside attention."""
+def stablelm(container: GgufContainer, facts: Facts) -> None:
+    """Heads turned in part; biases of queries, and whether the MLP has a norm or is computed beside attention, by their
+    tensors."""
     facts["use_qkv_bias"] = "blk.0.attn_q.bias" in container.tensors
     facts["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in container.tensors
     partly_turned(container, facts)
 
 
-def mamba(container: Container, facts: Facts) -> None:
+def mamba(container: GgufContainer, facts: Facts) -> None:
+    """How many times wider than the model its layers with states are."""
     facts["expand"] = max(1, facts["intermediate_size"] // facts["hidden_size"])
 
 
-def phi3(container: Container, facts: Facts) -> None:
-    """Factors of rotary frequencies for short and for long texts, and windows."""
+def phi3(container: GgufContainer, facts: Facts) -> None:
+    """Heads turned in part, windows, and factors of rotary frequencies for short and for long texts."""
     partly_turned(container, facts)
     facts["sliding_window"] = facts.get("sliding_window") or None
     long_rope(container, facts)
 
 
-def phimoe(container: Container, facts: Facts) -> None:
+def phimoe(container: GgufContainer, facts: Facts) -> None:
+    """As Phi 3, with the scales of long texts under other names, and a bias of the LM head."""
     phi3(container, facts)
     if (rope := facts.get("rope_parameters")) and rope.get("rope_type") == "longrope":
         rope |= dict.fromkeys(("short_mscale", "long_mscale"), rope["attention_factor"])
     facts["lm_head_bias"] = "output.bias" in container.tensors
 
 
-def command_r(container: Container, facts: Facts) -> None:
+def command_r(container: GgufContainer, facts: Facts) -> None:
+    """Norms of queries and keys, by their tensors."""
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
-def ministral3(container: Container, facts: Facts) -> None:
-    """YaRN as DeepSeek has it, and scores of far positions scaled as Llama 4's."""
+def ministral3(container: GgufContainer, facts: Facts) -> None:
+    """YaRN as DeepSeek has it; the table's line scales scores of far positions as Llama 4 does."""
     rope = facts.get("rope_parameters") or {"rope_type": "default", "rope_theta": facts.pop("rope_theta", 1e6)}
     if (scale := key(container, "rope.scaling.yarn_log_multiplier")) is not None and rope["rope_type"] == "yarn":
         rope |= {"mscale_all_dim": float(scale), "mscale": 1.0}
@@ -135,8 +146,8 @@ def ministral3(container: Container, facts: Facts) -> None:
     facts["rope_parameters"] = rope | {"original_max_position_embeddings": original}
 
 
-def laguna(container: Container, facts: Facts) -> None:
-    """Heads by layer; gates of a head or of its elements."""
+def laguna(container: GgufContainer, facts: Facts) -> None:
+    """The number of heads of each layer; gates of a head or of its elements."""
     facts["num_attention_heads_per_layer"] = np.resize(
         key(container, "attention.head_count"), facts["num_hidden_layers"]
     ).tolist()
@@ -146,7 +157,7 @@ def laguna(container: Container, facts: Facts) -> None:
     facts["head_dim"] = key(container, "attention.key_length") or facts["hidden_size"] // heads
 
 
-def bert(container: Container, facts: Facts) -> None:
-    """Encoders of BERT's form; RoBERTa's are written so that positions begin at the first row of their table."""
+def bert(container: GgufContainer, facts: Facts) -> None:
+    """How many types of tokens there are: one where the file has no table of them."""
     kinds = container.tensors.get("token_types.weight")
     facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1

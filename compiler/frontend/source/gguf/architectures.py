@@ -1,4 +1,5 @@
-"""What llama.cpp's architectures are among transformers' model types, beyond transformers' own tables.
+"""The table of llama.cpp's architectures: the type of transformers that each is, and what is particular about its
+files.
 
 Keys and rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from . import adjust as a
 from . import hybrids as h
-from .container import Container
+from .container import GgufContainer
 from .fields import ANYTHING, SEES_ALL, SIGMOID, TURNED, Field, table
 from .keys import Facts, key
 from .rope import partly_turned
@@ -49,7 +50,7 @@ class Architecture:
     period: tuple[int, bool] | None = None
     scales_rope: bool = True
     turned_experts: bool = False
-    adjust: Callable[[Container, Facts], None] | None = None
+    adjust: Callable[[GgufContainer, Facts], None] | None = None
     rows: Callable[[Any, str], Tensor | None] | None = None
     between: Callable[[Any], Tensor] | None = None
 
@@ -250,12 +251,12 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def _says(name: str) -> Callable[[Container], bool]:
+def _says(name: str) -> Callable[[GgufContainer], bool]:
     """Files that have something in a key."""
     return lambda container: bool(container.metadata.get(f"{container.metadata['general.architecture']}.{name}"))
 
 
-def _softmax_without_bias(container: Container) -> bool:
+def _softmax_without_bias(container: GgufContainer) -> bool:
     """DeepSeek-V2, whose files have the name that those of V3 have."""
     if any(name.endswith("exp_probs_b.bias") for name in container.tensors):
         return False
@@ -263,7 +264,7 @@ def _softmax_without_bias(container: Container) -> bool:
 
 
 # architectures whose files stand for several model types: which ones have another than in the table
-VARIANTS: dict[str, tuple[Callable[[Container], bool], Architecture]] = {
+VARIANTS: dict[str, tuple[Callable[[GgufContainer], bool], Architecture]] = {
     "llama": (_says("expert_count"), Architecture("mixtral")),
     "mamba": (
         _says("ssm.dt_b_c_rms"),
@@ -282,7 +283,7 @@ VARIANTS: dict[str, tuple[Callable[[Container], bool], Architecture]] = {
 }
 
 
-def found_architecture(container: Container, name: str) -> Architecture | None:
+def found_architecture(container: GgufContainer, name: str) -> Architecture | None:
     """The entry of an architecture, by its name and what the file has; None for one that is in no table."""
     holds, variant = VARIANTS.get(name, (None, None))
     return variant if holds is not None and holds(container) else ARCHITECTURES.get(name)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....errors import UnsupportedModel
 from ....weights.handles import Derived, GivenRows, QuantizedWeight, SortedColumns, Transposed, Weight, derive
 from .config import architecture
-from .container import Container
+from .container import GgufContainer
 
 # of layers with states
 _STATES = (
@@ -24,9 +24,9 @@ Values = Callable[[np.ndarray], np.ndarray]
 
 
 class Arrangement:
-    """Of one file, for a configuration. `renamed`: transformers' name of a parameter as the gguf package knows it."""
+    """How one file has its tensors, for a configuration: the order of their rows, their axes and their values."""
 
-    def __init__(self, container: Container, config: Any) -> None:
+    def __init__(self, container: GgufContainer, config: Any) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         own, arch = architecture(container), container.metadata["general.architecture"]
@@ -37,7 +37,8 @@ class Arrangement:
         self._plain = type(self.processor).process is TensorProcessor.process and self.kind != "falcon"
 
     def undone(self, weight: Weight, name: str) -> Weight:
-        """The weight as transformers has it."""
+        """The weight as transformers has it, of a tensor by its name in the file. UnsupportedModel for a quantized one
+        whose values would change."""
         if name.endswith(".ssm_a"):
             weight = derive(lambda values: torch.log(-values.to(torch.float32)), weight)
         layer, _, part = name.removeprefix("blk.").partition(".")
@@ -73,7 +74,7 @@ class Arrangement:
         return derive(lambda v: v.reshape(len(order), -1)[order.to(v.device)].reshape(v.shape), weight)
 
     def stacked(self, first: Weight, second: Weight) -> Weight:
-        """The rows of one matrix, then those of another, in transformers' order."""
+        """One weight [N + M, K] of two matrices [N, K] and [M, K], its rows in transformers' order."""
         order = self.between(self.config) if self.between is not None else None
         if isinstance(first, QuantizedWeight) and isinstance(second, QuantizedWeight):
             if first.format.merges_with(second.format):
@@ -106,8 +107,11 @@ class Arrangement:
         return np.concatenate([q, k[:, None], v[:, None]], 1).reshape(values.shape)
 
     def latent(self, found: dict[str, Weight]) -> dict[str, Weight]:
-        """What becomes of the halves of `kv_b_proj` in `found`, which go: keys [heads, rank, dim] and values [heads,
-        dim, rank] as one matrix [heads * dims, rank], float16 where one is quantized, as keys lie across blocks."""
+        """The products of latent attention in `found`, whose halves are taken out of it, by the parameter's name.
+
+        A file has keys [heads, rank, dim] and values [heads, dim, rank]; transformers has one matrix [heads * dims,
+        rank]. It is float16 where a half is quantized, because the keys' groups lie across it.
+        """
         joined: dict[str, Weight] = {}
         for name in [name for name in found if name.endswith("kv_b_proj.weight.k")]:
             keys, values = found.pop(name), found.pop(f"{name[:-1]}v", None)
@@ -140,14 +144,15 @@ class Arrangement:
         return derive(both, gate, up)
 
     def down(self, weight: Weight) -> Weight:
-        """The last matrices of experts [E, H, I]; [E, I, H] where they are turned."""
+        """The last matrices of experts [E, H, I], as [E, I, H] for models that have them turned."""
         if not self.turned or len(weight.shape) != 3:
             return weight
         return Transposed(weight) if isinstance(weight, QuantizedWeight) else derive(lambda values: values.mT, weight)
 
 
 def shaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """Numbers that only stand in another shape than the model has them."""
+    """The weight in the shape that the model has for it, where only axes of one or a flattening differ; else as it
+    is."""
     if isinstance(weight, (QuantizedWeight, Transposed)) or tuple(weight.shape) == tuple(shape):
         return weight
     turned = sorted(size for size in weight.shape if size > 1) == sorted(size for size in shape if size > 1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import CheckpointError, UnsupportedModel
 from .architectures import ARCHITECTURES, Architecture, found_architecture
-from .container import Container
+from .container import GgufContainer
 from .fields import said
 from .keys import Facts, key, layer_count
 from .rope import check_rope, rope_parameters, scale_rope
@@ -20,8 +20,12 @@ _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
 
 
-def read_config(container: Container) -> Any:
-    """transformers' configuration; UnsupportedModel for an architecture that it has no table for."""
+def read_config(container: GgufContainer) -> Any:
+    """transformers' configuration of a file.
+
+    UnsupportedModel for an architecture without a table, a key that nothing reads, or metadata that make no model;
+    CheckpointError for metadata that are missing or wrong.
+    """
     from transformers import AutoConfig
 
     container.used.clear()
@@ -42,7 +46,7 @@ def read_config(container: Container) -> Any:
     return config
 
 
-def _plausible(container: Container) -> None:
+def _plausible(container: GgufContainer) -> None:
     """No number of the metadata makes more than the tensors are, and none is no number."""
     arch = architecture_of(container)
     for name in ("block_count", "embedding_length"):
@@ -67,23 +71,23 @@ def _plausible(container: Container) -> None:
     check_rope(container, arch)
 
 
-def special_token(container: Container, name: str) -> int | None:
-    """The id of a token by llama.cpp's name of what it is for; None where there is none, which some files write as the
-    largest number."""
+def special_token(container: GgufContainer, name: str) -> int | None:
+    """The id of the token that llama.cpp calls `name`, such as "eos". None where there is none, which some files write
+    as -1 or as the largest number."""
     found = container.get(f"tokenizer.ggml.{name}_token_id", int)
     return None if found in (-1, 2**32 - 1) else found
 
 
-def architecture_of(container: Container) -> str:
-    """llama.cpp's name of the architecture; CheckpointError if the file does not say."""
+def architecture_of(container: GgufContainer) -> str:
+    """llama.cpp's name of the file's architecture; CheckpointError if the file does not say it."""
     found = container.get("general.architecture", str)
     if not found:
         raise CheckpointError(f"{container.path} does not say its architecture", "icc compiles GGUF files of models")
     return found
 
 
-def architecture(container: Container) -> Architecture:
-    """Which of transformers' model types the file is; UnsupportedModel for one that it cannot be read as."""
+def architecture(container: GgufContainer) -> Architecture:
+    """The entry of the table for a file; UnsupportedModel for an architecture that the table does not have."""
     arch = architecture_of(container)
     if (found := found_architecture(container, arch)) is None:
         raise UnsupportedModel(
@@ -93,7 +97,7 @@ def architecture(container: Container) -> Architecture:
     return found
 
 
-def _facts(container: Container) -> Facts:
+def _facts(container: GgufContainer) -> Facts:
     from transformers import CONFIG_MAPPING
 
     arch, own = architecture_of(container), architecture(container)
@@ -118,7 +122,7 @@ def _facts(container: Container) -> Facts:
     return facts
 
 
-def _placed(container: Container, arch: str, own: Architecture, fields: Facts) -> tuple[Facts, dict[str, str]]:
+def _placed(container: GgufContainer, arch: str, own: Architecture, fields: Facts) -> tuple[Facts, dict[str, str]]:
     """What the table of keys gives, and by which keys: those inside of a dict, "a.b", are placed behind the others."""
     facts: Facts = {"model_type": own.kind}
     placed: dict[str, str] = {}
@@ -129,7 +133,7 @@ def _placed(container: Container, arch: str, own: Architecture, fields: Facts) -
     return facts, placed
 
 
-def _place_inside(container: Container, arch: str, own: Architecture, facts: Facts) -> None:
+def _place_inside(container: GgufContainer, arch: str, own: Architecture, facts: Facts) -> None:
     """Values at paths such as "rope_parameters.rope_theta", in dicts that rules may have made, by the table of keys."""
     for field in own.table.values():
         if not isinstance(field.path, str) or "." not in field.path:
@@ -145,7 +149,7 @@ def _place_inside(container: Container, arch: str, own: Architecture, facts: Fac
         container.used.add(full)
 
 
-def _complete(container: Container, own: Architecture, fields: Facts, facts: Facts) -> None:
+def _complete(container: GgufContainer, own: Architecture, fields: Facts, facts: Facts) -> None:
     """What the table of keys leaves out: tensors that are there or not, and defaults."""
     names = container.tensors
     layers = layer_count(container)
@@ -174,7 +178,7 @@ def _complete(container: Container, own: Architecture, fields: Facts, facts: Fac
     _complete_rope(container, own, fields, facts)
 
 
-def _complete_rope(container: Container, own: Architecture, fields: Facts, facts: Facts) -> None:
+def _complete_rope(container: GgufContainer, own: Architecture, fields: Facts, facts: Facts) -> None:
     rope = fields.get("rope_parameters")
     if rope is not None and "rope_theta" in (rope.get("full_attention") or rope):
         facts.setdefault("rope_theta", 10000.0)  # as llama.cpp has it where a file does not say

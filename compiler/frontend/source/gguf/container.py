@@ -42,8 +42,8 @@ TYPES: dict[int, tuple[str, int, int]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor: `shape` outermost first, `kind` a name of TYPES, at bytes [start, end) of the file."""
+class GgufTensor:
+    """One tensor: `shape` with the outermost axis first, `kind` a name of TYPES, at bytes [start, end) of the file."""
 
     name: str
     path: Path
@@ -54,17 +54,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Container:
-    """The metadata and the tensors of one file, or of all files of a split model. Arrays of numbers are numpy arrays,
-    those of strings lists. used: keys that became part of a configuration (`unused.py`)."""
+class GgufContainer:
+    """The metadata and the tensors of one file, or of all files of a split model.
+
+    Arrays of numbers are numpy arrays, those of strings lists. used: keys that `read_config` has read.
+    """
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Entry]
+    tensors: dict[str, GgufTensor]
     used: set[str] = field(default_factory=set, compare=False)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The value of a key; CheckpointError where it is there and of another kind."""
+        """The value of a key, `default` where there is none. CheckpointError where the value is of another kind."""
         found = self.metadata.get(key, default)
         if found is not default and not isinstance(found, kind):
             raise CheckpointError(f"{self.path}: metadata {key!r} is {type(found).__name__}", _HINT)
@@ -72,23 +74,23 @@ class Container:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do, or is named like one."""
+    """Whether a path is a file that begins as GGUF files do, or whose name ends in .gguf."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return path.suffix == ".gguf" or file.read(4) == b"GGUF"
 
 
-def read_container(path: Path) -> Container:
-    """Read the header of one file; CheckpointError says what is wrong with it."""
+def read_container(path: Path) -> GgufContainer:
+    """Read and check the header of one file; CheckpointError says what is wrong with it."""
     size = path.stat().st_size
     if size < 24:
         raise CheckpointError(f"{path} is truncated or not a GGUF file: it has {size} bytes", _HINT)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _Reader(path, content, size).run()
+        return _HeaderReader(path, content, size).run()
 
 
-class _Reader:
+class _HeaderReader:
     """A cursor over the header. No number of the file is used before it is known to fit what is left."""
 
     def __init__(self, path: Path, content: mmap.mmap, size: int) -> None:
@@ -96,7 +98,7 @@ class _Reader:
         self.end = min(size, MAX_HEADER)
         self.at = 0
 
-    def run(self) -> Container:
+    def run(self) -> GgufContainer:
         magic, version = self._take(4, "the magic"), self._number("<I", "the version")
         if magic != b"GGUF":
             raise CheckpointError(f"{self.path} is not a GGUF file: it begins with {magic!r}", _HINT)
@@ -109,7 +111,7 @@ class _Reader:
         self._fits(tensors, 32, "tensors")
         metadata = self._metadata(pairs)
         entries = [self._tensor(index) for index in range(tensors)]
-        return Container(self.path, metadata, self._placed(metadata, entries))
+        return GgufContainer(self.path, metadata, self._placed(metadata, entries))
 
     # metadata
 
@@ -163,7 +165,7 @@ class _Reader:
         if type(unit) is not int or not 8 <= unit <= 1 << 20 or unit & (unit - 1):
             raise self._error(f"general.alignment is {unit!r}")
         begin = -(-self.at // unit) * unit
-        found: dict[str, Entry] = {}
+        found: dict[str, GgufTensor] = {}
         for name, shape, kind, offset in entries:
             label, block, block_bytes = TYPES[kind]
             columns = shape[-1] if shape else 1
@@ -174,7 +176,7 @@ class _Reader:
                 raise self._error(f"tensor {name!r} is at bytes {start} to {start + nbytes}, the file has {self.size}")
             if name in found:
                 raise self._error(f"tensor {name!r} is there twice")
-            found[name] = Entry(name, self.path, start, start + nbytes, shape, label)
+            found[name] = GgufTensor(name, self.path, start, start + nbytes, shape, label)
         in_order = sorted(found.values(), key=lambda entry: entry.start)
         for one, two in pairwise(in_order):
             if two.start < one.end:
@@ -215,7 +217,7 @@ class _Reader:
             raise self._error(f"{what} is not UTF-8") from None
 
 
-def join(parts: Iterable[Container]) -> Container:
+def join(parts: Iterable[GgufContainer]) -> GgufContainer:
     """The files of a split model, in order, as one; CheckpointError where they do not belong together."""
     first, *rest = parts
     tensors = dict(first.tensors)
@@ -226,4 +228,4 @@ def join(parts: Iterable[Container]) -> Container:
     wanted = first.get("split.tensors.count", int)
     if wanted is not None and wanted != len(tensors):
         raise CheckpointError(f"{first.path}: the files of the model have {len(tensors)} tensors, not {wanted}", _HINT)
-    return Container(first.path, first.metadata, tensors)
+    return GgufContainer(first.path, first.metadata, tensors)

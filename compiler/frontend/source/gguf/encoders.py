@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .container import Container
+from .container import GgufContainer
 
 _SPACE, _CONTROL = "\u2581", 3
 _POOLED = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's `llama_pooling_type`
@@ -19,7 +19,7 @@ _DEFAULTS = {"unknown": 100, "cls": 101, "seperator": 102, "padding": 0, "mask":
 _NAMES = {"unknown": "unk_token", "cls": "cls_token", "seperator": "sep_token", "padding": "pad_token"}
 
 
-def wordpiece(container: Container, facts: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+def wordpiece(container: GgufContainer, facts: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     """A tokenizer of the `tokenizers` library, and the names of its special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -38,8 +38,12 @@ def wordpiece(container: Container, facts: dict[str, Any]) -> tuple[Any, dict[st
     return made, {option: special[name] for name, option in _NAMES.items()}
 
 
-def around(container: Container, tokens: list[str], made: Any) -> Any:
-    """The tokens before and behind a text, and between two: [CLS] and [SEP], or the first and the last of RoBERTa."""
+def around(container: GgufContainer, tokens: list[str], made: Any) -> Any:
+    """The tokenizer's rule for tokens around a text, and around two: [CLS] and [SEP], or RoBERTa's first and last
+    token.
+
+    tokens: the file's tokens by id. made: the tokenizer, which has them.
+    """
     from tokenizers import processors
 
     def one(*names: str) -> str:
@@ -62,13 +66,14 @@ def _piece(token: str, kind: int) -> str:
     return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
 
 
-def _special(container: Container, name: str, own: list[str]) -> str:
+def _special(container: GgufContainer, name: str, own: list[str]) -> str:
     number = container.get(f"tokenizer.ggml.{name}_token_id", int, _DEFAULTS[name])
     return own[number if 0 <= number < len(own) else 0]
 
 
-def write_pooling(container: Container, folder: Path) -> None:
-    """How a file says that hidden states are pooled, as sentence-transformers writes it beside a checkpoint."""
+def write_pooling(container: GgufContainer, folder: Path) -> None:
+    """Write the pooling that a file's metadata name into `folder`, as sentence-transformers writes it beside a
+    checkpoint; nothing where they name none."""
     arch = container.metadata["general.architecture"]
     kind = _POOLED.get(container.get(f"{arch}.pooling_type", int, 0))
     if kind is None:

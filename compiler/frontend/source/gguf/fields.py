@@ -15,7 +15,7 @@ from .keys import Facts
 from .rope import rope_of, turned_dims
 
 
-class Unread(enum.Enum):
+class UnreadKey(enum.Enum):
     """What a file may say in a key that the configuration does not have.
 
     ANYTHING: any value. NOTHING: 0, false, an empty list or a factor of 1.0. REFUSED: it must not have the key.
@@ -26,7 +26,7 @@ class Unread(enum.Enum):
     REFUSED = enum.auto()
 
 
-ANYTHING, NOTHING, REFUSED = Unread.ANYTHING, Unread.NOTHING, Unread.REFUSED
+ANYTHING, NOTHING, REFUSED = UnreadKey.ANYTHING, UnreadKey.NOTHING, UnreadKey.REFUSED
 Expected = Any  # a value, an Unread, or a function that gives one of them for the configuration as a dict
 
 
@@ -47,35 +47,35 @@ class Field:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The places in a configuration, in order."""
+        """The places in a configuration, the one to prefer first."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     def place(self, fields: Facts) -> str | None:
-        """Where a configuration has it that has these names; None if nowhere. A single name is taken as it is, as some
-        types do not show what they take."""
+        """The place in a configuration whose names are `fields`; None if it has none. A single name is taken as it is,
+        because some configurations do not show every name that they take."""
         if isinstance(self.path, str):
             return self.path
         return next((name for name in self.path if name in fields or name == "rope_theta"), None)
 
     def expected(self, config: Facts) -> Any:
-        """`expect`, for a configuration."""
+        """The value, or the UnreadKey, that the configuration as a dict lets the file say."""
         return self.expect(config) if callable(self.expect) else self.expect
 
 
 def table(own: Iterable[Field]) -> dict[str, Field]:
-    """The fields of an architecture by their keys: its own, then those of every architecture."""
+    """The fields of an architecture by key: `own`, and COMMON for keys that `own` does not have."""
     found = {field.key: field for field in own}
     return found | {field.key: field for field in COMMON if field.key not in found}
 
 
 def said(fields: Mapping[str, Field], metadata: Mapping[str, Any], arch: str) -> Iterator[tuple[Field, Any]]:
-    """Fields that a file has, each with its value."""
+    """Fields whose keys a file has, each with its value."""
     for field in fields.values():
         if (value := metadata.get(f"{arch}.{field.key}")) is not None:
             yield field, value
 
 
-def _or(unread: Unread, of: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
+def _or(unread: UnreadKey, of: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
     """What a configuration makes of a key; `unread` where it makes nothing of it."""
 
     def expected(config: Facts) -> Any:

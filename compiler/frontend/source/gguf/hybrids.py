@@ -1,4 +1,4 @@
-"""Layers with states and mixtures of experts: what the metadata say of their configurations, and how rows lie.
+"""Rules of layers with states and of mixtures of experts: parts of their configurations, and the order of rows.
 
 Rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
@@ -12,57 +12,58 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .container import Container
+from .container import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import long_rope, partly_turned
 
-Adjust = Callable[[Container, Facts], None]
+Adjust = Callable[[GgufContainer, Facts], None]
 
 
 def adjusted(*parts: Adjust) -> Adjust:
-    """Several adjustments, one after the other."""
+    """A rule that is several rules, one after the other."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         for part in parts:
             part(container, facts)
 
     return adjust
 
 
-def usual(container: Container, facts: Facts) -> None:
-    """What many architectures have: heads that are turned in part, norms of queries and keys."""
+def usual(container: GgufContainer, facts: Facts) -> None:
+    """What many architectures have: heads turned in part, and norms of queries and keys by their tensors."""
     partly_turned(container, facts)
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
 def kinds(attention: str, other: str, field: str = "layer_types") -> Adjust:
-    """Layers of two kinds: those that have keys are `attention`."""
+    """A rule for layers of two kinds: the list `field` says `attention` of those with keys, and `other` of the rest."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         facts[field] = [attention if count else other for count in _kv_heads(container, facts)]
 
     return adjust
 
 
-def _per_layer(container: Container, name: str) -> list[int]:
+def _per_layer(container: GgufContainer, name: str) -> list[int]:
     found = key(container, name)
     return np.resize(np.atleast_1d(0 if found is None else found), layer_count(container)).tolist()
 
 
-def _kv_heads(container: Container, facts: Facts) -> list[int]:
-    """Of each layer, 0 of one without attention; a configuration says those of the others."""
+def _kv_heads(container: GgufContainer, facts: Facts) -> list[int]:
+    """Heads of keys of each layer, 0 for one without attention. The configuration is given the largest number."""
     found = _per_layer(container, "attention.head_count_kv")
     facts["num_key_value_heads"] = max(found)
     return found
 
 
-def lfm2(container: Container, facts: Facts) -> None:
+def lfm2(container: GgufContainer, facts: Facts) -> None:
+    """Convolutions and attention; the bias of convolutions by its tensors."""
     kinds("full_attention", "conv")(container, facts)
     facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
 
 
-def delta_rule(container: Container, facts: Facts) -> None:
-    """Qwen3-Next and Qwen3.5: gated delta rules and attention."""
+def delta_rule(container: GgufContainer, facts: Facts) -> None:
+    """Qwen3-Next and Qwen3.5: layers with gated delta rules, every few of them one with attention."""
     partly_turned(container, facts)
     recurrent, every = key(container, "attention.recurrent_layers"), key(container, "full_attention_interval") or 4
     layers = facts["num_hidden_layers"]
@@ -72,9 +73,12 @@ def delta_rule(container: Container, facts: Facts) -> None:
 
 
 def mamba2(prefix: str = "mamba_", head: str = "d_head") -> Adjust:
-    """Mamba-2 layers of a hybrid, by the prefix of its configuration's fields and what it calls the width of a head."""
+    """A rule for Mamba-2 layers of a hybrid.
 
-    def adjust(container: Container, facts: Facts) -> None:
+    prefix: how its configuration's fields begin. head: what it calls the width of a head, behind the prefix.
+    """
+
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         width, heads = (key(container, f"ssm.{name}") for name in ("inner_size", "time_step_rank"))
         facts[prefix + head] = width // heads
         facts[f"{prefix}expand" if head == "d_head" else "expand"] = max(1, width // facts["hidden_size"])
@@ -83,13 +87,14 @@ def mamba2(prefix: str = "mamba_", head: str = "d_head") -> Adjust:
     return adjust
 
 
-def mamba2_alone(container: Container, facts: Facts) -> None:
+def mamba2_alone(container: GgufContainer, facts: Facts) -> None:
+    """A model of Mamba-2 layers only: widths and the number of heads."""
     mamba2("", "head_dim")(container, facts)
     facts["num_heads"] = key(container, "ssm.time_step_rank")
 
 
-def granite(container: Container, facts: Facts) -> None:
-    """Experts or none; positions are turned where a file says so."""
+def granite(container: GgufContainer, facts: Facts) -> None:
+    """Experts or none; positions are turned where the file says so."""
     facts["num_local_experts"] = key(container, "expert_count") or 0
     facts["num_experts_per_tok"] = key(container, "expert_used_count") or 0
     if key(container, "expert_shared_feed_forward_length") is None:
@@ -97,13 +102,14 @@ def granite(container: Container, facts: Facts) -> None:
     facts["position_embedding_type"] = "rope" if key(container, "rope.scaling.finetuned") else "nope"
 
 
-def bamba(container: Container, facts: Facts) -> None:
+def bamba(container: GgufContainer, facts: Facts) -> None:
+    """Which layers have attention, by their heads of keys; heads turned in part."""
     facts["attn_layer_indices"] = [layer for layer, count in enumerate(_kv_heads(container, facts)) if count]
     partly_turned(container, facts)
 
 
-def falcon_h1(container: Container, facts: Facts) -> None:
-    """All multipliers are in the weights of a file; gates come before norms."""
+def falcon_h1(container: GgufContainer, facts: Facts) -> None:
+    """Multipliers are all 1, as a file has them in its weights; gates come before norms."""
     facts |= {
         "mlp_multipliers": [1.0, 1.0],
         "mamba_norm_before_gate": False,
@@ -111,8 +117,8 @@ def falcon_h1(container: Container, facts: Facts) -> None:
     facts |= {"ssm_multipliers": [1.0] * 5, "mamba_rms_norm": "blk.0.ssm_norm.weight" in container.tensors}
 
 
-def nemotron_h(container: Container, facts: Facts) -> None:
-    """Layers that are one thing each, told by the tensors they have."""
+def nemotron_h(container: GgufContainer, facts: Facts) -> None:
+    """Layers that are each one thing, a mixer, attention, experts or an MLP, told by the tensors that they have."""
     groups, widths = _kv_heads(container, facts), _per_layer(container, "feed_forward_length")
     marks = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
     facts["layers_block_type"] = [
@@ -125,7 +131,8 @@ def nemotron_h(container: Container, facts: Facts) -> None:
         facts["layer_norm_epsilon"] = key(container, name) or facts.get("layer_norm_epsilon", 1e-5)
 
 
-def jamba(container: Container, facts: Facts) -> None:
+def jamba(container: GgufContainer, facts: Facts) -> None:
+    """Which layers have attention and which have experts, each as an offset and a period."""
     groups = _kv_heads(container, facts)
     experts = [f"blk.{layer}.ffn_gate_inp.weight" in container.tensors for layer in range(len(groups))]
     for name, found in (("attn", groups), ("expert", experts)):
@@ -137,8 +144,8 @@ def jamba(container: Container, facts: Facts) -> None:
         facts |= {"num_experts": 1, "num_experts_per_tok": 1}
 
 
-def latent(container: Container, facts: Facts) -> None:
-    """Widths of heads of latent attention whose products are not taken apart."""
+def latent(container: GgufContainer, facts: Facts) -> None:
+    """Widths of heads of latent attention, of a file that has its products of keys and values in one matrix."""
     long_rope(container, facts)
     turned = key(container, "rope.dimension_count")
     facts["qk_rope_head_dim"], facts["qk_nope_head_dim"] = turned, key(container, "attention.key_length") - turned
@@ -147,8 +154,8 @@ def latent(container: Container, facts: Facts) -> None:
     facts.pop("head_dim", None)
 
 
-def command_moe(container: Container, facts: Facts) -> None:
-    """The width of experts and that of dense layers before them."""
+def command_moe(container: GgufContainer, facts: Facts) -> None:
+    """The width of experts, and that of the dense layers before them."""
     facts["prefix_dense_intermediate_size"] = facts.get("intermediate_size")
     facts["intermediate_size"] = key(container, "expert_feed_forward_length") or facts.get("intermediate_size")
 
@@ -157,15 +164,21 @@ def command_moe(container: Container, facts: Facts) -> None:
 
 
 def value_heads(config: Any, dims: int) -> Tensor:
-    """Where a file has the rows of the value heads, `dims` of each: it has the first of all key heads, then the second,
-    where transformers has those of a key head together."""
+    """Places in the file of the rows of the value heads, `dims` of each head, in transformers' order: [heads * dims].
+
+    A file has the first value head of every key head, then the second of every; transformers has those of a key head
+    together.
+    """
     groups, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
     return torch.arange(groups * each * dims).view(each, groups, dims).transpose(0, 1).reshape(-1)
 
 
 def delta_rows(config: Any, part: str) -> Tensor | None:
-    """Of Qwen3.5: the rows of a layer's tensor, of the last product the columns, in transformers' order, by its name in
-    the file; None where they lie so."""
+    """Places in the file of the rows of a layer's tensor of Qwen3.5, in transformers' order; of the last product, those
+    of its columns.
+
+    part: the tensor's name behind "blk.N.". None where a file has transformers' order.
+    """
     before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
     dims = {"attn_gate.weight": config.linear_value_head_dim} | dict.fromkeys(
         ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias"), 1
@@ -180,8 +193,11 @@ def delta_rows(config: Any, part: str) -> Tensor | None:
 
 
 def interleaved_rows(config: Any) -> Tensor:
-    """Of Qwen3-Next: the rows of queries, keys, values and gates, all of one kind together in a file, head of keys by
-    head of keys."""
+    """Places in the file of the rows of Qwen3-Next's first product, in transformers' order.
+
+    A file has the rows of all queries, then those of all keys, of all values and of all gates; transformers has those
+    of one head of keys together.
+    """
     groups, wide = config.linear_num_key_heads, config.linear_key_head_dim
     values = config.linear_num_value_heads // groups * config.linear_value_head_dim
     sizes = (wide, wide, values, values)

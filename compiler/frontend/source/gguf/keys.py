@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .container import Container
+from .container import GgufContainer
 
 Facts = dict[str, Any]
 
@@ -17,13 +17,14 @@ NAMES = {
 NUMBERS = {f"act_fn.{name}": f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 
 
-def key(container: Container, name: str) -> Any:
-    """What the file says of its own architecture, which counts as used then; None where it does not."""
+def key(container: GgufContainer, name: str) -> Any:
+    """The value of a key of the file's own architecture, None where the file does not have it. The key counts as
+    read."""
     full = f"{container.metadata['general.architecture']}.{name}"
     container.used.add(full)
     return container.metadata.get(full)
 
 
-def layer_count(container: Container) -> int:
-    """Without the last ones that guess tokens ahead, which `weights_of` leaves out."""
+def layer_count(container: GgufContainer) -> int:
+    """How many layers the model has, without the last ones that guess tokens ahead, which `weights_of` leaves out."""
     return key(container, "block_count") - (key(container, "nextn_predict_layers") or 0)

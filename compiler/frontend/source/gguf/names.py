@@ -10,7 +10,7 @@ from torch import nn
 
 from ....errors import UnsupportedModel
 from .config import architecture, architecture_of
-from .container import Container
+from .container import GgufContainer
 from .keys import NAMES
 
 LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
@@ -28,8 +28,12 @@ _EXPERTS = re.compile(
 )
 
 
-def places(container: Container, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
-    """The model's name of every tensor that it has a place for."""
+def places(container: GgufContainer, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
+    """The model's name of every tensor of the file that it has a place for.
+
+    model: on meta. processor: transformers' rules of the architecture. A name with "#gate" or "#up" is a half of a
+    parameter. UnsupportedModel where the gguf package does not know the architecture.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch, aliases = architecture_of(container), NAMES | dict(architecture(container).names)
@@ -63,7 +67,7 @@ def places(container: Container, model: nn.Module, config: Any, processor: Any) 
     return found
 
 
-def _in_layer(container: Container, name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
+def _in_layer(container: GgufContainer, name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
     """The places of a parameter of a layer that a file has otherwise than as one tensor, or by another name."""
     block = f"blk.{layer}"
     if name.endswith("self_attn.kv_b_proj.weight") and f"{block}.attn_kv_b.weight" not in container.tensors:
@@ -88,19 +92,21 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def stacked_halves(name: str) -> dict[str, str]:
-    """The tensors of a layer that are a parameter's halves, by its name."""
+    """The two or four tensors of a layer that are halves of a parameter, each with the half that it is, by the
+    parameter's name; {} for one that has no halves."""
     ours = next((ours for end, ours in _STACKED.items() if name.endswith(end)), ())
     return {tensor: ("gate", "up")[place % 2] for place, tensor in enumerate(ours)}
 
 
 def layer_of(name: str) -> int:
-    """Of a tensor of the file; -1 if it is in none."""
+    """The layer that a tensor of the file belongs to, by its name; -1 if it belongs to none."""
     number = name.split(".")[1] if name.startswith("blk.") else ""
     return int(number) if number.isdecimal() else -1
 
 
 def place_of(names: Mapping[str, str], name: str) -> tuple[str, str | None]:
-    """Which half of a parameter a tensor is, if it is one, and the parameter's name."""
+    """The half of a parameter that a tensor is, "" if it is a whole one, and the parameter's name, None if there is
+    none."""
     place = names.get(name) or names.get(name.removesuffix(".weight")) or names.get(f"{name}.weight")
     place = place or names.get(f"{name}.bias")
     if place is not None and "#" in place:

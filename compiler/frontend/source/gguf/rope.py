@@ -9,14 +9,14 @@ import torch
 
 from ....errors import CheckpointError, UnsupportedModel
 from ..checkpoint import mapped
-from .container import Container, Entry
+from .container import GgufContainer, GgufTensor
 from .keys import Facts, key
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 
-def check_rope(container: Container, arch: str) -> None:
+def check_rope(container: GgufContainer, arch: str) -> None:
     """CheckpointError for a frequency or a factor that is no number; UnsupportedModel for an unknown scaling."""
     for name in ("freq_base", "freq_base_swa", "scaling.factor", "scaling.attn_factor", "scale_linear"):
         value = container.get(f"{arch}.rope.{name}", (int, float), 1.0)
@@ -27,9 +27,11 @@ def check_rope(container: Container, arch: str) -> None:
         raise UnsupportedModel(f"{container.path} has rotary scaling of the kind {kind!r}", f"icc reads {_SCALINGS}")
 
 
-def scaling(container: Container) -> tuple[str, float]:
-    """The kind of scaling and its factor, by llama.cpp's rules: "none", 1.0 where there is none, linear where a file
-    has only the factor, which was called otherwise before October 2023."""
+def scaling(container: GgufContainer) -> tuple[str, float]:
+    """The kind of scaling and its factor, by llama.cpp's rules; ("none", 1.0) where there is none.
+
+    A file that has only the factor, which had another name before October 2023, has linear scaling.
+    """
     kind = key(container, "rope.scaling.type") or "linear"
     if kind == "longrope":
         return "none", 1.0  # see `long_rope`; a factor beside it is left for `unused.py`
@@ -39,8 +41,9 @@ def scaling(container: Container) -> tuple[str, float]:
     return (kind, float(factor)) if factor and kind in ("linear", "yarn") else ("none", 1.0)
 
 
-def scale_rope(container: Container, facts: Facts) -> None:
-    """Linear scaling and YaRN; factors that are one tensor are applied to the frequencies instead."""
+def scale_rope(container: GgufContainer, facts: Facts) -> None:
+    """Place linear scaling or YaRN in the configuration. Factors that are one tensor are applied to the frequencies
+    instead."""
     kind, factor = scaling(container)
     if kind == "none":
         return
@@ -54,14 +57,17 @@ def scale_rope(container: Container, facts: Facts) -> None:
 
 
 def rope_parameters(facts: Facts) -> dict[str, Any]:
-    """The rotary parameters of a configuration that is being made; of its `rope_theta`, which goes, where it has none
-    yet. As llama.cpp has it, the base is 10000 where a file does not say."""
+    """The rotary parameters of a configuration that is being made, which are created of its `rope_theta` if it has none
+    yet.
+
+    `rope_theta` is taken out of it. The base is 10000 where a file does not say it, as in llama.cpp.
+    """
     base = facts.pop("rope_theta", None)
     return facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
 
 
-def partly_turned(container: Container, facts: Facts) -> None:
-    """Rotary embedding of the first dimensions of a head."""
+def partly_turned(container: GgufContainer, facts: Facts) -> None:
+    """Place in the configuration that only the first dimensions of a head are turned, where the file says so."""
     head = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
     turned = container.metadata.get(f"{container.metadata['general.architecture']}.rope.dimension_count")
     if turned and turned < head:
@@ -69,8 +75,9 @@ def partly_turned(container: Container, facts: Facts) -> None:
         rope_parameters(facts)["partial_rotary_factor"] = turned / head
 
 
-def long_rope(container: Container, facts: Facts) -> None:
-    """Factors of rotary frequencies for short and for long texts."""
+def long_rope(container: GgufContainer, facts: Facts) -> None:
+    """Place factors of rotary frequencies for short and for long texts, where the file has both. UnsupportedModel for
+    one that also scales frequencies."""
     short, long = (factors(container, f"rope_factors_{length}.weight") for length in ("short", "long"))
     if short is None or long is None:
         return
@@ -84,8 +91,8 @@ def long_rope(container: Container, facts: Facts) -> None:
     rope["attention_factor"] = float(key(container, "rope.scaling.attn_factor") or 1.0)
 
 
-def factors(container: Container, name: str) -> list[float] | None:
-    """The numbers of a small tensor."""
+def factors(container: GgufContainer, name: str) -> list[float] | None:
+    """The numbers of a small F32 tensor; None where the file does not have it. UnsupportedModel for another type."""
     entry = container.tensors.get(name)
     if entry is None:
         return None
@@ -94,9 +101,9 @@ def factors(container: Container, name: str) -> list[float] | None:
     return mapped(entry.path)[entry.start : entry.end].clone().view(torch.float32).tolist()
 
 
-def rope_factors(container: Container, config: Facts) -> Entry | None:
-    """The tensor of what rotary frequencies are divided by, as files of Llama 3.1 and later have it; None where the
-    configuration says the same."""
+def rope_factors(container: GgufContainer, config: Facts) -> GgufTensor | None:
+    """The tensor of numbers that rotary frequencies are divided by, as files of Llama 3.1 and later have it. None where
+    there is none, or the configuration says the same."""
     proportional = rope_of(config).get("rope_type") == "proportional"
     return None if proportional else container.tensors.get("rope_freqs.weight")
 
@@ -114,6 +121,6 @@ def turned_dims(config: Facts, kind: str = "full_attention") -> int | None:
 
 
 def rope_of(config: Facts, kind: str = "full_attention") -> dict[str, Any]:
-    """The rotary parameters of a kind of layers."""
+    """The rotary parameters of a kind of layers; {} where a configuration has none."""
     rope = config.get("rope_parameters") or {}
     return rope.get(kind, rope)

@@ -21,8 +21,10 @@ from .tokenizer import write_files
 
 
 class GgufFile:
-    """One file, or any file of a split model. `files` is a directory with the other files of a checkpoint, made of the
-    metadata, which is there as long as this is."""
+    """One file, or any file of a split model.
+
+    files: a temporary directory with the other files of a checkpoint, made of the metadata; it goes with this object.
+    """
 
     layered = True
 
@@ -36,7 +38,7 @@ class GgufFile:
         write_files(self.container, self.config, self.files)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source; blocks stay as they are."""
+        """See ModelSource; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
         try:
             found = weights_of(self.container, model, self.config)
@@ -51,7 +53,7 @@ class GgufFile:
         return completed(model, found, computed)
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source."""
+        """See ModelSource."""
         return build_meta_model(self.config, written_out, task)
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:

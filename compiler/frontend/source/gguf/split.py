@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from ....errors import CheckpointError
-from .container import Container, join, read_container
+from .container import GgufContainer, join, read_container
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_PARTS = 4096
 
 
-def open_container(path: Path) -> Container:
+def open_container(path: Path) -> GgufContainer:
     """The model of which `path` is the only file or any of its parts; CheckpointError says what is wrong."""
     here = read_container(path)
     count = here.get("split.count", int, 1)
@@ -24,7 +24,7 @@ def open_container(path: Path) -> Container:
             f"{path} is part of a model in {count} files, and is not named so",
             "name them NAME-00001-of-000NN.gguf, as they were",
         )
-    parts: list[Container] = []
+    parts: list[GgufContainer] = []
     for number in range(1, count + 1):
         part = path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf")
         if not part.is_file():

@@ -21,7 +21,7 @@ from ....weights.formats.ggml import GGML_FORMATS, block_bytes, parts_of
 from ....weights.handles import Constant, QuantizedWeight, Weight
 from ..checkpoint import CheckpointTensor, mapped
 from .arrangement import Arrangement, shaped
-from .container import Container, Entry
+from .container import GgufContainer, GgufTensor
 from .keys import NUMBERS, key, layer_count
 from .names import LAYER, layer_of, place_of, places, stacked_halves
 from .rope import rope_of
@@ -32,9 +32,9 @@ _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 @dataclass
 class BlockTensor(QuantizedWeight):
-    """One tensor of blocks, as the file has it."""
+    """One tensor of quantized blocks, as the file has it."""
 
-    entry: Entry
+    entry: GgufTensor
     format: BlockFormat
     shape: tuple[int, ...] = field(init=False)
     dtype: torch.dtype = field(init=False, default=torch.float32)
@@ -44,6 +44,7 @@ class BlockTensor(QuantizedWeight):
         self.shape = self.entry.shape
 
     def parts(self) -> Parts:
+        """The codes, scales and whatever else a block has; TensorError where a scale is NaN or infinite."""
         raw = mapped(self.entry.path)[self.entry.start : self.entry.end]
         found = parts_of(self.format, raw.view(*self.shape[:-1], -1, block_bytes(self.format)))
         for name in ("scales", "mins"):
@@ -52,7 +53,7 @@ class BlockTensor(QuantizedWeight):
         return found
 
 
-def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str, Weight]:
+def weights_of(container: GgufContainer, model: nn.Module, config: Any) -> dict[str, Weight]:
     """A handle for every parameter that the file has, by its name in `model` (on meta).
 
     TensorError names a tensor that the model has no place for; UnsupportedModel a type that icc does not read.
@@ -87,7 +88,7 @@ def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str,
     return found
 
 
-def _numbers(container: Container, expected: Mapping[str, Tensor]) -> dict[str, Weight]:
+def _numbers(container: GgufContainer, expected: Mapping[str, Tensor]) -> dict[str, Weight]:
     """Parameters that are numbers of the metadata, one for each layer."""
     found: dict[str, Weight] = {}
     for name, parameter in expected.items():
@@ -98,8 +99,8 @@ def _numbers(container: Container, expected: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-def handle(entry: Entry) -> Weight:
-    """One tensor as the file has it; UnsupportedModel for a type that icc does not read."""
+def handle(entry: GgufTensor) -> Weight:
+    """The handle of one tensor, as the file has it; UnsupportedModel for a type that icc does not read."""
     if entry.kind in DENSE:
         return CheckpointTensor(entry.name, entry.path, entry.start, entry.end, entry.shape, DENSE[entry.kind])
     form = GGML_FORMATS.get(entry.kind)

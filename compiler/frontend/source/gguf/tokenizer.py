@@ -1,4 +1,4 @@
-"""What a GGUF file has as metadata, as files of a checkpoint directory: tokenizer, chat template, special tokens."""
+"""A GGUF file's metadata as files of a checkpoint directory: tokenizer, chat template, special tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ....errors import CheckpointError, IccError, UnsupportedModel
 from .config import architecture, architecture_of, special_token
-from .container import Container
+from .container import GgufContainer
 from .encoders import around, wordpiece, write_pooling
 from .splits import completed_splits
 
@@ -28,9 +28,12 @@ _KIND = "tokenizer.ggml.model is missing: download it again"
 _NOTHING_ELSE = ("bert", "gemma4")
 
 
-def write_files(container: Container, config: Any, folder: Path) -> None:
-    """config.json and generation_config.json, and where the file has a vocabulary tokenizer.json, tokenizer_config.json
-    and chat_template.jinja, as transformers writes them."""
+def write_files(container: GgufContainer, config: Any, folder: Path) -> None:
+    """Write config.json and generation_config.json into `folder`, and tokenizer.json, tokenizer_config.json and
+    chat_template.jinja where the file has a vocabulary, as transformers writes them.
+
+    CheckpointError for metadata that are damaged; UnsupportedModel for a vocabulary of a kind that icc does not read.
+    """
     (folder / "config.json").write_text(config.to_json_string(use_diff=False))
     facts = {
         f"{k}_token_id": v for k in ("bos", "eos", "pad") if (v := getattr(config, f"{k}_token_id", None)) is not None
@@ -46,7 +49,7 @@ def write_files(container: Container, config: Any, folder: Path) -> None:
     write_pooling(container, folder)
 
 
-def _ends(container: Container, tokens: list[str]) -> list[int]:
+def _ends(container: GgufContainer, tokens: list[str]) -> list[int]:
     """Ids of the tokens that end an answer, the file's own first."""
     named = [special_token(container, name) for name in _END_KEYS]
     kinds = container.get("tokenizer.ggml.token_type", np.ndarray)
@@ -55,7 +58,7 @@ def _ends(container: Container, tokens: list[str]) -> list[int]:
     return list(dict.fromkeys(i for i in [*named, *found] if i is not None and 0 <= i < len(tokens)))
 
 
-def _write_tokenizer(container: Container, folder: Path) -> None:
+def _write_tokenizer(container: GgufContainer, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
@@ -91,7 +94,7 @@ def _without_others(made: Any, count: int) -> Any:
     return Tokenizer.from_str(json.dumps(whole))
 
 
-def _tokenizer_facts(container: Container) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tokenizer_facts(container: GgufContainer) -> tuple[dict[str, Any], dict[str, Any]]:
     """What transformers makes a tokenizer of, and its options, as `get_gguf_tokenizer` reads them."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING
 
@@ -114,7 +117,7 @@ def _tokenizer_facts(container: Container) -> tuple[dict[str, Any], dict[str, An
     return facts, options
 
 
-def _check(container: Container, facts: dict[str, Any]) -> None:
+def _check(container: GgufContainer, facts: dict[str, Any]) -> None:
     """The fields of a vocabulary are there, of their kind and for every token."""
     kind, count = container.get("tokenizer.ggml.model", str), len(facts["tokens"])
     if kind not in (*_NEEDED, *_NOTHING_ELSE):

@@ -8,13 +8,16 @@ import numpy as np
 
 from ....errors import UnsupportedModel
 from .architectures import Architecture
-from .container import Container
+from .container import GgufContainer
 from .fields import ANYTHING, NOTHING, REFUSED, Field
 
 
-def refuse_unused(container: Container, own: Architecture, config: Any) -> None:
-    """UnsupportedModel names a key that neither the configuration nor a rule has, and that its line of the table does
-    not expect to say what it says; a key without a line must say nothing: 0, false, a factor of 1.0."""
+def refuse_unused(container: GgufContainer, own: Architecture, config: Any) -> None:
+    """UnsupportedModel names the first key of the file's own architecture that nothing reads and that says something.
+
+    config: the configuration that was made of the file. A key with a line in the table may say what that line expects;
+    one without may say 0, false, "", an empty list or a factor of 1.0.
+    """
     arch, facts, fields = container.metadata["general.architecture"], config.to_dict(), own.table
     if facts.get("use_sliding_window") is False:
         container.used.discard(f"{arch}.attention.sliding_window")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from ....errors import CheckpointError
 from .architectures import Architecture
-from .container import Container
+from .container import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import partly_turned
 
 
-def place_windows(container: Container, own: Architecture, facts: Facts) -> None:
-    """Windows of layers as llama.cpp finds them; for configurations that tell layers by kinds."""
+def place_windows(container: GgufContainer, own: Architecture, facts: Facts) -> None:
+    """Place in the configuration which layers see only the tokens of a window, by llama.cpp's rules; for configurations
+    that list the kinds of layers.
+
+    CheckpointError where the file's own list does not have one entry per layer.
+    """
     layers = layer_count(container)
     window = key(container, "attention.sliding_window")
     window = own.table["attention.sliding_window"].default or 0 if window is None else window
@@ -32,8 +36,8 @@ def place_windows(container: Container, own: Architecture, facts: Facts) -> None
         facts["sliding_window"] = window
 
 
-def turn_by_kind(container: Container, facts: Facts) -> None:
-    """Rotary embedding of layers with windows beside that of the others, which may be scaled."""
+def turn_by_kind(container: GgufContainer, facts: Facts) -> None:
+    """Place rotary parameters for layers with windows beside those for the others, which may be scaled."""
     partly_turned(container, facts)
     base = facts.pop("rope_theta", 10000.0)
     far = facts.pop("rope_parameters", None) or {"rope_type": "default", "rope_theta": base}

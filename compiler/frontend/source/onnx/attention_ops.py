@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from .errors import Refused
 from .known import Known
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
@@ -39,7 +39,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((done, tail), dim=-1) if tail.shape[-1] else done
 
 
-def _angles(c: Call, cos: Any, sin: Any, positions: Tensor | None, tokens: Any) -> tuple[Tensor, Tensor]:
+def _angles(c: OnnxCall, cos: Any, sin: Any, positions: Tensor | None, tokens: Any) -> tuple[Tensor, Tensor]:
     """Rows of the tables of positions; tables that are rows already as they are."""
     tables = c.as_tensor(cos), c.as_tensor(sin)
     if tables[0].dim() == 3:
@@ -50,20 +50,20 @@ def _angles(c: Call, cos: Any, sin: Any, positions: Tensor | None, tokens: Any) 
 
 
 @HANDLERS.handles("RotaryEmbedding")
-def rotary(c: Call) -> Any:
-    """(x, cos, sin, positions)."""
+def rotary(c: OnnxCall) -> Any:
+    """ONNX's RotaryEmbedding: (x, cos, sin, positions)."""
     return _rotary(c, c.inputs[1], c.inputs[2], c.given(3), "interleaved")
 
 
 @HANDLERS.handles("com.microsoft.RotaryEmbedding")
-def rotary_microsoft(c: Call) -> Any:
-    """(x, positions, cos, sin)."""
+def rotary_microsoft(c: OnnxCall) -> Any:
+    """onnxruntime's RotaryEmbedding: (x, positions, cos, sin)."""
     if c.attribute("scale", 1.0) != 1.0:
         raise Refused("scaled positions")
     return _rotary(c, c.inputs[2], c.inputs[3], c.given(1), "interleaved")
 
 
-def _rotary(c: Call, cos: Any, sin: Any, positions: Any, interleaved: str) -> Tensor:
+def _rotary(c: OnnxCall, cos: Any, sin: Any, positions: Any, interleaved: str) -> Tensor:
     value, count = c.tensor(0), c.attribute("num_heads", 0)
     if value.dim() == 3 and not count:
         rows = c.as_tensor(cos).shape[-1]
@@ -77,9 +77,9 @@ def _rotary(c: Call, cos: Any, sin: Any, positions: Any, interleaved: str) -> Te
 
 
 @HANDLERS.handles("com.microsoft.GroupQueryAttention")
-def group_query_attention(c: Call) -> Any:
-    """Causal. (query, key, value, past_key, past_value, lengths, total, cos, sin, positions, bias, sinks); the first
-    may hold all three."""
+def group_query_attention(c: OnnxCall) -> Any:
+    """onnxruntime's GroupQueryAttention, which is causal: (query, key, value, past_key, past_value, lengths, total,
+    cos, sin, positions, bias, sinks). `query` may hold all three."""
     count, shared = c.attribute("num_heads", 0), c.attribute("kv_num_heads", 0)
     q = c.tensor(0)
     if c.given(1) is None:
@@ -105,8 +105,8 @@ def group_query_attention(c: Call) -> Any:
 
 
 @HANDLERS.handles("com.microsoft.MultiHeadAttention")
-def multi_head_attention(c: Call) -> Any:
-    """(query, key, value, bias, padding mask, score bias, ...)."""
+def multi_head_attention(c: OnnxCall) -> Any:
+    """onnxruntime's MultiHeadAttention: (query, key, value, bias, padding mask, score bias, ...)."""
     count = c.attribute("num_heads", 0)
     if c.given(1) is None or c.given(2) is None:
         raise Refused("packed queries, keys and values")
@@ -129,9 +129,9 @@ def _check_padding(mask: Any) -> None:
 
 
 @HANDLERS.handles("com.microsoft.Attention")
-def projected_attention(c: Call) -> Any:
-    """(x, weight of queries, keys and values [K, 3 N], bias, padding mask, past, score bias): optimizers make it of an
-    encoder's layers."""
+def projected_attention(c: OnnxCall) -> Any:
+    """onnxruntime's Attention, which has its products within: (x, weight of queries, keys and values [K, 3 N], bias,
+    padding mask, past, score bias). Optimizers make it of an encoder's layers."""
     count, weight = c.attribute("num_heads", 0), c.tensor(1)
     if c.given(4) is not None or c.attribute("do_rotary", 0):
         raise Refused("a cache, or positions, inside an attention that projects its own queries")
@@ -146,8 +146,8 @@ def projected_attention(c: Call) -> Any:
 
 
 @HANDLERS.handles("Attention")
-def attention(c: Call) -> Any:
-    """ONNX's of opset 23: (query, key, value, mask, past_key, past_value)."""
+def attention(c: OnnxCall) -> Any:
+    """ONNX's Attention of opset 23: (query, key, value, mask, past_key, past_value)."""
     q, k, v = (c.tensor(i) for i in range(3))
     count, shared = c.attribute("q_num_heads", 0), c.attribute("kv_num_heads", 0)
     rank = q.dim()

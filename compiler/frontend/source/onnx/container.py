@@ -58,6 +58,7 @@ class OnnxTensor(Weight):
         return self.proto.data_type in _HALVES
 
     def load(self) -> Tensor:
+        """The values in the shape of the tensor, 4-bit integers as one byte each. TensorError where floats hold NaN."""
         if self.halves:
             return self._halves()
         if self.path is not None or self.proto.raw_data:
@@ -92,7 +93,7 @@ class OnnxTensor(Weight):
 
 
 @dataclass(frozen=True)
-class Container:
+class OnnxContainer:
     """A model file: its graph, with functions written out, and its initializers by name."""
 
     path: Path
@@ -100,8 +101,9 @@ class Container:
     tensors: dict[str, OnnxTensor]
 
 
-def open_container(path: Path) -> Container:
-    """Read and check a file; CheckpointError or TensorError in one line where it is damaged."""
+def open_container(path: Path) -> OnnxContainer:
+    """Read and check a file. CheckpointError or TensorError where it is damaged, UnsupportedModel for ops or tensors
+    that icc does not know."""
     model = _parsed(path)
     if not model.graph.node or not model.graph.output:
         raise CheckpointError(f"{path} is not an ONNX model, or an empty one", "export it again")
@@ -116,11 +118,12 @@ def open_container(path: Path) -> Container:
     if model.graph.sparse_initializer:
         raise UnsupportedModel(f"{path} has sparse tensors")
     _check_values(path, model.graph)
-    return Container(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
+    return OnnxContainer(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
 
 
 def _check_opset(path: Path, model: ModelProto) -> None:
-    """Of ONNX's own ops: what they compute is known."""
+    """UnsupportedModel unless ONNX's own ops are of an opset from _OLDEST to the newest that the onnx package knows, so
+    that what they compute is known."""
     version = next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     newest = onnx_opset_version()
     if not _OLDEST <= version <= newest:
@@ -140,7 +143,8 @@ def _check_values(path: Path, graph: GraphProto) -> None:
 
 
 def sorted_nodes(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """Nodes behind those that they read, otherwise as they are: some converters append theirs."""
+    """The nodes in such an order that each comes behind those whose results it reads; some converters append theirs at
+    the end."""
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     order: dict[int, None] = {}
     for last in range(len(nodes)):
@@ -182,7 +186,8 @@ def _line(error: Exception) -> str:
 
 
 def open_tensor(path: Path, proto: TensorProto) -> OnnxTensor:
-    """The handle of a tensor, whose size is what its shape says and lies in the file or beside it."""
+    """The handle of a tensor. TensorError unless its bytes are as many as its shape says, and lie in the file or in one
+    beside it."""
     name, kind = proto.name, proto.data_type
     if kind not in DTYPES and kind not in _HALVES:
         known = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)

@@ -12,14 +12,15 @@ from torch.nn import functional
 
 from .errors import Refused
 from .known import Known, computes, elementwise, where
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
 
 @dataclass(frozen=True)
 class NanTest:
-    """Whether elements are NaN: of attention probabilities, which are where no key is seen; some key always is."""
+    """Whether elements of `value` are NaN. Exporters ask it of attention probabilities, where it is true if no key is
+    seen; some key always is."""
 
     value: Any
 
@@ -63,14 +64,14 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 
 
-def operand(c: Call, value: Any) -> Any:
-    """A tensor, or the number that a known value of one element is."""
+def operand(c: OnnxCall, value: Any) -> Any:
+    """A tensor as it is, and a known value of one element as a number."""
     if isinstance(value, Known) and value.is_one and value.array.ndim == 0:
         return value.item()
     return c.as_tensor(value)
 
 
-def _elementwise(c: Call) -> Any:
+def _elementwise(c: OnnxCall) -> Any:
     op = c.node.op_type
     if c.all_known and computes(op):
         return elementwise(op, *c.inputs)
@@ -93,7 +94,7 @@ def _elementwise(c: Call) -> Any:
     return _BINARY[op](a, b)
 
 
-def _divided(c: Call, a: Any, b: Any) -> Any:
+def _divided(c: OnnxCall, a: Any, b: Any) -> Any:
     """Whole numbers are rounded towards zero."""
     if not isinstance(a, Tensor) and a == 1 and (root := c.maker(1, "Sqrt")):
         return torch.rsqrt(root.tensor(0))
@@ -108,7 +109,8 @@ for _name in (*_BINARY, *_UNARY, "Div"):
 
 
 @HANDLERS.handles("Max", "Min", "Sum")
-def extremum(c: Call) -> Any:
+def extremum(c: OnnxCall) -> Any:
+    """Max, Min and Sum of any number of operands, which broadcast."""
     op = c.node.op_type
     if c.all_known and computes(op):
         return elementwise(op, *c.inputs)
@@ -121,7 +123,8 @@ def extremum(c: Call) -> Any:
 
 
 @HANDLERS.handles("Clip")
-def clip(c: Call) -> Any:
+def clip(c: OnnxCall) -> Any:
+    """Clip, whose bounds are operands or, of older opsets, attributes; either may be absent."""
     bounds = [c.attributes.get("min"), c.attributes.get("max")]
     for index in (1, 2):
         if c.given(index) is not None:
@@ -130,7 +133,8 @@ def clip(c: Call) -> Any:
 
 
 @HANDLERS.handles("Mod")
-def mod(c: Call) -> Any:
+def mod(c: OnnxCall) -> Any:
+    """Mod with the sign of the divisor; Refused with that of the dividend."""
     if c.all_known:
         return elementwise("Mod", *c.inputs)
     if c.attribute("fmod", 0):
@@ -139,12 +143,15 @@ def mod(c: Call) -> Any:
 
 
 @HANDLERS.handles("IsNaN")
-def is_nan(c: Call) -> NanTest:
+def is_nan(c: OnnxCall) -> NanTest:
+    """IsNaN, which is noted and not computed; see `where_`."""
     return NanTest(c.inputs[0])
 
 
 @HANDLERS.handles("Where")
-def where_(c: Call) -> Any:
+def where_(c: OnnxCall) -> Any:
+    """Where. A test for NaN is decided here: the tested value has none. Refused where the test is about another
+    value."""
     condition, a, b = c.inputs
     if isinstance(condition, NanTest):
         if condition.value is not b:
@@ -160,34 +167,40 @@ def where_(c: Call) -> Any:
 
 
 @HANDLERS.handles("Elu", "Celu")
-def elu(c: Call) -> Any:
+def elu(c: OnnxCall) -> Any:
+    """Elu and Celu."""
     curve = functional.elu if c.node.op_type == "Elu" else functional.celu
     return curve(c.tensor(0), c.attribute("alpha", 1.0))
 
 
 @HANDLERS.handles("LeakyRelu")
-def leaky_relu(c: Call) -> Any:
+def leaky_relu(c: OnnxCall) -> Any:
+    """LeakyRelu."""
     return functional.leaky_relu(c.tensor(0), c.attribute("alpha", 0.01))
 
 
 @HANDLERS.handles("HardSigmoid")
-def hard_sigmoid(c: Call) -> Any:
+def hard_sigmoid(c: OnnxCall) -> Any:
+    """HardSigmoid: alpha x + beta, between 0 and 1."""
     return torch.clamp(c.tensor(0) * c.attribute("alpha", 0.2) + c.attribute("beta", 0.5), 0.0, 1.0)
 
 
 @HANDLERS.handles("Gelu", "com.microsoft.Gelu")
-def gelu(c: Call) -> Any:
+def gelu(c: OnnxCall) -> Any:
+    """Gelu, exact or by tanh."""
     return functional.gelu(c.tensor(0), approximate=c.attribute("approximate", "none"))
 
 
 @HANDLERS.handles("com.microsoft.FastGelu", "com.microsoft.BiasGelu")
-def fast_gelu(c: Call) -> Any:
+def fast_gelu(c: OnnxCall) -> Any:
+    """onnxruntime's FastGelu (by tanh) and BiasGelu (exact), with a bias before."""
     value = c.tensor(0) if c.given(1) is None else c.tensor(0) + c.tensor(1)
     return functional.gelu(value, approximate="tanh" if c.node.op_type == "FastGelu" else "none")
 
 
 @HANDLERS.handles("Swish", "com.microsoft.QuickGelu")
-def swish(c: Call) -> Any:
+def swish(c: OnnxCall) -> Any:
+    """Swish and onnxruntime's QuickGelu: x sigmoid(alpha x)."""
     alpha = c.attribute("alpha", 1.0 if c.node.op_type == "Swish" else 1.702)
     value = c.tensor(0)
     return functional.silu(value) if alpha == 1.0 else value * torch.sigmoid(value * alpha)

@@ -14,5 +14,5 @@ UNEXPECTED = (
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, cut."""
+    """The message of an error in one line, cut where it is long."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

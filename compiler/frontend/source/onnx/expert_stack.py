@@ -12,11 +12,11 @@ from torch import Tensor
 from .errors import Refused
 from .expert_values import PRODUCTS, Added, Handlers, Noted, Taken, row_handler
 from .known import Known
-from .table import Call
+from .table import OnnxCall
 
 
 def computed(added: Added, handlers: Handlers) -> Tensor:
-    """[T, H]: each token's picked experts, added up."""
+    """The sum over each token's picked experts, [T, H], of what the experts computed in one stack."""
     terms = sorted(added.terms, key=lambda term: term.expert)
     if [term.expert for term in terms] != list(range(added.picks.count)):
         raise Refused(f"{len(terms)} of {added.picks.count} experts")
@@ -55,7 +55,7 @@ class _Stacked:
             raise Refused("experts of several forms")
         return torch.stack(tuple(matrices))
 
-    def _called(self, calls: Sequence[Call | None]) -> Any:
+    def _called(self, calls: Sequence[OnnxCall | None]) -> Any:
         first = calls[0]
         if first is None or any(c is None or not _alike(c, first) for c in calls):
             raise Refused("experts that compute differently")
@@ -77,7 +77,7 @@ class _Stacked:
     def _is_stack(self, own: Any, value: Any) -> bool:
         return isinstance(own, Tensor) and isinstance(value, Tensor) and value.dim() == own.dim() + 1
 
-    def _product(self, calls: Sequence[Call], bias: Any = None) -> Tensor:
+    def _product(self, calls: Sequence[OnnxCall], bias: Any = None) -> Tensor:
         """x times each picked expert's matrix, and its bias."""
         call = calls[0]
         if any(not _alike(c, call) for c in calls):
@@ -106,6 +106,6 @@ def _equal(a: Any, b: Known) -> bool:
     return isinstance(a, Known) and a.array.shape == b.array.shape and a.items() == b.items()
 
 
-def _alike(a: Call, b: Call) -> bool:
+def _alike(a: OnnxCall, b: OnnxCall) -> bool:
     same = a.node.op_type == b.node.op_type and a.node.domain == b.node.domain and len(a.inputs) == len(b.inputs)
     return same and {k: str(v) for k, v in a.attributes.items()} == {k: str(v) for k, v in b.attributes.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import elementwise_ops
 from .errors import Refused
-from .table import Call
+from .table import OnnxCall
 
 TOKEN, SLOT, EXPERT = "token", "slot", "expert"
 SAME = ("Cast", "Identity", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Dropout")
@@ -20,16 +20,16 @@ FORM = "experts of a form that icc does not know"
 
 @dataclass(frozen=True)
 class Picks:
-    """Which slot of which token picked which expert, as numbers: index[T, S], of `count` experts."""
+    """index[T, S]: the expert that each slot of each token picked, of `count` experts."""
 
     index: Tensor
     count: int
 
 
 @dataclass(frozen=True)
-class Marks:
-    """1 where a slot of a token picked an expert, else 0, with these axes; of one expert where there is no axis of
-    experts."""
+class ExpertMarks:
+    """1 where a slot of a token picked an expert, else 0, with the axes `axes`. Without an axis of experts the marks
+    are those of one expert."""
 
     picks: Picks
     axes: tuple[str, ...]
@@ -37,26 +37,28 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where marks of one expert are: [axes, N], or [N, axes] if `turned`."""
+class ExpertPlaces:
+    """The indices where the marks of one expert are 1: [axes, N], or [N, axes] if `turned`."""
 
-    marks: Marks
+    marks: ExpertMarks
     turned: bool = False
 
 
 @dataclass(frozen=True)
-class Place:
-    """token times the number of the token plus slot times that of the slot, of each place."""
+class ExpertPlace:
+    """For each place of an expert's marks: `token` times the number of its token plus `slot` times that of its slot."""
 
-    marks: Marks
+    marks: ExpertMarks
     token: int = 0
     slot: int = 0
 
 
 @dataclass(frozen=True)
 class Taken:
-    """For each place its token's row of x[T, K], or, of weights[T, S], its token's and slot's. root: the name of the
-    value that x is another shape of."""
+    """The rows of x[T, K] at the tokens of each place, or the elements of weights[T, S] at its token and slot.
+
+    root: the name of the value that x is another shape of.
+    """
 
     value: Tensor
     expert: int
@@ -66,9 +68,9 @@ class Taken:
 
 @dataclass(frozen=True)
 class Noted:
-    """A call one of whose operands is of places; which of its results, and how wide that is."""
+    """A call with an operand of places, which runs later: which of its results this is, and how wide that is."""
 
-    call: Call
+    call: OnnxCall
     expert: int
     result: int
     width: int
@@ -76,7 +78,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Added:
-    """What experts computed, added up for each token."""
+    """The sum, for each token, of what experts computed."""
 
     picks: Picks
     terms: tuple[Noted, ...]
@@ -88,11 +90,12 @@ class _Number:
 
 NUMBER = _Number()
 OF_PLACES = (Taken, Noted)
-Handlers = Mapping[str, Callable[[Call], Any]]
+Handlers = Mapping[str, Callable[[OnnxCall], Any]]
 
 
-def row_handler(c: Call, handlers: Handlers) -> Callable[[Call], Any]:
-    """Of an op that computes row by row, and says which axis it splits, if any."""
+def row_handler(c: OnnxCall, handlers: Handlers) -> Callable[[OnnxCall], Any]:
+    """The handler of an op that computes row by row. Refused for any other op, and for a split along another axis than
+    the last."""
     op = c.node.op_type
     name = op if c.node.domain in ("", "ai.onnx") else f"{c.node.domain}.{op}"
     if op == "Split":

@@ -1,9 +1,9 @@
-"""Experts as TorchScript exports a loop over them: for each, NonZero finds its tokens, which are gathered, computed
-with its matrices, weighed, and added up where they came from.
+"""Experts as TorchScript exports a loop over them.
 
-Which tokens these are depends on values. So what is computed of them is noted for each expert (`Noted`), and what is
-added up is one product with the experts that each token picked, where all experts compute the same with matrices of
-their own. Of places in the routing only how they are made is known.
+For each expert NonZero finds its tokens, which are gathered, computed with its matrices, weighed, and added up where
+they came from. Which tokens these are depends on values. Therefore what is computed of them is noted for each expert
+(`Noted`); where all experts compute alike with matrices of their own, the sum is one product with the experts that each
+token picked. Of places in the routing only how they are made is known.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from .expert_values import (
     SLOT,
     TOKEN,
     Added,
+    ExpertMarks,
+    ExpertPlace,
+    ExpertPlaces,
     Handlers,
-    Marks,
     Noted,
     Picks,
-    Place,
-    Places,
     Taken,
     row_handler,
 )  # fmt: skip
 from .known import Known
-from .table import Call
+from .table import OnnxCall
 
-VALUES = (Marks, Places, Place, *OF_PLACES, Added)
+VALUES = (ExpertMarks, ExpertPlaces, ExpertPlace, *OF_PLACES, Added)
 
 
-def one_hot(c: Call) -> Marks:
-    """Marks of picked experts, index[T, S]."""
+def one_hot(c: OnnxCall) -> ExpertMarks:
+    """OneHot of picked experts, index[T, S], as ExpertMarks."""
     index, count, values = c.tensor(0), c.known(1), c.known(2)
     if index.dim() != 2 or values.items() != [0, 1] or c.attribute("axis", -1) not in (-1, 2) or not count.is_one:
         raise Refused("marks of another form than those of picked experts")
-    return Marks(Picks(index, int(count.item())), (TOKEN, SLOT, EXPERT))
+    return ExpertMarks(Picks(index, int(count.item())), (TOKEN, SLOT, EXPERT))
 
 
-def follow(c: Call, handlers: Handlers) -> Any:
-    """What becomes of a call with such operands. A sum is computed as soon as something else reads it."""
+def follow(c: OnnxCall, handlers: Handlers) -> Any:
+    """The result of a call with operands of these kinds. A sum is computed as soon as something else reads it."""
     op = c.node.op_type
     first = c.inputs[0]
     if any(isinstance(value, OF_PLACES) for value in c.inputs) and op != "ScatterElements":
@@ -72,44 +72,44 @@ def follow(c: Call, handlers: Handlers) -> Any:
     return step(c)
 
 
-def _transposed(c: Call) -> Any:
+def _transposed(c: OnnxCall) -> Any:
     value = c.inputs[0]
-    if isinstance(value, Places):
+    if isinstance(value, ExpertPlaces):
         return replace(value, turned=not value.turned)
-    if isinstance(value, Marks):
+    if isinstance(value, ExpertMarks):
         order = c.attribute("perm", list(range(len(value.axes)))[::-1])
         return replace(value, axes=tuple(value.axes[i] for i in order))
     raise Refused(FORM)
 
 
-def _gathered(c: Call) -> Any:
+def _gathered(c: OnnxCall) -> Any:
     value, index = c.inputs[:2]
-    if isinstance(value, Marks) and isinstance(index, Known) and index.is_one:
+    if isinstance(value, ExpertMarks) and isinstance(index, Known) and index.is_one:
         axis = c.attribute("axis", 0) % len(value.axes)
         if value.axes[axis] != EXPERT or not 0 <= int(index.item()) < value.picks.count:
             raise Refused(FORM)
         kept = value.axes if index.array.ndim else (*value.axes[:axis], *value.axes[axis + 1 :])
-        return Marks(value.picks, kept, int(index.item()))
-    if isinstance(value, Places) and isinstance(index, Known) and index.is_one:
+        return ExpertMarks(value.picks, kept, int(index.item()))
+    if isinstance(value, ExpertPlaces) and isinstance(index, Known) and index.is_one:
         return _place(value, int(index.item()))
-    if isinstance(index, Place) and isinstance(value, Tensor):
+    if isinstance(index, ExpertPlace) and isinstance(value, Tensor):
         return _taken(value, index, c.attribute("axis", 0), _root(c))
     raise Refused(FORM)
 
 
-def _place(places: Places, row: int) -> Place:
+def _place(places: ExpertPlaces, row: int) -> ExpertPlace:
     axis = places.marks.axes[row]
-    return Place(places.marks, token=int(axis == TOKEN), slot=int(axis == SLOT))
+    return ExpertPlace(places.marks, token=int(axis == TOKEN), slot=int(axis == SLOT))
 
 
-def _root(c: Call) -> str:
+def _root(c: OnnxCall) -> str:
     name = c.node.input[0]
     while (made := c.makers.get(name)) is not None and made.node.op_type in (*SAME, "Flatten"):
         name = made.node.input[0]
     return name
 
 
-def _taken(value: Tensor, place: Place, axis: int, root: str) -> Taken:
+def _taken(value: Tensor, place: ExpertPlace, axis: int, root: str) -> Taken:
     slots = place.marks.picks.index.shape[1]
     if (place.token, place.slot) == (1, 0) and all(s == 1 for s in (*value.shape[:axis], *value.shape[axis + 1 : -1])):
         return Taken(value.reshape(value.shape[axis], value.shape[-1]), place.marks.expert, root)
@@ -118,55 +118,55 @@ def _taken(value: Tensor, place: Place, axis: int, root: str) -> Taken:
     raise Refused(FORM)
 
 
-def _parts(c: Call) -> Any:
+def _parts(c: OnnxCall) -> Any:
     value = c.inputs[0]
-    if isinstance(value, Places) and value.turned and c.attribute("axis", 0) % 2 == 1:
+    if isinstance(value, ExpertPlaces) and value.turned and c.attribute("axis", 0) % 2 == 1:
         return [_place(value, row) for row in range(len(value.marks.axes))]
     raise Refused(FORM)
 
 
-def _nonzero(c: Call) -> Any:
-    if isinstance(c.inputs[0], Marks) and EXPERT not in c.inputs[0].axes:
-        return Places(c.inputs[0])
+def _nonzero(c: OnnxCall) -> Any:
+    if isinstance(c.inputs[0], ExpertMarks) and EXPERT not in c.inputs[0].axes:
+        return ExpertPlaces(c.inputs[0])
     raise Refused(FORM)
 
 
-def _squeezed(c: Call) -> Any:
+def _squeezed(c: OnnxCall) -> Any:
     value = c.inputs[0]
-    if isinstance(value, Marks) and value.expert >= 0:
+    if isinstance(value, ExpertMarks) and value.expert >= 0:
         return replace(value, axes=tuple(axis for axis in value.axes if axis != EXPERT))
     return _kept(c)
 
 
-def _kept(c: Call) -> Any:
-    if isinstance(c.inputs[0], (Marks, Place)):
+def _kept(c: OnnxCall) -> Any:
+    if isinstance(c.inputs[0], (ExpertMarks, ExpertPlace)):
         return c.inputs[0]
     raise Refused(FORM)
 
 
-def _arithmetic(c: Call) -> Any:
+def _arithmetic(c: OnnxCall) -> Any:
     a, b = c.inputs
     if isinstance(a, Known):
         a, b = b, a
-    if isinstance(a, Place) and isinstance(b, Known) and b.is_one and c.node.op_type == "Mul":
+    if isinstance(a, ExpertPlace) and isinstance(b, Known) and b.is_one and c.node.op_type == "Mul":
         return replace(a, token=a.token * int(b.item()), slot=a.slot * int(b.item()))
-    if isinstance(a, Place) and isinstance(b, Place) and a.marks is b.marks and c.node.op_type == "Add":
+    if isinstance(a, ExpertPlace) and isinstance(b, ExpertPlace) and a.marks is b.marks and c.node.op_type == "Add":
         return replace(a, token=a.token + b.token, slot=a.slot + b.slot)
     raise Refused(FORM)
 
 
-def _shape(c: Call) -> Known:
-    return Known.of([NUMBER] if isinstance(c.inputs[0], Place) else [NUMBER] * len(c.inputs[0].axes))
+def _shape(c: OnnxCall) -> Known:
+    return Known.of([NUMBER] if isinstance(c.inputs[0], ExpertPlace) else [NUMBER] * len(c.inputs[0].axes))
 
 
-_STEPS: dict[str, Callable[[Call], Any]] = {
+_STEPS: dict[str, Callable[[OnnxCall], Any]] = {
     "Transpose": _transposed, "Gather": _gathered, "Split": _parts, "NonZero": _nonzero, "Squeeze": _squeezed,
     "Mul": _arithmetic, "Add": _arithmetic, "Shape": _shape,
     **dict.fromkeys(("Cast", "Identity", "Expand", "Reshape", "Unsqueeze", "Flatten"), _kept),
 }  # fmt: skip
 
 
-def _noted(c: Call, handlers: Handlers) -> Any:
+def _noted(c: OnnxCall, handlers: Handlers) -> Any:
     """What is noted of a call; what leaves values as they are, but for axes of one, leaves nothing."""
     experts, op, first = {v.expert for v in c.inputs if isinstance(v, OF_PLACES)}, c.node.op_type, c.inputs[0]
     if len(experts) > 1 or any(isinstance(value, Added) for value in c.inputs):
@@ -201,11 +201,11 @@ def _as_meta(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
-def _scattered(c: Call) -> Added:
+def _scattered(c: OnnxCall) -> Added:
     """One expert's results, put where they came from among zeros."""
     base, place, values = c.inputs[:3]
     blank = isinstance(base, Added) or _is_zero(c, 0)
-    if not (isinstance(place, Place) and isinstance(values, Noted) and blank) or c.attribute("axis", 0) != 0:
+    if not (isinstance(place, ExpertPlace) and isinstance(values, Noted) and blank) or c.attribute("axis", 0) != 0:
         raise Refused(FORM)
     if (place.token, place.slot) != (1, 0) or values.expert != place.marks.expert:
         raise Refused("results of experts put elsewhere than they came from")
@@ -216,7 +216,7 @@ def _scattered(c: Call) -> Added:
     return Added(place.marks.picks, (values,))
 
 
-def _joined(c: Call) -> Added | None:
+def _joined(c: OnnxCall) -> Added | None:
     """A sum with what other experts added, or with zeros."""
     a, b = c.inputs
     if isinstance(a, Added) and isinstance(b, Added) and a.picks is b.picks:
@@ -227,7 +227,7 @@ def _joined(c: Call) -> Added | None:
     return None
 
 
-def _is_zero(c: Call, index: int) -> bool:
+def _is_zero(c: OnnxCall, index: int) -> bool:
     made = c.maker(index, "ConstantOfShape")
     if made is None:
         return False

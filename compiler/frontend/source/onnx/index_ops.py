@@ -13,7 +13,7 @@ from .errors import Refused
 from .inputs import AllRows
 from .known import Known
 from .shape_ops import sizes
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
@@ -21,7 +21,8 @@ _FAR = 1 << 31  # an end beyond every axis
 
 
 @HANDLERS.handles("Concat")
-def concat(c: Call) -> Any:
+def concat(c: OnnxCall) -> Any:
+    """Concat. Tensors with no elements along the axis, such as an empty cache, are left out."""
     axis = c.attribute("axis", 0)
     if c.all_known:
         return Known(np.concatenate([v.array for v in c.inputs], axis), c.inputs[0].dtype)
@@ -31,7 +32,8 @@ def concat(c: Call) -> Any:
 
 
 @HANDLERS.handles("Split")
-def split(c: Call) -> Any:
+def split(c: OnnxCall) -> Any:
+    """Split by sizes, or into equal parts."""
     value, axis = c.tensor(0), c.attribute("axis", 0)
     total, count = value.shape[axis], len(c.node.output)
     given = c.axes(1, "split")
@@ -42,7 +44,8 @@ def split(c: Call) -> Any:
 
 
 @HANDLERS.handles("Slice")
-def slice_(c: Call) -> Any:
+def slice_(c: OnnxCall) -> Any:
+    """Slice with steps of 1 or more, or a whole axis backwards; Refused otherwise."""
     value = c.inputs[0]
     starts, ends = (
         (c.known(1).ints(), c.known(2).ints())
@@ -75,7 +78,8 @@ def _is_whole_backwards(start: Any, end: Any) -> bool:
 
 
 @HANDLERS.handles("Gather")
-def gather(c: Call) -> Any:
+def gather(c: OnnxCall) -> Any:
+    """Gather of a known value, of rows of a table, or at known places of any axis."""
     value, index, axis = c.inputs[0], c.inputs[1], c.attribute("axis", 0)
     if isinstance(index, AllRows):
         return value
@@ -97,7 +101,7 @@ def gather(c: Call) -> Any:
     return flat.reshape(*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
 
 
-def _picked(c: Call, value: Tensor, axis: int, index: Known) -> Tensor:
+def _picked(c: OnnxCall, value: Tensor, axis: int, index: Known) -> Tensor:
     """Elements at known places of an axis: one, a run of them, or any."""
     places = index.ints()
     if index.array.ndim == 0:
@@ -114,12 +118,14 @@ def _picked(c: Call, value: Tensor, axis: int, index: Known) -> Tensor:
 
 
 @HANDLERS.handles("GatherElements")
-def gather_elements(c: Call) -> Any:
+def gather_elements(c: OnnxCall) -> Any:
+    """GatherElements."""
     return torch.gather(c.tensor(0), c.attribute("axis", 0), c.tensor(1))
 
 
 @HANDLERS.handles("GatherND")
-def gather_nd(c: Call) -> Any:
+def gather_nd(c: OnnxCall) -> Any:
+    """GatherND, without batch axes."""
     value, batch = c.tensor(0), c.attribute("batch_dims", 0)
     if batch:
         raise Refused("a GatherND with batch axes")
@@ -130,7 +136,7 @@ def gather_nd(c: Call) -> Any:
     return value[tuple(index[..., i] for i in range(index.shape[-1]))]
 
 
-def _known_places(c: Call, value: Tensor, places: np.ndarray) -> Tensor:
+def _known_places(c: OnnxCall, value: Tensor, places: np.ndarray) -> Tensor:
     """Elements at known places [N, axes] of the first axes, as of one axis that holds them all."""
     count = places.shape[1]
     shape = value.shape[:count]
@@ -142,8 +148,8 @@ def _known_places(c: Call, value: Tensor, places: np.ndarray) -> Tensor:
 
 
 @HANDLERS.handles("ScatterND")
-def scatter_nd(c: Call) -> Any:
-    """A write to places, as torch's exporter makes it of an assignment to a slice: of masks mostly."""
+def scatter_nd(c: OnnxCall) -> Any:
+    """ScatterND, which torch's exporter makes of an assignment to a slice, mostly of masks."""
     if c.attribute("reduction", "none") != "none":
         raise Refused("a write that adds up")
     value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)
@@ -151,7 +157,8 @@ def scatter_nd(c: Call) -> Any:
 
 
 @HANDLERS.handles("ScatterElements")
-def scatter_elements(c: Call) -> Any:
+def scatter_elements(c: OnnxCall) -> Any:
+    """ScatterElements that writes or adds; Refused for other reductions."""
     value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)
     axis, kind = c.attribute("axis", 0), c.attribute("reduction", "none")
     if kind not in ("none", "add"):

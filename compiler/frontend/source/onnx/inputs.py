@@ -22,7 +22,7 @@ _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")
 
 
 class AllRows:
-    """The rows of a graph that was exported with a choice of rows: every token has its logits."""
+    """The rows that a graph with a choice of rows gives logits for: all."""
 
 
 class Inputs:
@@ -101,7 +101,8 @@ def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:
 
 
 def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
-    """The output with the logits, or with the hidden states."""
+    """The name of the output with the logits, or if `hidden` with the hidden states. UnsupportedModel where there is
+    none."""
     integers = [o.name for o in graph.output if _kind(o) in _INTEGERS]
     names = [o.name for o in graph.output if o.name not in integers] or integers
     wanted = ("last_hidden_state", "hidden_states", "token_embeddings") if hidden else ("logits", "output", "lm_logits")
@@ -118,7 +119,8 @@ def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
 
 
 def labels_of(path: Path, graph: GraphProto) -> int | str:
-    """How many numbers a text's score has; UnsupportedModel for a file that scores no texts but tokens."""
+    """How many numbers a text's score has, or the name of that axis where the file does not say. UnsupportedModel for a
+    file that gives scores of tokens."""
     name = choose_output(path, graph, hidden=False)
     dims = next(_dims(o) for o in graph.output if o.name == name)
     if len(dims) == 2:

@@ -28,8 +28,10 @@ _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 
 @dataclass
 class Integers(QuantizedWeight):
-    """The weight [N, K] of codes [N, K], or [K, N] if they are `turned`: w = (code - zero) scale. scales: one for all,
-    [N], or one per block of K."""
+    """The weight [N, K] of codes [N, K], or of codes [K, N] if they are `turned`: w = (code - zero) scale.
+
+    scales: one for all, [N], or one per block of K. zeros: as scales; None: 0.
+    """
 
     codes: Weight
     scales: Weight
@@ -41,6 +43,7 @@ class Integers(QuantizedWeight):
     given: ClassVar[bool] = True
 
     def parts(self) -> Parts:
+        """The codes as bytes, and scales and zeros of every group; see QuantizedWeight."""
         scales = self._spread(self.scales.load().to(torch.float32))
         zeros = torch.zeros((), dtype=self.codes.dtype) if self.zeros is None else self.zeros.load()
         return {"codes": self._turned(self._unsigned(self.codes.load())), "scales": scales,
@@ -62,8 +65,10 @@ class Integers(QuantizedWeight):
 
 def integers(codes: Weight | None, scales: Weight | None, zeros: Weight | None, turned: bool, axis: int,
              block: int) -> QuantizedWeight | None:  # fmt: skip
-    """The weight that a matrix of integers, or of e4m3, is; None where icc has no format for it. axis: of the codes,
-    to which several scales belong."""
+    """The weight that a matrix of integers, or of e4m3, stands for; None where icc has no format for it.
+
+    axis: the axis of the codes that several scales belong to. block: how many codes along it share a scale, 0: all.
+    """
     if codes is not None and scales is not None and codes.dtype == torch.float8_e4m3fn:
         return _floats(codes, scales) if zeros is None and not turned and (block or not scales.shape) else None
     if codes is None or scales is None or len(codes.shape) != 2 or codes.dtype not in _SIGNED:
@@ -93,8 +98,8 @@ def _floats(codes: Weight, scales: Weight) -> Float8Layer | None:
 def stored_integers(
     nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]
 ) -> tuple[list[NodeProto], dict[str, Weight]]:
-    """The nodes, with products and lookups of weights in the place of what computes with integers; these weights by
-    the name that such a node reads."""
+    """The nodes with products and lookups of weights in place of what computes with integers, and these weights by the
+    names that such nodes read."""
     reading = _Reading(nodes, tensors)
     kept = [reading.rewritten(node) for node in nodes]
     return kept, reading.found

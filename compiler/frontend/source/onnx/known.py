@@ -23,7 +23,8 @@ SMALL = 64  # elements of an integer constant that is looked into
 
 @dataclass(frozen=True)
 class Known:
-    """An array of numbers. `dtype` is what the tensor would have; tensor: that tensor, where it is a constant."""
+    """An array of numbers. dtype: the type that the tensor would have. tensor: that tensor, where it is a constant;
+    else None."""
 
     array: np.ndarray  # dtype object
     dtype: torch.dtype
@@ -31,7 +32,7 @@ class Known:
 
     @staticmethod
     def of(value: Any, dtype: torch.dtype = torch.int64) -> Known:
-        """From a number or a list of numbers."""
+        """A known value of a number or a list of numbers."""
         if isinstance(value, (list, tuple)):
             array = np.empty(len(value), dtype=object)
             for i, item in enumerate(value):
@@ -43,11 +44,11 @@ class Known:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one element."""
+        """Whether there is exactly one element."""
         return self.array.size == 1
 
     def item(self) -> Any:
-        """That one element."""
+        """The only element."""
         return self.array.reshape(-1)[0]
 
     def items(self) -> list[Any]:
@@ -59,7 +60,7 @@ class Known:
         return [int(v) if isinstance(v, (bool, float)) else v for v in self.items()]
 
     def as_tensor(self, device: torch.device) -> Tensor:
-        """The constant, or one made here."""
+        """The constant that it is of, or a tensor made here."""
         if self.tensor is not None:
             return self.tensor
         parts = [torch.full((), v, dtype=self.dtype, device=device) for v in self.items()]
@@ -71,7 +72,7 @@ class Known:
 
 
 def constant(weight: Weight) -> Known:
-    """A small constant of a file, read as it is whatever is traced now."""
+    """A small constant of a file as a known value. It is read even while something is traced."""
     with _disable_current_modes():
         value = weight.load()
         items = value.reshape(-1).tolist()
@@ -119,7 +120,7 @@ _LOGICAL = {"And", "Or", "Not", "Equal", "Less", "LessOrEqual", "Greater", "Grea
 
 
 def computes(op: str) -> bool:
-    """Whether `elementwise` has an op."""
+    """Whether `elementwise` computes an op, by its ONNX name."""
     return op in _BINARY or op in _UNARY
 
 
@@ -135,12 +136,12 @@ def elementwise(op: str, *operands: Known) -> Known:
 
 
 def where(condition: Known, a: Known, b: Known) -> Known:
-    """Elements of a or b."""
+    """Elements of `a` where the condition holds, else of `b`; they broadcast."""
     return _mapped(lambda c, x, y: x if c else y, a.dtype, condition, a, b)
 
 
 def converted(value: Known, dtype: torch.dtype) -> Known:
-    """In another type; a symbolic size stays one."""
+    """The value in another type. Symbolic sizes stay symbolic."""
 
     def one(item: Any) -> Any:
         if isinstance(item, torch.SymInt):

@@ -1,7 +1,8 @@
 """The model of an ONNX file as a torch module on meta: its forward runs the nodes, one handler each.
 
-So the file takes the way of every other model: torch.export traces it, and what the frontend knows of attention written
-out, of masks and of positions serves here too. Inputs for a KV cache are empty, outputs of one are not computed.
+The file then takes the way of every other model: torch.export traces it, and what the frontend knows of attention
+written out, of masks and of positions serves here, too. Inputs for a KV cache are empty, outputs of one are not
+computed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ....errors import IccError, UnsupportedModel
 from ....handlers import joined
 from ....weights.handles import Weight
 from . import attention_ops, elementwise_ops, experts, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
-from .container import Container, open_tensor, sorted_nodes
+from .container import OnnxContainer, open_tensor, sorted_nodes
 from .errors import UNEXPECTED, Refused, one_line
 from .inputs import Inputs, choose_output
 from .integers import stored_integers
 from .known import SMALL, Known, constant
 from .names import scope_of, weight_names
 from .packed import packed_weights, plain_reads, without_reshapes
-from .table import Call
+from .table import OnnxCall
 
 _PARTS = (shape_ops, index_ops, elementwise_ops, product_ops, reduce_ops, norm_ops, attention_ops)
 HANDLERS = joined(*(part.HANDLERS for part in _PARTS))
@@ -53,9 +54,9 @@ class _Place:
 
 
 class OnnxModel(_Scope):
-    """The nodes that an output needs."""
+    """The nodes that the chosen output needs, and their weights as parameters on meta."""
 
-    def __init__(self, container: Container, hidden: bool = False) -> None:
+    def __init__(self, container: OnnxContainer, hidden: bool = False) -> None:
         super().__init__()
         graph = container.graph
         self._path = container.path
@@ -63,7 +64,7 @@ class OnnxModel(_Scope):
         self._output = choose_output(container.path, graph, hidden)
         self._nodes = _needed(sorted_nodes(graph.node), self._output)
         self._handles: dict[str, Weight] = {}
-        self._makers: dict[str, Call] = {}
+        self._makers: dict[str, OnnxCall] = {}
         self._scopes: dict[str, _Scope] = {"": self}
         self._constants: dict[str, _Place] = {}
         read = {name for node in self._nodes for name in _reads(node)} | {self._output}
@@ -85,6 +86,7 @@ class OnnxModel(_Scope):
         return self._handles
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        """The output for token ids [1, T]: logits [1, T, V], hidden states [1, T, H] or scores [1, labels]."""
         return self._computed(self._given.values(input_ids), input_ids)
 
     def _computed(self, given: Mapping[str, Any], input_ids: Tensor) -> Any:
@@ -118,7 +120,7 @@ class OnnxModel(_Scope):
             if handler is None or (missing := [i for i in wanted if i not in env]):
                 raise Refused("icc has no translation of the op" if handler is None else f"{missing[0]!r} has no value")
             weights = [i in self._constants for i in node.input]
-            call = Call(node, attributes, inputs, device, weights, self._makers)
+            call = OnnxCall(node, attributes, inputs, device, weights, self._makers)
             special = any(isinstance(value, experts.VALUES) for value in inputs)
             result = experts.follow(call, HANDLERS) if special else handler(call)
             self._makers.update(dict.fromkeys(filter(None, node.output), call))
@@ -161,7 +163,7 @@ class OnnxModel(_Scope):
             raise Refused(f"a weight {name!r} inside a branch")
         return value
 
-    def _constant_nodes(self, container: Container) -> dict[str, Weight]:
+    def _constant_nodes(self, container: OnnxContainer) -> dict[str, Weight]:
         return {n.output[0]: _constant_weight(container.path, n) for n in self._nodes if n.op_type == "Constant"}
 
     def _place(self, name: str, weight: Weight) -> _Place:
@@ -189,13 +191,14 @@ class OnnxModel(_Scope):
 
 
 class TypedOnnxModel(OnnxModel):
-    """One that tells the two texts of a pair apart. config: says of how many kinds tokens are."""
+    """An ONNX model that tells the two texts of a pair apart. config: has how many types of tokens there are."""
 
-    def __init__(self, container: Container, config: Any) -> None:
+    def __init__(self, container: OnnxContainer, config: Any) -> None:
         super().__init__(container)
         self.config = config
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Any:
+        """As OnnxModel, with a type for each token [1, T]; None: all of type 0."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return self._computed({**self._given.values(input_ids), **types}, input_ids)
 

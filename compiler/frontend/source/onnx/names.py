@@ -14,7 +14,7 @@ _WEIGHTS = ("MatMul", "Gemm", "Gather", "MatMulNBits", "Transpose", "GatherBlock
 
 
 def scope_of(node: NodeProto) -> str:
-    """The module that a node comes from, such as model.layers.0.mlp; "" where its name tells of none."""
+    """The module that a node comes from, such as model.layers.0.mlp; "" where the node's name does not show it."""
     for entry in node.metadata_props:
         if entry.key == _NAMESPACE:
             parts = [part.partition(":")[0].strip() for part in entry.value.split("/")]

@@ -9,17 +9,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from .errors import Refused
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
 
-def _optional(c: Call, index: int) -> Tensor | None:
+def _optional(c: OnnxCall, index: int) -> Tensor | None:
     return None if c.given(index) is None else c.tensor(index)
 
 
 @HANDLERS.handles("LayerNormalization")
-def layer_norm(c: Call) -> Any:
+def layer_norm(c: OnnxCall) -> Any:
+    """LayerNormalization over the last axis; Refused over several."""
     value = c.tensor(0)
     if c.attribute("axis", -1) % value.dim() != value.dim() - 1:
         raise Refused("a norm over several axes")
@@ -28,9 +29,12 @@ def layer_norm(c: Call) -> Any:
 
 
 @HANDLERS.handles("com.microsoft.EmbedLayerNormalization")
-def embedding_norm(c: Call) -> Any:
-    """(ids, segments, word table, position table, segment table, scale, bias, mask, positions): the norm of the sum of
-    what tables hold. (norm, number of tokens that are no padding, sum)."""
+def embedding_norm(c: OnnxCall) -> Any:
+    """onnxruntime's EmbedLayerNormalization: the norm of the sum of rows of three tables.
+
+    (ids, segments, word table, position table, segment table, scale, bias, mask, positions) -> (norm, number of tokens
+    that are no padding, sum).
+    """
     ids = c.tensor(0)
     places = torch.arange(ids.shape[1], device=c.device)[None] if c.given(8) is None else c.tensor(8)
     total = functional.embedding(ids, c.tensor(2)) + functional.embedding(places, c.tensor(3))
@@ -42,7 +46,8 @@ def embedding_norm(c: Call) -> Any:
 
 
 @HANDLERS.handles("RMSNormalization", "SimplifiedLayerNormalization")
-def rms_norm(c: Call) -> Any:
+def rms_norm(c: OnnxCall) -> Any:
+    """RMSNormalization over the last axis; Refused over several."""
     value = c.tensor(0)
     if c.attribute("axis", -1) % value.dim() != value.dim() - 1:
         raise Refused("a norm over several axes")
@@ -50,8 +55,8 @@ def rms_norm(c: Call) -> Any:
 
 
 @HANDLERS.handles("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
-def skip_norm(c: Call) -> Any:
-    """(norm(input + skip + bias), mean, inverse deviation, input + skip + bias)."""
+def skip_norm(c: OnnxCall) -> Any:
+    """onnxruntime's norms of a sum -> (norm(input + skip + bias), mean, inverse deviation, input + skip + bias)."""
     simplified = "Simplified" in c.node.op_type
     total = c.tensor(0) + c.tensor(1)
     bias = _optional(c, 3 if simplified else 4)

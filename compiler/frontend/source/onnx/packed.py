@@ -1,5 +1,7 @@
-"""Weights that a file holds as integers with scales, as handles: what MatMulNBits, GatherBlockQuantized and
-DequantizeLinear read."""
+"""Weights that a file holds as integers with scales, as handles.
+
+MatMulNBits, GatherBlockQuantized and DequantizeLinear read these.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ class NBits(QuantizedWeight):
     given: ClassVar[bool] = True
 
     def parts(self) -> Parts:
+        """The codes [N, K], scales and zeros [N, blocks]; see QuantizedWeight."""
         n, k = self.shape
         blocks = k // self.format.size
         scales = self.scales.load().to(torch.float32).reshape(n, blocks)
@@ -62,7 +65,7 @@ def _unpacked(packed: Tensor, bits: int) -> Tensor:
 
 
 def without_reshapes(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> list[NodeProto]:
-    """The nodes, those that gather from codes reading them as they are stored: a head's codes are reshaped for it."""
+    """The nodes without reshapes of packed codes: those that gather from codes read them as they are stored."""
     stored = {n.output[0]: n.input[0] for n in nodes if n.op_type == "Reshape" and n.input[0] in tensors}
     found = []
     for node in nodes:
@@ -77,8 +80,11 @@ def without_reshapes(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) 
 
 
 def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Weights of packed parts by the name that stands for them: the codes of a MatMulNBits or GatherBlockQuantized,
-    whose parts are kept; the output of a DequantizeLinear, which is computed at every load."""
+    """Weights of packed parts, by the name that stands for them.
+
+    For a MatMulNBits or GatherBlockQuantized that is the name of its codes, and the parts are kept. For a
+    DequantizeLinear it is the name of its output, which is computed at every load.
+    """
     found: dict[str, Weight] = {}
     for node in sorted(nodes, key=lambda node: node.op_type != "MatMulNBits"):  # its attributes say the most
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -95,19 +101,19 @@ def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) ->
 
 
 def plain_reads(node: NodeProto, derived: Mapping[str, Weight]) -> list[str]:
-    """What a node reads besides the parts of a packed weight."""
+    """Names of what a node reads besides the parts of a packed weight."""
     if node.op_type in _SHARED and node.input[codes_of(node)] in derived:
         return [node.input[1]] if node.op_type == "GatherBlockQuantized" else [node.input[0], *node.input[5:]]
     return [] if node.op_type == "DequantizeLinear" and node.output[0] in derived else list(node.input)
 
 
 def codes_of(node: NodeProto) -> int:
-    """Which input of a MatMulNBits or GatherBlockQuantized holds the codes."""
+    """The number of the input of a MatMulNBits or GatherBlockQuantized that holds the codes."""
     return 0 if node.op_type == "GatherBlockQuantized" else 1
 
 
 def is_halves(weight: Weight) -> bool:
-    """Whether it holds 4-bit integers, which come one to a byte."""
+    """Whether a weight holds 4-bit integers, which come as one byte each."""
     return bool(getattr(weight, "halves", False))
 
 

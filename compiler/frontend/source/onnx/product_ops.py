@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from .errors import Refused
 from .integers import PRODUCT
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
 
 @HANDLERS.handles("MatMul", "com.microsoft.FusedMatMul")
-def matmul(c: Call) -> Any:
+def matmul(c: OnnxCall) -> Any:
+    """MatMul and onnxruntime's FusedMatMul: alpha a b, each of which may be transposed."""
     a, b = c.tensor(0), c.tensor(1)
     if c.attribute("transA", 0):
         a = a.transpose(-1, -2)
@@ -31,7 +32,8 @@ def matmul(c: Call) -> Any:
 
 
 @HANDLERS.handles("Gemm")
-def gemm(c: Call) -> Any:
+def gemm(c: OnnxCall) -> Any:
+    """Gemm: alpha a b + beta bias, of matrices that may be transposed."""
     a, b, bias = c.tensor(0), c.tensor(1), c.given(2)
     alpha, beta = c.attribute("alpha", 1.0), c.attribute("beta", 1.0)
     a = a.t() if c.attribute("transA", 0) else a
@@ -46,7 +48,9 @@ def gemm(c: Call) -> Any:
 
 
 @HANDLERS.handles("com.microsoft.MatMulNBits")
-def matmul_nbits(c: Call) -> Any:
+def matmul_nbits(c: OnnxCall) -> Any:
+    """MatMulNBits: a product with a packed weight, which comes as floats on meta. Refused where the weight is no
+    constant."""
     weight = c.given(1)
     if not c.weights[1] or not isinstance(weight, Tensor) or not weight.is_floating_point():
         raise Refused("packed weights that are no constants")
@@ -55,12 +59,14 @@ def matmul_nbits(c: Call) -> Any:
 
 
 @HANDLERS.handles(f"icc.{PRODUCT}")
-def linear(c: Call) -> Any:
+def linear(c: OnnxCall) -> Any:
+    """x [.., K] by a weight [N, K] and a bias [N] or none; made by `stored_integers`."""
     return functional.linear(c.tensor(0), c.tensor(1), None if c.given(2) is None else c.tensor(2))
 
 
 @HANDLERS.handles("com.microsoft.GatherBlockQuantized")
-def gather_packed(c: Call) -> Any:
+def gather_packed(c: OnnxCall) -> Any:
+    """GatherBlockQuantized: rows of a packed table. Refused where the table is no constant."""
     table = c.given(0)
     if not c.weights[0] or not isinstance(table, Tensor) or not table.is_floating_point():
         raise Refused("a packed table that is no constant")
@@ -68,10 +74,12 @@ def gather_packed(c: Call) -> Any:
 
 
 @HANDLERS.handles("DequantizeLinear")
-def dequantize(c: Call) -> Any:
+def dequantize(c: OnnxCall) -> Any:
+    """Refused: a DequantizeLinear of weights has become a weight before."""
     raise Refused("quantized activations: icc reads files with quantized weights")
 
 
 @HANDLERS.handles("DynamicQuantizeLinear", "QuantizeLinear", "MatMulInteger", "QLinearMatMul")
-def quantized(c: Call) -> Any:
+def quantized(c: OnnxCall) -> Any:
+    """Refused: activations that are rounded to integers, unless `stored_integers` took them."""
     raise Refused("quantized activations: give the file with float or MatMulNBits weights")

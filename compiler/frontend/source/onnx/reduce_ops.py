@@ -9,7 +9,7 @@ import torch
 from .errors import Refused
 from .experts import one_hot
 from .known import Known, elementwise
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
@@ -17,7 +17,8 @@ _REDUCED = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "Redu
 
 
 @HANDLERS.handles(*_REDUCED)
-def reduce(c: Call) -> Any:
+def reduce(c: OnnxCall) -> Any:
+    """ReduceSum, ReduceMean and their like, of a tensor or of a known value."""
     axes = c.axes(1)
     keep = bool(c.attribute("keepdims", 1))
     value = c.inputs[0]
@@ -35,7 +36,7 @@ def reduce(c: Call) -> Any:
     return getattr(value, kind)(axes, keepdim=keep)
 
 
-def _known_reduction(c: Call, value: Known, axes: list[int] | None, keep: bool) -> Known:
+def _known_reduction(c: OnnxCall, value: Known, axes: list[int] | None, keep: bool) -> Known:
     if axes is not None and len(axes) != value.array.ndim:
         raise Refused("a reduction of constants along some axes")
     items = value.items()
@@ -49,19 +50,22 @@ def _known_reduction(c: Call, value: Known, axes: list[int] | None, keep: bool) 
 
 
 @HANDLERS.handles("ReduceL2")
-def reduce_l2(c: Call) -> Any:
+def reduce_l2(c: OnnxCall) -> Any:
+    """ReduceL2: the root of the sum of squares."""
     value, axes = c.tensor(0), c.axes(1)
     squares = (value * value).sum(axes, keepdim=bool(c.attribute("keepdims", 1)))
     return squares.sqrt()
 
 
 @HANDLERS.handles("ArgMax")
-def argmax(c: Call) -> Any:
+def argmax(c: OnnxCall) -> Any:
+    """ArgMax."""
     return c.tensor(0).argmax(c.attribute("axis", 0), keepdim=bool(c.attribute("keepdims", 1)))
 
 
 @HANDLERS.handles("TopK")
-def topk(c: Call) -> Any:
+def topk(c: OnnxCall) -> Any:
+    """TopK, of as many as is known while tracing."""
     value, k = c.tensor(0), int(c.known(1).item())
     return list(torch.topk(value, k, c.attribute("axis", -1), bool(c.attribute("largest", 1))))
 
@@ -70,7 +74,8 @@ HANDLERS.handles("OneHot")(one_hot)
 
 
 @HANDLERS.handles("CumSum")
-def cumsum(c: Call) -> Any:
+def cumsum(c: OnnxCall) -> Any:
+    """CumSum from the first element on. Of a padding mask of ones it is the positions from 1."""
     if c.attribute("exclusive", 0) or c.attribute("reverse", 0):
         raise Refused("a running sum of this kind")
     value, axis = c.tensor(0), int(c.known(1).item())
@@ -79,9 +84,9 @@ def cumsum(c: Call) -> Any:
     return torch.cumsum(value, axis, dtype=value.dtype)
 
 
-def _marks_no_padding(c: Call) -> bool:
+def _marks_no_padding(c: OnnxCall) -> bool:
     """Whether the operand says which tokens are no padding: RoBERTa counts them. There is no padding here."""
-    found: Call | None = c
+    found: OnnxCall | None = c
     while found is not None and (before := found.maker(0, "Cast")) is not None:
         found = before
     found = found and found.maker(0, "Not")
@@ -90,6 +95,7 @@ def _marks_no_padding(c: Call) -> bool:
 
 
 @HANDLERS.handles("Softmax", "LogSoftmax")
-def softmax(c: Call) -> Any:
+def softmax(c: OnnxCall) -> Any:
+    """Softmax and LogSoftmax."""
     value, axis = c.tensor(0), c.attribute("axis", -1)
     return torch.log_softmax(value, axis) if c.node.op_type == "LogSoftmax" else torch.softmax(value, axis)

@@ -14,7 +14,7 @@ from .container import DTYPES, open_tensor
 from .errors import Refused
 from .inputs import AllRows
 from .known import SMALL, Known, constant, converted
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
@@ -22,7 +22,7 @@ _LARGEST = 1 << 28  # elements of a tensor that a node makes from nothing
 
 
 def sizes(value: Tensor | Known) -> list[Any]:
-    """The shape of a value."""
+    """The shape of a tensor or of a known value, symbolic sizes included."""
     return list(value.shape) if isinstance(value, Tensor) else list(value.array.shape)
 
 
@@ -35,23 +35,27 @@ def _made(shape: list[Any]) -> list[Any]:
 
 
 @HANDLERS.handles("Shape")
-def shape(c: Call) -> Known:
+def shape(c: OnnxCall) -> Known:
+    """Shape, or a part of it."""
     found = sizes(c.inputs[0])
     return Known.of(found[slice(c.attribute("start", 0), c.attribute("end", None))])
 
 
 @HANDLERS.handles("Size")
-def size(c: Call) -> Known:
+def size(c: OnnxCall) -> Known:
+    """Size: the number of elements."""
     return Known.of(math.prod(sizes(c.inputs[0])))
 
 
 @HANDLERS.handles("Identity", "Dropout", "SequenceAt")
-def identity(c: Call) -> Any:
+def identity(c: OnnxCall) -> Any:
+    """Ops that change nothing when a model is run: Identity, Dropout and SequenceAt."""
     return c.inputs[0]
 
 
 @HANDLERS.handles("Cast", "CastLike")
-def cast(c: Call) -> Any:
+def cast(c: OnnxCall) -> Any:
+    """Cast and CastLike. All floats are float32 while a model is traced. Refused for a type that icc does not know."""
     kind = c.attributes.get("to")
     if kind is None:
         other = c.inputs[1]
@@ -68,7 +72,8 @@ def cast(c: Call) -> Any:
 
 
 @HANDLERS.handles("Reshape")
-def reshape(c: Call) -> Any:
+def reshape(c: OnnxCall) -> Any:
+    """Reshape, where 0 is the size of the axis at the same place and -1 is what is left."""
     value, wanted = c.inputs[0], c.known(1).ints()
     if isinstance(value, AllRows):
         return value
@@ -105,14 +110,16 @@ def _inferred(before: list[Any], wanted: list[Any]) -> list[Any]:
 
 
 @HANDLERS.handles("Flatten")
-def flatten(c: Call) -> Any:
+def flatten(c: OnnxCall) -> Any:
+    """Flatten: a matrix of the axes before and those from `axis` on."""
     value, axis = c.tensor(0), c.attribute("axis", 1)
     axis %= value.dim() + 1
     return value.reshape(math.prod(value.shape[:axis]), math.prod(value.shape[axis:]))
 
 
 @HANDLERS.handles("Unsqueeze")
-def unsqueeze(c: Call) -> Any:
+def unsqueeze(c: OnnxCall) -> Any:
+    """Unsqueeze: axes of one at places of the result."""
     value, axes = c.inputs[0], c.axes(1) or []
     rank = len(sizes(value)) + len(axes)
     places = sorted(a % rank for a in axes)
@@ -124,7 +131,8 @@ def unsqueeze(c: Call) -> Any:
 
 
 @HANDLERS.handles("Squeeze")
-def squeeze(c: Call) -> Any:
+def squeeze(c: OnnxCall) -> Any:
+    """Squeeze: axes of one taken out; all of them where no axes are given."""
     value, axes = c.inputs[0], c.axes(1)
     found = sizes(value)
     places = [i for i, s in enumerate(found) if isinstance(s, int) and s == 1] if axes is None else axes
@@ -137,7 +145,8 @@ def squeeze(c: Call) -> Any:
 
 
 @HANDLERS.handles("Transpose")
-def transpose(c: Call) -> Any:
+def transpose(c: OnnxCall) -> Any:
+    """Transpose, by default with all axes in the other order."""
     value = c.inputs[0]
     rank = len(sizes(value))
     order = list(c.attribute("perm", range(rank)[::-1]))
@@ -147,7 +156,8 @@ def transpose(c: Call) -> Any:
 
 
 @HANDLERS.handles("Expand")
-def expand(c: Call) -> Any:
+def expand(c: OnnxCall) -> Any:
+    """Expand: the value repeated along axes of one, as far as the shapes broadcast."""
     value, wanted = c.inputs[0], c.known(1).ints()
     before = sizes(value)
     rank = max(len(before), len(wanted))
@@ -162,7 +172,8 @@ def expand(c: Call) -> Any:
 
 
 @HANDLERS.handles("Tile")
-def tile(c: Call) -> Any:
+def tile(c: OnnxCall) -> Any:
+    """Tile: the value repeated along each axis."""
     value, counts = c.inputs[0], c.known(1).ints()
     if isinstance(value, Known):
         return Known(np.tile(value.array, counts), value.dtype)
@@ -170,7 +181,8 @@ def tile(c: Call) -> Any:
 
 
 @HANDLERS.handles("ConstantOfShape")
-def constant_of_shape(c: Call) -> Any:
+def constant_of_shape(c: OnnxCall) -> Any:
+    """ConstantOfShape: a known value where it is small and its sizes are numbers, else a tensor."""
     wanted = _made(c.known(0).ints())
     proto = c.attributes.get("value")
     fill: Any = 0.0
@@ -186,7 +198,8 @@ def constant_of_shape(c: Call) -> Any:
 
 
 @HANDLERS.handles("Range")
-def range_(c: Call) -> Any:
+def range_(c: OnnxCall) -> Any:
+    """Range: a known value where it is small, else a tensor; Refused for one that is too large."""
     start, end, step = (c.known(i).item() for i in range(3))
     dtype = c.inputs[0].dtype
     if all(isinstance(v, int) for v in (start, end, step)) and 0 <= (end - start) // step <= SMALL:
@@ -197,14 +210,15 @@ def range_(c: Call) -> Any:
 
 
 @HANDLERS.handles("Trilu")
-def trilu(c: Call) -> Any:
+def trilu(c: OnnxCall) -> Any:
+    """Trilu: the upper or the lower triangle."""
     value, k = c.tensor(0), int(c.known(1, 0).item())
     return torch.triu(value, k) if c.attribute("upper", 1) else torch.tril(value, k)
 
 
 @HANDLERS.handles("NonZero")
-def nonzero(c: Call) -> Any:
-    """Places of what is known, such as the repeats of repeat_interleave."""
+def nonzero(c: OnnxCall) -> Any:
+    """NonZero of a known value, such as the repeats of repeat_interleave: its places [axes, N]."""
     if not isinstance(c.inputs[0], Known):
         return refused(c)
     array = c.inputs[0].array
@@ -216,5 +230,6 @@ def nonzero(c: Call) -> Any:
 
 
 @HANDLERS.handles("Loop", "Scan", "Compress")
-def refused(c: Call) -> Any:
+def refused(c: OnnxCall) -> Any:
+    """Refused: ops whose results have shapes that depend on values, or that mix tokens."""
     raise Refused("its result has a shape that depends on values, or it mixes tokens")

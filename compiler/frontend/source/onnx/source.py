@@ -20,8 +20,11 @@ _AGAIN = "check it with onnx.checker, and export it again"
 
 
 class OnnxFile:
-    """One file. `files` is the folder of config.json and tokenizer.json, if they are there. The configuration is asked
-    for lengths and names only: what the model computes, its graph says."""
+    """One ONNX file.
+
+    files: the folder of config.json and tokenizer.json, if they are there. config: is asked for lengths and names only,
+    as the graph says what the model computes.
+    """
 
     layered = False
 
@@ -37,12 +40,12 @@ class OnnxFile:
             raise CheckpointError(f"{path} is damaged: {one_line(error)}", _AGAIN) from error
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source."""
+        """See ModelSource."""
         assert isinstance(model, OnnxModel)
         return model.handles
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source; attention always is as the file has it."""
+        """See ModelSource; attention always is as the file has it."""
         try:
             return self._built(task)
         except UNEXPECTED as error:

@@ -16,18 +16,21 @@ from .known import Known
 
 
 @dataclass(frozen=True)
-class Call:
-    """A node while it runs. inputs: a Tensor, a Known, or None for an absent one; weights: which are constants."""
+class OnnxCall:
+    """A node while it runs.
+
+    inputs: a Tensor, a Known, or None for an absent one. weights: for each input whether it is a constant.
+    """
 
     node: NodeProto
     attributes: Mapping[str, Any]
     inputs: list[Any]
     device: torch.device
     weights: list[bool]
-    makers: Mapping[str, Call]
+    makers: Mapping[str, OnnxCall]
 
-    def maker(self, index: int, op: str) -> Call | None:
-        """The call that made an operand, if it is one of `op`."""
+    def maker(self, index: int, op: str) -> OnnxCall | None:
+        """The call that made an operand, if it is of the op `op`; else None."""
         found = self.makers.get(self.node.input[index])
         return found if found is not None and found.node.op_type == op else None
 
@@ -36,11 +39,11 @@ class Call:
         return self.node.input[index] not in self.makers and not self.weights[index]
 
     def given(self, index: int) -> Any:
-        """An operand, None where it is absent."""
+        """An operand; None where it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def tensor(self, index: int) -> Tensor:
-        """An operand as a tensor."""
+        """An operand as a tensor; Refused where it is absent."""
         return self.as_tensor(self.given(index))
 
     def as_tensor(self, value: Any) -> Tensor:
@@ -52,7 +55,7 @@ class Call:
         raise Refused("an operand is missing")
 
     def known(self, index: int, default: Any = None) -> Known:
-        """An operand that must be known while tracing; `default` where it is absent."""
+        """An operand that must be known while tracing, `default` where it is absent; Refused where it is a tensor."""
         value = self.given(index)
         if value is None and default is not None:
             return Known.of(default)
@@ -61,12 +64,13 @@ class Call:
         return value
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute, text as str."""
+        """An attribute of the node, `default` where it has none; text comes as str."""
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
     def axes(self, index: int, name: str = "axes") -> list[int] | None:
-        """Axes as newer opsets have them, an operand, or older ones, an attribute; None where there are none."""
+        """Axes, which newer opsets have as the operand `index` and older ones as the attribute `name`; None where there
+        are none."""
         if self.given(index) is not None:
             return [int(v) for v in self.known(index).ints()]
         found = self.attributes.get(name)
@@ -78,5 +82,5 @@ class Call:
         return bool(self.inputs) and all(isinstance(value, Known) for value in self.inputs)
 
 
-Handler: TypeAlias = Callable[[Call], Any]
+Handler: TypeAlias = Callable[[OnnxCall], Any]
 Table: TypeAlias = HandlerTable[Handler]  # by an op's name, with its domain where that is not ONNX's own
