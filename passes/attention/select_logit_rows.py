@@ -63,6 +63,10 @@ class _Region:
         for node in calls:
             if self._asked and node.target is not operator.getitem and traits_of(node.target).mixes_tokens:
                 raise PassError(f"section {self._section}: {node.name} reads other tokens, of which there are none")
+            if self._selects_again(node):
+                node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+                self._graph.fx.erase_node(node)
+                continue
             for source in _token_inputs(node):
                 if source not in self._nodes:
                     node.replace_input_with(source, self._rows_of(source, node))
@@ -70,6 +74,10 @@ class _Region:
         for name, node in self._graph.sections[self._section].items():
             if node not in self._nodes:  # a step gives it, too
                 self._graph.returns(**{f"{self._section}.{name}": self._rows_of(node, self._graph.end)})
+
+    def _selects_again(self, node: fx.Node) -> bool:
+        """Whether a node selects the rows that the section is asked for of a value that has no others by now."""
+        return self._asked and node.target is SELECT and _rows(node.args[0]) == _rows(node.args[1]) == DRAFT_ROWS  # type: ignore[arg-type]
 
     def _rows_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """The rows of a value that the section reads."""
