@@ -87,6 +87,8 @@ def test_models_read_back_after_every_phase(family: str, tiny: ModuleType, tmp_p
 
 WRONG = {
     "a graph begins with": ("graph(", "grape(", 1),
+    "input colours: there is no element type 'i64'": ("%token_ids", "%colours: i64[T], %token_ids", 1),
+    "input colours has the shape": ("%token_ids", "%colours: i32[T, 0], %token_ids", 1),
     "this is not `%name: type = op(arguments)`": (" = icc.rms_norm", " is icc.rms_norm", 3),
     "the type is f32[T, 16]": ("%1: f32[T, 16]", "%1: f32[T, 17]", 3),
     "%9 is not defined before it is used": ("rms_norm(%0", "rms_norm(%9", 3),

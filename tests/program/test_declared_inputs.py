@@ -14,10 +14,12 @@ from icc.compiler.backends.triton.plan import make_plan, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.together import logits_of
 from icc.compiler.measure.interpret import InterpretDevice
 from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.program.verify import verify_lowered, verify_plan
 from icc.compiler.targets import TARGETS
+from icc.passes.quantize.stream import stream
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from icc.runtime.executor.player import Player
 from icc.runtime.format.batch import BatchArray
@@ -45,6 +47,17 @@ def given(dtype: str) -> tuple[dict[str, Tensor], dict[str, bytes]]:
         "rows": rows.view(torch.int8).numpy().tobytes(),
         "kind": KIND.numpy().tobytes(),
     }
+
+
+def test_calibration_has_nothing_for_them() -> None:
+    """Many sequences at once, as calibration and measurements run them: every row is filled."""
+    wanted = interpret(graph("bf16"), IDS)
+    [found] = logits_of(graph("bf16"), [IDS])
+    assert torch.equal(found, wanted)
+    seen: list[Tensor] = []
+    end = graph("bf16")
+    stream(end, [IDS], [end.output], lambda node, inputs: seen.extend(rows for (rows,) in inputs.values()))
+    assert seen and all(len(rows) == len(IDS) for rows in seen)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import icc
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,8 @@ from icc import SamplingParams
 from icc.compiler.backends.cpu.kernels.base import KernelParams
 from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
 from icc.compiler.backends.triton.kernels.table import TRITON_KERNELS
+from icc.compiler.backends.triton.plan import plan_program
+from icc.compiler.backends.triton.reach import plan_faults
 from icc.compiler.backends.triton.spec import ONE, LaunchSpec, Shape, StepKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.frontend.load import load_graph
@@ -31,6 +34,7 @@ from icc.compiler.program.context import Lowerer, row_kind
 from icc.compiler.program.lowerings import register_lowering
 from icc.compiler.program.placed import Placed
 from icc.compiler.program.steps.base import FLOATS, Step, step_type
+from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import Pass, PassContext, PassResult
 from icc.passes.manager import run_passes
@@ -40,6 +44,8 @@ from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand
 from icc.runtime.format.plan import extent
 from icc.runtime.llm import LLM
+from icc.runtime.query import Query
+from on_ptx import plain_ir
 from torch import Tensor, fx
 
 LIMITS = Limits(max_seq_len=40, max_batch_size=4, max_step_tokens=12)
@@ -195,7 +201,7 @@ def compare(llm: LLM, graph: Graph, bound: float) -> None:
     prompts = {number: rng.integers(3, 119, length).tolist() for number, length in lengths.items()}
     rows = {0: extras_of(0, 40, width), 1: extras_of(1, 9, width), 2: ({}, {})}
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=1)
-    generations = [llm.add(prompts[n], params, extras=rows[n][1])[0] for n in lengths]
+    generations = [llm.add(Query(prompts[n], params, extras=rows[n][1]))[0] for n in lengths]
     while llm.loop.has_work():
         llm.loop.step()
     changed = 0.0
@@ -248,6 +254,19 @@ def test_through_the_driver_of_a_gpu(model: Path) -> None:
     there, back = (driver.calls.count(f"cuMemcpy{way}Async") for way in ("HtoD", "DtoH"))
     assert 4 * back <= there
     assert not driver.live and not driver.memory
+
+
+def test_what_kernels_read_of_an_input_ends_with_the_rows_of_a_step(model: Path) -> None:
+    """As shown for every kernel when an engine is compiled; a row more would be found."""
+    program = build(model, "none", LIMITS).program
+    name, step = next(pair for pair in program.kernel_steps.items() if isinstance(pair[1], Steered))
+    alone = msgspec.structs.replace(program, kernels={name: step.op}, steps=(step,), plan=None)
+    planned = plan_program(alone, LIMITS, Tuner(TARGETS["h100"]))
+    ir = {key: plain_ir(spec) for key, spec in planned.specs().items()}
+    assert not plan_faults(alone, LIMITS, planned, ir)
+    [(key, spec)] = [(key, spec) for key, spec in planned.specs().items() if spec.entry == "steered"]
+    beyond = replace(spec, source=spec.source.replace("axes + 2", "axes + 3"))
+    assert plan_faults(alone, LIMITS, planned, ir | {key: plain_ir(beyond)}).keys() == {key}
 
 
 def test_the_text_of_a_graph_tells_what_it_declares(model: Path) -> None:
