@@ -88,7 +88,7 @@ def _output_problem(graph: Graph, node: fx.Node) -> str:
     for section, outputs in graph.sections.items():
         for name, output in outputs.items():
             if not (section.isidentifier() and name.isidentifier()):
-                return f"returns {section}.{name}, which is no name of a section and its output"
+                return f"returns {f'{section}.{name}'.strip('.')}, which names no section and no output of one"
             if isinstance(output.meta["type"], tuple) or type_of(output).rows is None:
                 return f"must return {section}.{name} as one value per row"
             if name == LOGITS and (len(outputs) > 1 or type_of(output) != type_of(result)):
