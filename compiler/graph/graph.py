@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ...runtime.format.batch import BatchArray, declaration_problem
-from ..ops import traits_of
+from ..ops import AttentionSpec, named_arguments, traits_of
 from ..weights.formats.dense import short_dtype
 from ..weights.handles import Weight
 
@@ -174,7 +174,7 @@ class Graph:
     @property
     def looks_ahead(self) -> bool:
         """Whether some attention sees later tokens, so that a sequence must run in one step."""
-        return any(_argument(n, "ahead") for n in self.attention_nodes)
+        return any(attention_spec(n).mask.ahead for n in self.attention_nodes)
 
     @property
     def output(self) -> fx.Node:
@@ -241,11 +241,23 @@ class Graph:
         return removed
 
 
-def _argument(node: fx.Node, name: str) -> Any:
-    """An argument of a call by its name; None where the call leaves it out, or its op has none of that name."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    place = names.index(name) if name in names else len(names)
-    return node.args[place] if place < len(node.args) else None
+def attention_spec(node: fx.Node) -> AttentionSpec:
+    """The spec of a call of attention."""
+    return named_arguments(node)["spec"]
+
+
+def set_attention_spec(node: fx.Node, spec: AttentionSpec) -> None:
+    """Give a call of attention another spec."""
+    node.update_arg(node.args.index(attention_spec(node)), spec)  # type: ignore[arg-type]
+
+
+def set_layer(node: fx.Node, layer: int) -> None:
+    """Give a call that owns a cache or a state the number of another one."""
+    names = list(named_arguments(node))
+    if "spec" in names:
+        set_attention_spec(node, replace(attention_spec(node), layer=layer))
+    else:
+        node.update_arg(names.index("layer"), layer)
 
 
 def weight_type(weight: Weight) -> TensorType:

@@ -6,11 +6,13 @@ parser.py reads it back. What the text leaves out: the values of weights, and fa
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from ...runtime.format.batch import BatchArray
+from ..constant_argument import ConstantArgument
 from .graph import LOGITS, Graph
 
 
@@ -23,11 +25,19 @@ def target_name(target: Any) -> str:
     return name.replace("::", ".").split(".default")[0]
 
 
+def constant_text(value: ConstantArgument, shown: Callable[[Any], str]) -> str:
+    """`Name{field=value, ...}`, each value as `shown` writes it."""
+    stated = ", ".join(f"{name}={shown(part)}" for name, part in value.stated().items())
+    return f"{type(value).__name__}{{{stated}}}"
+
+
 def _format(value: Any, names: dict[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return names[value]
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_format(v, names) for v in value) + "]"
+    if isinstance(value, ConstantArgument):
+        return constant_text(value, lambda part: _format(part, names))
     if isinstance(value, float):
         return repr(value)
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_tracing import IDS, Value, apply, aten, difference, icc, trace
+from graph_tracing import IDS, Value, apply, aten, attention, difference, icc, trace
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret, interpret_outputs
+from icc.compiler.ops import AttentionSpec
 from icc.passes import pipelines
 from icc.passes.attention.select_logit_rows import SelectLogitRows
 from icc.passes.base import PassContext
@@ -18,7 +19,7 @@ from icc.passes.speculate.insert_early_exit import InsertEarlyExit
 def layer(x: Value, number: int, w: Value) -> Value:
     """Attention and a residual product, as a layer of a model would be traced."""
     heads = icc.rms_norm.default(x, w, 1e-5).view(-1, 2, 4)
-    x = x + icc.attention.default(heads, heads, heads, None, None, number, 0.5, 0, 0, 0.0).view(-1, 8)
+    x = x + attention(heads, heads, heads, AttentionSpec(number, 0.5)).view(-1, 8)
     x = x + aten.tanh.default(x)
     x.node.meta["module"] = f"model.layers.{number}"
     return x
