@@ -10,13 +10,15 @@ from typing import TypeVar, Unpack, cast, overload
 
 import numpy as np
 
+from .chat_options import ChatOptions
 from .embed_prompts import EmbedOptions
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
 from .llm import LLM, load_with_fields, open_llm
 from .loop.engine_thread import EngineThread, News, Question, Reading
 from .options import LoadOptions
-from .prompting import ChatOptions, Encoded, Prompt, Prompting, Query
+from .prompting import Prompt, Prompting
+from .query import Query
 from .reading.answer import Answer
 from .requests.embedding import Ranked, ranked, stacked
 from .requests.generation import Completion
@@ -160,7 +162,7 @@ class AsyncLLM:
         """One vector per prompt, float32 `[n, dimension]`; see `LLM.embed`."""
         given = [prompts] if isinstance(prompts, str) else list(prompts)
         facts = self._loaded.loop.requests.intake.check_scores(False)
-        encode = self.prompting.encode_embedded
+        encode = self.prompting.embedding
         encoded = await asyncio.to_thread(lambda: [encode(prompt, options) for prompt in given])
         return stacked(await self._vectors(encoded), facts, dimensions)
 
@@ -170,10 +172,10 @@ class AsyncLLM:
         """The documents by how well they go with the query; see `LLM.rerank`."""
         facts = self._loaded.loop.requests.intake.check_scores(True)
         longest = self._loaded.manifest.limits.max_seq_len if truncate else None
-        pairs = [await asyncio.to_thread(self.prompting.encode_pair, query, one, longest) for one in documents]
+        pairs = [await asyncio.to_thread(self.prompting.pair, query, one, longest) for one in documents]
         return ranked(documents, await self._vectors(pairs), facts)[:top_n]
 
-    async def _vectors(self, encoded: Sequence[Encoded]) -> list[np.ndarray]:
+    async def _vectors(self, encoded: Sequence[Query]) -> list[np.ndarray]:
         """What the engine makes of each prompt."""
         loop, readings = asyncio.get_running_loop(), list[Reading]()
         news: list[asyncio.Queue[np.ndarray | BaseException]] = []
@@ -213,11 +215,9 @@ class AsyncLLM:
 
     async def _ask(self, query: Query, streamed: bool = False) -> tuple[Question, asyncio.Queue[News]]:
         """Put a question to the engine; what it tells comes in the queue."""
-        params, constrain = query.params, None
-        if params.asks_for_a_form or query.grammar:
-            params, constrain = await asyncio.to_thread(self.prompting.constrained, params, query.grammar)
+        constrain = None if not query.grammar else await asyncio.to_thread(self.prompting.compiled, query.grammar)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
-        question = Question(query.token_ids, params, constrain, partial(_post, loop, news.put_nowait), streamed)
+        question = Question(query.token_ids, query.params, constrain, partial(_post, loop, news.put_nowait), streamed)
         self._send(question)
         return question, news
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 from msgspec.structs import replace
 
 from .batch.scheduled import NO_EXTRAS, Extras
+from .chat_options import ChatOptions, RenderOptions
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
 from .executor.base import Executor
@@ -20,7 +21,8 @@ from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
-from .prompting import ChatOptions, Encoded, Prompt, Prompting, Query, RenderOptions
+from .prompting import Prompt, Prompting
+from .query import Query
 from .requests.embedding import PooledRequest, Ranked, ranked, stacked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
@@ -194,20 +196,17 @@ class LLM:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
         return self._increments(query)
 
-    def add(
-        self, token_ids: Sequence[int], params: SamplingParams, grammar: str = "", extras: Extras = NO_EXTRAS
-    ) -> list[Generation]:
-        """Queue a prompt with the engine loop, under the grammar that `params` or the caller ask for. extras: rows for
-        inputs that the engine has besides token ids, as bytes by the input's name; tokens without one get its fill."""
-        params, constrain = self.prompting.constrained(params, grammar)
-        return self.loop.add(token_ids, params, Standing(extras=extras), constrain)
+    def add(self, query: Query) -> list[Generation]:
+        """Queue a query of `prompting` with the engine loop."""
+        constrain = self.prompting.compiled(query.grammar)
+        return self.loop.add(query.token_ids, query.params, Standing(extras=query.extras), constrain)
 
     def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
         generations: list[Generation] = []
         reads: list[MakeReader | None] = []
         try:
             for query in queries:
-                generations += self.add(query.token_ids, query.params, query.grammar)
+                generations += self.add(query)
                 reads += [query.read] * query.params.n
             left = len(generations) + 1
             while running := sum(generation.finish_reason is None for generation in generations):
@@ -223,7 +222,7 @@ class LLM:
         return [one.completion().read_by(read) for one, read in zip(generations, reads, strict=True)]
 
     def _increments(self, query: Query) -> Iterator[Increment]:
-        [generation] = self.add(query.token_ids, query.params, query.grammar)
+        [generation] = self.add(query)
         answer: Answer | None = None
         if query.read is not None:
             from .reading.answer import Answer
@@ -264,7 +263,7 @@ class LLM:
         """
         facts = self.loop.requests.intake.check_scores(False)
         given = [prompts] if isinstance(prompts, str) else prompts
-        vectors = self._vectors(self.prompting.encode_embedded(prompt, options) for prompt in given)
+        vectors = self._vectors(self.prompting.embedding(prompt, options) for prompt in given)
         return stacked(vectors, facts, dimensions)
 
     def rerank(
@@ -277,10 +276,10 @@ class LLM:
         """
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None
-        pairs = (self.prompting.encode_pair(query, document, longest) for document in documents)
+        pairs = (self.prompting.pair(query, document, longest) for document in documents)
         return ranked(documents, self._vectors(pairs), facts)[:top_n]
 
-    def _vectors(self, prompts: Iterable[Encoded]) -> list[np.ndarray]:
+    def _vectors(self, prompts: Iterable[Query]) -> list[np.ndarray]:
         """What the engine makes of each prompt."""
         embeddings: list[PooledRequest] = []
         try:

@@ -85,7 +85,8 @@ class Session:
         try:
             prompt, forgotten = self._fit()
             params = SamplingParams(**self.settings) if "max_tokens" in self.settings else self._open_ended(len(prompt))
-            [generation] = self._llm.add(prompt, self._resolved(params, len(prompt)))
+            query = self._llm.prompting.completion(prompt, self._resolved(params, len(prompt)))
+            [generation] = self._llm.add(query)
         except BaseException:
             self.history.take_back()
             raise

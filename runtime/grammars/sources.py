@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import RequestError
 from ..nesting import JSON_DEPTH, depth
+
+if TYPE_CHECKING:
+    from ..requests.params import SamplingParams
 
 Schema = dict[str, Any] | bool
 
@@ -33,6 +36,18 @@ def of_lark(lark: str, schemas: Mapping[str, Schema] | None = None) -> str:
     """
     given = {name: checked(schema) for name, schema in (schemas or {}).items()}
     return json.dumps({"lark": lark, "schemas": given})
+
+
+def of_params(params: SamplingParams) -> str:
+    """What parameters say that the text must be; "" for any text. RequestError if a schema is no JSON."""
+    try:
+        if params.json_schema is not None:
+            return of_schema(dict(cast("Mapping[str, Any]", params.json_schema)))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"json_schema is not JSON: {error}", field="json_schema") from error
+    if params.regex is not None:
+        return of_regex(params.regex)
+    return "" if params.grammar is None else of_lark(params.grammar)
 
 
 def embedded(schema: Schema, number: int) -> Schema:

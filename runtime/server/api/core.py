@@ -14,6 +14,7 @@ from ...options import LoadOptions
 from ...reading.formats import AnswerFormat
 from ...reading.probe import find_format
 from ...templates.source import read_template_file
+from ...templates.template_input import TemplateInput
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
 from ..log import LogOptions
@@ -22,7 +23,6 @@ from .jobs import Jobs
 from .keys import ApiKeys
 from .model import open_model
 from .sandbox import Sandbox
-from .sandbox_main import Render
 from .tracing import Tracer
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Core:
             raise UsageError(f"--chat-template {self._own_template}: {self._sandbox.template_error}")
         if self._sandbox.template_error:
             log.warning("no chat: %s", self._sandbox.template_error)
-        self.jobs.form = await self._answer_format()
+        self.model.prompting.form = await self._answer_format()
         await self.engine.start()
 
     async def _answer_format(self) -> AnswerFormat:
@@ -99,10 +99,9 @@ class Core:
             return AnswerFormat()
 
         async def render(messages: list[dict], tools: list[dict] | None, prompt: bool) -> str:
-            return await self._sandbox.render(Render(messages, tools, prompt))
+            return await self._sandbox.render(TemplateInput(messages, tools, prompt))
 
-        special_tokens = {} if model.tokenizer is None else model.tokenizer.special_tokens
-        return await find_format(model.template.all_texts, render, special_tokens)
+        return await find_format(model.template.all_texts, render, model.prompting.special_tokens)
 
     async def stop(self) -> None:
         await self._sandbox.stop()

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
+from ...chat_options import TemplateOptions
 from ...errors import RequestError
-from ...prompting import Encoded
-from ...reading.forced import tool_grammar
-from ...reading.formats import AnswerFormat
-from ...reading.history import fitted
-from ...reading.ids import maker_of_ids
-from ...reading.reader import AnswerReader
+from ...query import Query
+from ...reading.answer import MakeReader
 from ...requests.params import SamplingParams
+from ...requests.request import Standing
+from ...templates.template_input import TemplateInput
 from ..engine.admission import Price
 from ..engine.messages import Submit
 from . import limits, structured
 from .constraints import format_of
-from .conversation import AssistantMessage
 from .errors import conflict
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
 from .prompts import Prompts
 from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
-from .sampling import sampling
+from .sampling import check_allowed, sampling
 from .sandbox import Sandbox
-from .sandbox_main import Render
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
@@ -47,7 +44,7 @@ class Job:
     submits: list[Submit]
     price: Price
     deadline: float | None
-    read: Callable[[], AnswerReader] | None = None
+    read: MakeReader | None = None
     thinks: bool = False
     offer: Offer = field(default_factory=Offer)
     prompt_texts: list[str] = field(default_factory=list)
@@ -58,6 +55,15 @@ class Job:
         return sum(len(submit.prompt) for submit in self.submits)
 
 
+class Wanted(NamedTuple):
+    """What a request wants of each prompt. max_tokens: None for as many as there is room for; logprobs: how many of the
+    likeliest tokens per position, None for no probabilities; n: completions."""
+
+    max_tokens: int | None
+    logprobs: int | None
+    n: int
+
+
 class Jobs:
     """Makes jobs for one model. RequestError, or HttpError, for what a client has wrong."""
 
@@ -65,7 +71,6 @@ class Jobs:
         self.model, self._sandbox, self._keys = model, sandbox, keys
         self.prompts = Prompts(model)
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
-        self.form = AnswerFormat()  # of the model's answers; found in its template when the server starts
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
         try:
@@ -85,8 +90,6 @@ class Jobs:
                 item if whole and isinstance(item, str) else self.model.text(prompt)
                 for item, prompt in zip(given, tokens, strict=True)
             ]
-        max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-        grammar = await self._grammar(structured.of_format(format_of(request)))
         best_of = request.best_of or request.n
         if best_of < request.n:
             raise conflict(f"best_of = {best_of}: must be at least n = {request.n}", "best_of")
@@ -94,9 +97,11 @@ class Jobs:
             raise conflict("best_of: the best are known at the end, not in a stream", "best_of")
         logprobs = 0 if request.logprobs is None and best_of > request.n else request.logprobs
         scored = request.logprobs if request.echo else None
-        return await self._job(
-            request, client, tokens, max_tokens, logprobs, grammar, scored, best_of, prompt_texts=texts
-        )
+        max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        grammar = structured.of_format(format_of(request))
+        params = await self._params(request, max(map(len, tokens)), Wanted(max_tokens, logprobs, best_of))
+        queries = [self.model.prompting.constrained(prompt, params, grammar) for prompt in tokens]
+        return replace(await self._job(request, client, queries, scored=scored), prompt_texts=texts)
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
         try:
@@ -107,7 +112,7 @@ class Jobs:
         assert facts is not None
         if request.dimensions is not None and request.dimensions > facts.dimension:
             raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
-        options, prompted = request.options, list[Encoded]()
+        options, prompted = request.options, list[Query]()
         for item in given:
             prompted.append(await self.prompts.embedded(item, options))
             await asyncio.sleep(0)  # there may be thousands
@@ -127,67 +132,45 @@ class Jobs:
 
     def _readings(
         self,
-        prompts: Sequence[Encoded],
+        queries: Sequence[Query],
         request: EmbeddingRequest | RerankRequest,
         client: str,
         salt: bytes,
         width: int,
     ) -> Job:
         """Prompts of each of which a vector of so many numbers is wanted."""
-        deadline, params = self._deadline(request.deadline), SamplingParams(max_tokens=1)
-        submits = [
-            Submit(
-                0, tuple(prompt.token_ids), params, request.priority, client, salt, deadline=deadline,
-                skipped=prompt.skipped, extras=dict(prompt.extras),
-            )
-            for prompt in prompts
-        ]  # fmt: skip
-        return Job(submits, Price.of_embeddings([len(prompt.token_ids) for prompt in prompts], width), deadline)
+        standing, deadline = Standing(request.priority, client, salt), self._deadline(request.deadline)
+        submits = [Submit.of(query, standing, deadline) for query in queries]
+        return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
-        offer, form = offer_of(request), self.form
-        if offer.tools and form.calls is None:
-            raise RequestError("this model's chat template has no tool format that icc can read", field="tools")
+        prompting, offer = self.model.prompting, offer_of(request)
+        grammar = structured.of_format(format_of(request))
         if request.prompt_logprobs is not None and request.stream:
             raise conflict("prompt_logprobs: a streamed answer cannot have them", "prompt_logprobs")
-        grammar = structured.of_format(format_of(request))
-        prompt = await self._prompt(request, offer)
-        if offer.must:
-            if grammar:
-                raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
-            special_tokens = {} if self.model.tokenizer is None else self.model.tokenizer.special_tokens
-            end_ids = self.model.manifest.model.eos_token_ids
-            grammar = tool_grammar(form, offer.schemas, offer.most, special_tokens, end_ids)
-        if grammar and not (offer.must and form.messages):
-            prompt = form.without_thought(prompt)
-        read = None if grammar and not offer.must else self._reader(request, offer, prompt)
+        if offer.must and grammar:
+            raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
+        turn = prompting.turn(self._given(request, offer), offer, grammar)
+        prompt = turn.prompt(await self._sandbox.render(turn.given))
         tokens = await self._encode_prompt(request, prompt)
-        top = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
+        logprobs = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
         max_tokens = request.max_completion_tokens or request.max_tokens
-        return await self._job(
-            request,
-            client,
-            [tokens],
-            max_tokens,
-            top,
-            await self._grammar(grammar, "tools" if offer.must else "response_format"),
-            read=read,
-            thinks=read is not None and (form.thinking is not None or form.messages),
-            offer=offer,
-        )
+        params = await self._params(request, len(tokens), Wanted(max_tokens, logprobs, request.n))
+        query = prompting.answer(turn, prompt, tokens, params)
+        job = await self._job(request, client, [query], "tools" if offer.must else "response_format")
+        return replace(job, read=query.read, thinks=turn.thinks, offer=offer)
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:
         """The prompt that a conversation is, as the model's template has it."""
-        return await self._encode_prompt(request, await self._prompt(request, offer_of(request)))
+        return await self._encode_prompt(request, await self._sandbox.render(self._given(request, offer_of(request))))
 
     async def _encode_prompt(self, request: ChatRequest, prompt: str) -> list[int]:
         tokens = await self.prompts.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
         return self.prompts.truncate(tokens, request.truncate_prompt_tokens)
 
-    async def _prompt(self, request: ChatRequest, offer: Offer) -> str:
-        """A conversation as text, up to where the answer begins, or goes on."""
-        goes_on = request.continue_final_message
-        if goes_on and request.add_generation_prompt:
+    def _given(self, request: ChatRequest, offer: Offer) -> TemplateInput:
+        """What the template is given of a conversation, up to where the answer begins, or goes on."""
+        if request.continue_final_message and request.add_generation_prompt:
             raise conflict(
                 "continue_final_message: the answer goes on with the last message, which add_generation_prompt ends",
                 "continue_final_message",
@@ -196,94 +179,63 @@ class Jobs:
         variables = {name: value for name, value in variables.items() if value is not None}
         if request.reasoning_effort == "none":
             variables["enable_thinking"] = False
-        if request.documents:
-            variables["documents"] = request.documents
-        self.model.template.check(request.chat_template)
-        return await self._sandbox.render(
-            Render(
-                fitted([msgspec.to_builtins(message) for message in request.messages], self.form),
-                [msgspec.to_builtins(tool) for tool in offer.tools] or None,
-                not goes_on and request.add_generation_prompt is not False,
-                goes_on,
-                {**variables, **(request.chat_template_kwargs or {})},
-                request.chat_template,
-            )
-        )
-
-    def _reader(self, request: ChatRequest, offer: Offer, prompt: str) -> Callable[[], AnswerReader] | None:
-        """Makes readers for the answers, if they may hold more than words."""
-        form = self.form
-        if not (offer.tools or form.messages or form.thinking is not None):
-            return None
-        last = request.messages[-1]
-        goes_on = request.continue_final_message and isinstance(last, AssistantMessage)
-        thinking = form.thinks_after(prompt, str(last.content) if goes_on else "")
-        said = [message.tool_calls or () for message in request.messages if isinstance(message, AssistantMessage)]
-        make_id = maker_of_ids(form, sum(map(len, said)))
-        return partial(AnswerReader, form, offer.schemas, offer.most, thinking=thinking, begun=goes_on, make_id=make_id)
+        options: TemplateOptions = {
+            "documents": request.documents,
+            "add_generation_prompt": request.add_generation_prompt is not False,
+            "continue_final_message": request.continue_final_message,
+            "chat_template": request.chat_template,
+            "chat_template_kwargs": {**variables, **(request.chat_template_kwargs or {})},
+        }
+        messages = [msgspec.to_builtins(message) for message in request.messages]
+        return self.model.prompting.given(messages, offer.shown, options)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _deadline(self, asked: float | None) -> float | None:
         return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
 
-    async def _grammar(self, grammar: str, field: str = "response_format") -> str:
-        if grammar:
-            if not self.model.manifest.model.eos_token_ids or self.model.tokenizer is None:
-                raise RequestError("this model has no end token, which a grammar needs", field=field)
-            return await self._sandbox.lower(grammar, field)
-        return ""
+    async def _params(self, request: Common, longest: int, wanted: Wanted) -> SamplingParams:
+        """How the answers of a request are sampled whose longest prompt has so many tokens."""
+        prompting = self.model.prompting
+        field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        self.prompts.check_length(longest, field, wanted.max_tokens != 0)
+        room = prompting.room(longest)
+        limit = room if wanted.max_tokens is None else min(wanted.max_tokens, room)
+        words = await self.prompts.forbidden(request.bad_words or ())
+        params = sampling(request, limit, wanted.logprobs, self.model.vocab_size)
+        params = replace(params, n=wanted.n, bad_words=words, skip_special_tokens=request.skip_special_tokens)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self.prompts.check(getattr(request, name) or (), name)
+        return prompting.chat_params(params, longest)
 
     async def _job(
         self,
         request: Common,
         client: str,
-        tokens: list[list[int]],
-        max_tokens: int | None,
-        logprobs: int | None,
-        grammar: str,
+        queries: Sequence[Query],
+        field: str = "response_format",
         scored: int | None = None,
-        completions: int | None = None,
-        *,
-        read: Callable[[], AnswerReader] | None = None,
-        thinks: bool = False,
-        offer: Offer | None = None,
-        prompt_texts: Sequence[str] = (),
     ) -> Job:
-        longest, n = max(len(prompt) for prompt in tokens), completions or request.n
-        field = "messages" if isinstance(request, ChatRequest) else "prompt"
-        self.prompts.check_length(longest, field, max_tokens != 0)
-        room = self.model.max_len - longest
-        limit = room if max_tokens is None else min(max_tokens, room)
-        params = sampling(request, limit, logprobs, self.model.vocab_size)
-        words = await self.prompts.forbidden(request.bad_words or ())
-        shows = request.skip_special_tokens and not (read is not None and self.form.special)
-        params = replace(params, n=n, bad_words=words, skip_special_tokens=shows)
-        params = params.resolve(self.model.manifest.sampling.of_conversations())
-        if grammar and (words or params.allowed_token_ids is not None):
-            name = "bad_words" if words else "allowed_token_ids"
-            raise conflict(f"{name}: what may come is said by a grammar already", name)
-        if params.allowed_token_ids is not None and {(token,) for token in params.allowed_token_ids} <= set(words):
-            raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")
-        if grammar:
-            params = params.of_a_form()
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            self.prompts.check(getattr(request, name) or (), name)
+        """Queries of the same parameters. field: what asks for their grammar. scored: how many of the likeliest tokens
+        are wanted per position of the prompts, besides what the request says."""
+        params, grammar = queries[0].params, queries[0].grammar
+        check_allowed(params, grammar)
+        lowered = await self._lowered(grammar, field)
         if request.prompt_logprobs is not None:
             scored = max(request.prompt_logprobs, scored or 0)
-        salt = self._keys.salt(client, request.cache_salt)
+        standing = Standing(request.priority, client, self._keys.salt(client, request.cache_salt))
+        most = max((one for one in (params.logprobs, scored) if one is not None), default=None)
+        price = Price.of([len(query.token_ids) for query in queries], params.n, params.max_tokens, most)
         deadline = self._deadline(request.deadline)
-        most = max((one for one in (logprobs, scored) if one is not None), default=None)
-        return Job(
-            [
-                Submit(0, tuple(prompt), params, request.priority, client, salt, grammar, scored, deadline)
-                for prompt in tokens
-            ],
-            Price.of([len(prompt) for prompt in tokens], n, limit, most),
-            deadline,
-            read,
-            thinks,
-            offer or Offer(),
-            list(prompt_texts),
-            request.prompt_logprobs or 0,
-        )
+        submits = [
+            Submit.of(msgspec.structs.replace(query, grammar=lowered), standing, deadline, scored) for query in queries
+        ]
+        return Job(submits, price, deadline, prompt_logprobs=request.prompt_logprobs or 0)
+
+    async def _lowered(self, grammar: str, field: str) -> str:
+        """A grammar as the engine takes it; "" for none."""
+        if not grammar:
+            return ""
+        if not self.model.prompting.follows_grammars:
+            raise RequestError("this model has no end token, which a grammar needs", field=field)
+        return await self._sandbox.lower(grammar, field)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
+from ...prompting import Prompting
 from ...templates.source import TemplateSource, read_template
 from ...tokenizer import Tokenizer
 from .errors import HttpError
@@ -26,6 +28,12 @@ class ServedModel:
     tokenizer: Tokenizer | None
     template: TemplateSource
     aliases: tuple[str, ...] = ()
+
+    @cached_property
+    def prompting(self) -> Prompting:
+        """Makes the queries of requests. Its `form` is set when the server has asked the template in the sandbox: here
+        no template is rendered."""
+        return Prompting(self.manifest, self.tokenizer, template=self.template)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .conversation import AllowedTools, FunctionName, NamedTool, Tool
+import msgspec
+
+from ...reading.tools import Tools
+from .conversation import AllowedTools, FunctionName, NamedTool, Tool, ToolFunction
 from .errors import conflict
 from .requests import ChatRequest
 
 
 @dataclass(frozen=True)
-class Offer:
-    """The tools that the model is shown. must: one of them has to be called. most: calls that are wanted. legacy:
-    whether the client asked by the older names, and is answered in the older form."""
+class Offer(Tools):
+    """The tools of a request. legacy: whether it asks by the older names, and is answered in the older form."""
 
-    tools: Sequence[Tool] = ()
-    must: bool = False
-    most: int | None = None
     legacy: bool = False
-
-    @property
-    def schemas(self) -> dict[str, Any]:
-        """The schemas of the parameters, by name."""
-        return {tool.function.name: tool.function.parameters for tool in self.tools}
 
 
 def offer_of(request: ChatRequest) -> Offer:
@@ -50,7 +43,8 @@ def offer_of(request: ChatRequest) -> Offer:
         tools, must, most = {name: _named(tools, name, field)}, True, 1
     if must and not tools:
         raise conflict(f"{field}: there are no tools that could be called", field)
-    return Offer(list(tools.values()), must, most, legacy)
+    shown = [_shown(tool.function) for tool in tools.values()]
+    return Offer(shown, {name: tool.function.parameters for name, tool in tools.items()}, must, most, legacy)
 
 
 def _named(tools: dict[str, Tool], name: str, field: str) -> Tool:
@@ -58,3 +52,9 @@ def _named(tools: dict[str, Tool], name: str, field: str) -> Tool:
         kind = "functions" if field == "function_call" else "tools"
         raise conflict(f"{field}: {name!r} is none of `{kind}`", field)
     return tools[name]
+
+
+def _shown(function: ToolFunction) -> dict[str, Any]:
+    """A tool as it was given: models are trained on this order, and on no field that says nothing."""
+    fields = msgspec.to_builtins(function)
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}

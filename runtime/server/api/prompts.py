@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...embed_prompts import EmbedOptions
 from ...errors import RequestError
-from ...prompting import Encoded, Prompting
+from ...query import Query
 from .errors import context_overflow
 from .fill import fill_marks
 from .model import ServedModel
@@ -36,22 +36,22 @@ class Prompts:
         """Token ids of a prompt that is a text, or token ids."""
         return await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else self.check(prompt, field)
 
-    async def embedded(self, text: str | list[int], options: EmbedOptions) -> Encoded:
+    async def embedded(self, text: str | list[int], options: EmbedOptions) -> Query:
         """A text that is to be embedded."""
-        prompting = Prompting(self.model.manifest, self.model.tokenizer)
+        prompting = self.model.prompting
         if not isinstance(text, str):
             without: EmbedOptions = {**options, "prompt": None, "prompt_name": None}
-            return prompting.encode_embedded(self.check(text, "input"), without)
+            return prompting.embedding(self.check(text, "input"), without)
         if len(text) > _SLOW_CHARS:
-            return await asyncio.to_thread(prompting.encode_embedded, text, options)
-        return prompting.encode_embedded(text, options)
+            return await asyncio.to_thread(prompting.embedding, text, options)
+        return prompting.embedding(text, options)
 
-    async def pair(self, query: str, document: str, longest: int | None) -> Encoded:
+    async def pair(self, query: str, document: str, longest: int | None) -> Query:
         """A query and a document, cut to `longest` tokens where that is given."""
         if self.model.tokenizer is None:
             raise RequestError("the engine has no tokenizer, and takes no texts", field="documents")
-        prompting = Prompting(self.model.manifest, self.model.tokenizer)
-        return await asyncio.to_thread(prompting.encode_pair, query, document, longest)
+        prompting = self.model.prompting
+        return await asyncio.to_thread(prompting.pair, query, document, longest)
 
     def check(self, tokens: Sequence[int], field: str = "prompt") -> list[int]:
         """Token ids that a client gives."""

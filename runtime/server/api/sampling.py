@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...requests.params import SamplingParams
+from .errors import conflict
 from .requests import Common
 
 
@@ -30,3 +31,13 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
         include_stop=request.include_stop_str_in_output,
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
     )
+
+
+def check_allowed(params: SamplingParams, grammar: str) -> None:
+    """HttpError if what may be sampled is said twice, or is nothing."""
+    if grammar and (params.bad_words or params.allowed_token_ids is not None):
+        name = "bad_words" if params.bad_words else "allowed_token_ids"
+        raise conflict(f"{name}: what may come is said by a grammar already", name)
+    allowed = params.allowed_token_ids
+    if allowed is not None and {(token,) for token in allowed} <= set(params.bad_words):
+        raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")

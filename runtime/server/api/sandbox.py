@@ -9,7 +9,8 @@ import msgspec
 
 from ...errors import BusyError, MissingExtraError, RequestError, install
 from ...templates.source import TemplateSource
-from .sandbox_main import CheckGrammar, Render, SandboxAnswer, Setup
+from ...templates.template_input import TemplateInput
+from .sandbox_main import CheckGrammar, SandboxAnswer, Setup
 
 SECONDS = 2.0  # for one request; a normal one takes a few milliseconds
 _START_S = 60.0  # one takes a third of a second where a core is free
@@ -30,7 +31,7 @@ class Sandbox:
         """Why the template cannot be used, once `start` has tried; "" if it can."""
         return self._renderers.setup_error
 
-    async def render(self, request: Render) -> str:
+    async def render(self, request: TemplateInput) -> str:
         """The prompt for a conversation. RequestError if the template refuses it."""
         if self.template_error:
             raise RequestError(self.template_error, field="messages")
@@ -73,7 +74,7 @@ class _Processes:
             await self._kill(process)
         self._free.clear()
 
-    async def ask(self, request: Render | CheckGrammar, field: str) -> str:
+    async def ask(self, request: TemplateInput | CheckGrammar, field: str) -> str:
         """The answer's text; RequestError if the request is refused, or its process dies of it."""
         async with self._places:
             process = self._free.pop() if self._free else await self._open()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from ...grammars.compiling import lowered
 from ...grammars.sources import of_schema
 from ...templates.source import TemplateSource
 from ...templates.template import ChatTemplate, TemplateRefused
+from ...templates.template_input import TemplateInput, rendered
 from ..engine.parent import die_with_parent
 
 MEMORY_BYTES = 1 << 30  # of address space
@@ -29,15 +29,6 @@ class Setup(msgspec.Struct, tag="setup"):
     template: str
     special_tokens: dict[str, str]
     named: dict[str, str] = {}
-
-
-class Render(msgspec.Struct, tag="render"):
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: dict[str, Any] = {}
-    template: str | None = None
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar"):
@@ -53,7 +44,7 @@ class SandboxAnswer(msgspec.Struct):
     error: str = ""
 
 
-def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> SandboxAnswer:
+def answer(template: ChatTemplate | None, request: TemplateInput | CheckGrammar) -> SandboxAnswer:
     if isinstance(request, CheckGrammar):
         try:
             return SandboxAnswer(lowered(request.grammar))
@@ -64,20 +55,9 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> San
     if template is None:
         return SandboxAnswer(error="the model has no chat template")
     try:
-        return SandboxAnswer(
-            template.render(
-                request.messages,
-                request.tools,
-                request.add_generation_prompt,
-                request.continue_final_message,
-                request.template,
-                **request.variables,
-            )
-        )
-    except TemplateRefused as error:
+        return SandboxAnswer(rendered(template, request))
+    except RequestError as error:
         return SandboxAnswer(error=error.message)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return SandboxAnswer(error=f"the chat template cannot use these messages: {error}")
 
 
 def main() -> None:
@@ -86,7 +66,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ModuleNotFoundError):  # `icc batch` works without, but for requests with grammars
         lowered(of_schema(True))  # what that imports is there before somebody waits
-    decoder = msgspec.json.Decoder(Setup | Render | CheckGrammar)
+    decoder = msgspec.json.Decoder(Setup | TemplateInput | CheckGrammar)
     template: ChatTemplate | None = None
     while size := sys.stdin.buffer.read(4):
         request = decoder.decode(sys.stdin.buffer.read(int.from_bytes(size, "little")))

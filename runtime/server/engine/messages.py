@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...query import Query
 from ...requests.params import SamplingParams
 from ...requests.request import Standing
 from ...requests.sampler import TokenLogprob
@@ -32,6 +33,16 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     deadline: float | None = None
     skipped: int = 0
     extras: dict[str, bytes] = {}
+
+    @classmethod
+    def of(
+        cls, query: Query, standing: Standing, deadline: float | None = None, prompt_logprobs: int | None = None
+    ) -> Submit:
+        """A query as it is sent, without an id yet. standing: of its request; the extras are the query's."""
+        return cls(
+            0, tuple(query.token_ids), query.params, standing.priority, standing.client, standing.salt, query.grammar,
+            prompt_logprobs, deadline, query.skipped, dict(query.extras),
+        )  # fmt: skip
 
     @property
     def standing(self) -> Standing:

@@ -15,8 +15,9 @@ from icc.runtime.reading.formats import AnswerFormat, CallFormat, Thinking
 from icc.runtime.reading.parts import CallArguments, CallBegun, Said, Thought
 from icc.runtime.reading.probe import _shared, find_format
 from icc.runtime.reading.reader import AnswerReader
-from icc.runtime.server.api.sandbox_main import Render, answer
+from icc.runtime.server.api.sandbox_main import answer
 from icc.runtime.templates.template import ChatTemplate
+from icc.runtime.templates.template_input import TemplateInput
 
 from .call_templates import CALL_TEMPLATES
 from .chat_templates import TEMPLATES
@@ -36,7 +37,7 @@ def form_of(name: str) -> AnswerFormat:
     chat = ChatTemplate(template, special)
 
     async def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool) -> str:
-        found = answer(chat, Render(messages, tools, prompt))
+        found = answer(chat, TemplateInput(messages, tools, prompt))
         if found.error:
             raise RequestError(found.error)
         return found.text

@@ -13,9 +13,9 @@ from icc.runtime.errors import BusyError, MissingExtraError, RequestError
 from icc.runtime.grammars.sources import of_schema
 from icc.runtime.server.api.errors import as_http
 from icc.runtime.server.api.sandbox import Sandbox
-from icc.runtime.server.api.sandbox_main import Render
 from icc.runtime.templates.source import TemplateSource
 from icc.runtime.templates.template import ChatTemplate, TemplateRefused
+from icc.runtime.templates.template_input import TemplateInput
 
 from .chat_templates import TEMPLATES
 
@@ -157,7 +157,10 @@ def test_a_grammar_that_takes_long_delays_nobody(monkeypatch: pytest.MonkeyPatch
         held = asyncio.create_task(sandbox.lower(schema))
         try:
             await asyncio.sleep(0)
-            answers = [await sandbox.lower(schema), await sandbox.render(Render([{"role": "user", "content": "x"}]))]
+            answers = [
+                await sandbox.lower(schema),
+                await sandbox.render(TemplateInput([{"role": "user", "content": "x"}])),
+            ]
             assert not held.done()
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
@@ -200,8 +203,8 @@ def test_bombs_end_in_words_and_the_next_request_is_answered() -> None:
         sandbox = Sandbox(TemplateSource(text, {}))
         try:
             with pytest.raises(RequestError):
-                await sandbox.render(Render([{"role": "user", "content": "x"}]))
-            return await sandbox.render(Render([{"role": "user", "content": "ok"}]))
+                await sandbox.render(TemplateInput([{"role": "user", "content": "x"}]))
+            return await sandbox.render(TemplateInput([{"role": "user", "content": "ok"}]))
         finally:
             await sandbox.stop()
 

@@ -1,0 +1,33 @@
+"""Query: what a prompt has become, ready for an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .batch.scheduled import NO_EXTRAS, Extras
+from .requests.params import SamplingParams
+
+if TYPE_CHECKING:  # a text that is completed as it is needs no reader
+    from .reading.answer import MakeReader
+
+READ_ONLY = SamplingParams(max_tokens=1)  # of what is read and not answered
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A prompt, made by Prompting for library and server alike.
+
+    grammar: what the answer must follow, a text of `grammars.sources`, "" for any text; `params` are then those of a
+    form. read: makes a reader of the answer, None where it is nothing but words. extras: what the model is told of each
+    token besides its id, see `ScheduledSequence.extras`. skipped: so many of the first tokens are not pooled, where the
+    engine embeds.
+    """
+
+    token_ids: Sequence[int]
+    params: SamplingParams = READ_ONLY
+    grammar: str = ""
+    read: MakeReader | None = None
+    extras: Extras = NO_EXTRAS
+    skipped: int = 0
