@@ -42,6 +42,7 @@ from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
 from .request import CompileRequest
 from .sizing import auto_passes
+from .speculate.acceptance import DRAFTS
 from .speculate.cost import modelled_cost
 from .speculate.head_files import MedusaHead
 from .speculate.plan import acceptance_of, speculation, with_speculation
@@ -182,8 +183,8 @@ class Compilation:
 
     def _with_speculation(self, built: Built, stage: Path) -> Program:
         """The program with the trees of its drafter."""
-        cost = modelled_cost(self.graph, self.request.target, self.backend.profile)
-        if self.graph.draft_heads and self.request.target.is_here:
+        cost = modelled_cost(self.graph, self.request.target, self.backend.profile, DRAFTS)
+        if self.acceptance and self.request.target.is_here:
             cost = measure.step_cost(stage, self.request.target, built, self.limits)
         guesses = self.options.spec_guesses
         return with_speculation(

@@ -29,7 +29,7 @@ _ROWS = {"T": TOKENS, "L": LOGIT_ROWS, "D": DRAFT_ROWS}
 _TYPE = r"(\w+)\[([^\]]*)\]"
 _CALL = re.compile(r"%(\w+): (.+?) = ([\w.]+)\((.*)\)(?:  # (.*))?")
 _INPUT = re.compile(rf"%(\w+): ({_TYPE})(?: < (\d+))?(?: = ([-+.\w]+))?")
-_OUTPUT = re.compile(r"(?:(\w+)(?:\{heads=(\d+)\})?=)?%(\w+)")
+_OUTPUT = re.compile(r"(?:([\w.]+)=)?%(\w+)")
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"[^"]*")|@(?P<weight>[^\s:]+): (?P<stored>[\w+]+)\[(?P<shape>[^\]]*)\]|%(?P<value>\w+)'
     r"|(?P<dtype>torch\.\w+)|(?P<word>None|True|False)|(?P<constant>[A-Z]\w*)\{|(?P<key>[a-z_]\w*)=|(?P<mark>[\[\],}])"
@@ -100,8 +100,8 @@ class _Parser:
                 node = self._graph.fx.placeholder(name)
                 node.meta["type"] = _tensor_type(shown)
             else:
-                sizes = ("T", *_sizes(shape.removeprefix("T").removeprefix(",")))
-                node = self._graph.declare(BatchArray(name, sizes, dtype, fill=_number(fill or "0")))
+                rows, _, sizes = shape.partition(",")
+                node = self._graph.declare(BatchArray(name, (rows, *_sizes(sizes)), dtype, fill=_number(fill or "0")))
             self._values[name] = node
             self._graph.max_seq_len = int(bound) if bound else self._graph.max_seq_len
         if not self._values:
@@ -115,9 +115,8 @@ class _Parser:
             found = _OUTPUT.fullmatch(part)
             if found is None:
                 raise ValueError(f"{part!r} is not an output")
-            name, heads, value = found.groups()
+            name, value = found.groups()
             outputs[name or LOGITS] = self._value(value)
-            self._graph.draft_heads = int(heads) if heads else self._graph.draft_heads
         self._graph.returns(**outputs)
 
     def _value(self, name: str) -> fx.Node:

@@ -13,7 +13,7 @@ from torch import fx
 
 from ...runtime.format.batch import BatchArray
 from ..constant_argument import ConstantArgument
-from .graph import DRAFTS, LOGITS, Graph
+from .graph import LOGITS, Graph
 
 
 def target_name(target: Any) -> str:
@@ -43,11 +43,9 @@ def _format(value: Any, names: dict[fx.Node, str]) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _output(graph: Graph, name: str, value: str) -> str:
+def _output(name: str, value: str) -> str:
     """The logits go without their name."""
-    if name == LOGITS:
-        return value
-    return f"{name}{{heads={graph.draft_heads}}}={value}" if name == DRAFTS else f"{name}={value}"
+    return value if name == LOGITS else f"{name}={value}"
 
 
 def _declaration(array: BatchArray) -> str:
@@ -81,5 +79,5 @@ def print_graph(graph: Graph, modules: bool = False) -> str:
             note = f"  # {node.meta['module']}" if modules and node.meta.get("module") else ""
             lines.append(f"  {names[node]}: {shown} = {target_name(node.target)}({args}{kwargs}){note}")
         else:
-            lines.append(f"  return {', '.join(_output(graph, n, names[v]) for n, v in graph.outputs.items())}")
+            lines.append(f"  return {', '.join(_output(n, names[v]) for n, v in graph.outputs.items())}")
     return f"graph({', '.join(header)}):\n" + "\n".join(lines) + "\n"
