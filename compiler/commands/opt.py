@@ -15,6 +15,7 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @command("opt")
 @click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
+@click.option("--target", default="native", show_default=True, help="Whose steps, after the step rewrites in -p.")
 @click.option("--strict", is_flag=True, help="Refuse a pass whose requirements are not met, instead of meeting them.")
 @click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
 @click.option("--run", is_flag=True, help="Compare the logits before and after, within what the passes allow.")
@@ -27,6 +28,7 @@ SOURCE = click.Path(exists=True, path_type=Path)
 def opt_command(
     source: Path,
     passes: str | None,
+    target: str,
     strict: bool,
     verify: bool,
     run: bool,
@@ -37,13 +39,17 @@ def opt_command(
 ) -> None:
     """Print the graph of a checkpoint or of a text file after PASSES.
 
-    A pass runs behind those of the compile that ensure what it requires.
+    A pass runs behind those of the compile that ensure what it requires. Behind the passes may stand "lower" and the
+    rewrites of the steps that a graph is lowered to (fuse-epilogues, join-norms, code-rows): then those steps are
+    printed, as --target has them.
 
     A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
     before, the passes, and the graph after.
     """
     from ...passes.registry import check_explainable, check_names, parse_passes
+    from ..opt_names import split
 
+    passes, rewrites = split(passes) if passes is not None else (None, ())
     check_names(passes or "")  # before torch is imported
     if explain:
         check_explainable(explain)
@@ -59,6 +65,12 @@ def opt_command(
         click.echo(opt.explain(found.reports, explain))
     elif whole:
         click.echo(str(opt.GraphFile.parse(source.read_text()).after_passes(found)), nl=False)
+    elif rewrites:
+        from ..opt_steps import lowered_text
+
+        text, notes = lowered_text(found.graph, source, target, rewrites, check=verify)
+        click.echo(text, nl=False)
+        click.echo(notes, err=True, nl=bool(notes))
     else:
         click.echo(opt.print_graph(found.graph, modules), nl=False)
     if found.difference is not None:
