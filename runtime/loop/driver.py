@@ -12,7 +12,7 @@ from ..query import Query
 from ..requests.embedding import PooledRequest
 from ..requests.generation import Generation
 from ..requests.prompt_logprobs import PromptScores
-from ..requests.request import Request, Standing
+from ..requests.request import Output, Request, Standing
 from ..requests.sampler import Constrain
 from .engine_loop import DEFAULT_STANDING, EngineLoop
 
@@ -59,7 +59,7 @@ class TaskListener(Generic[AnyTask]):
     """Is told what comes of tasks, in the thread that runs the steps. This one leaves everything with the tasks."""
 
     def outputs(self, task: AnyTask) -> None:
-        """There are new outputs in its generations."""
+        """There may be new outputs in its generations; whoever takes them out is not told of them again."""
 
     def read(self, task: AnyTask) -> None:
         """Its prompt is read: the vector, or the log-probabilities in `reading`, are there."""
@@ -75,13 +75,15 @@ class TaskListener(Generic[AnyTask]):
 class LoopDriver(Generic[AnyTask]):
     """Submits tasks to a loop, runs its steps, and tells the listener. Not thread-safe: one thread does all of it.
 
+    listener: None where whoever submits looks at the tasks after each step, whose generations keep their outputs.
     Requests that others have added to the loop run beside the tasks, and are not told of.
     """
 
     def __init__(self, loop: EngineLoop, listener: TaskListener[AnyTask] | None = None) -> None:
         self.loop = loop
         self._listener: TaskListener[AnyTask] = TaskListener() if listener is None else listener
-        self._generating: dict[int, AnyTask] = {}  # by the loop's ids of completions that have not ended
+        self._is_heard = listener is not None
+        self._generating: dict[int, AnyTask] = {}  # who is told of what, by the loop's ids of completions
         self._reading: dict[AnyTask, None] = {}
 
     def has_work(self) -> bool:
@@ -107,6 +109,8 @@ class LoopDriver(Generic[AnyTask]):
     def _generate(self, task: AnyTask) -> None:
         query = task.query
         task.generations = self.loop.add(query.token_ids, query.params, task.standing, task.constrain)
+        if not self._is_heard:
+            return
         self._generating.update((one.request_id, task) for one in task.generations if one.finish_reason is None)
         if any(one.outputs for one in task.generations):  # a prompt that fills the context has ended already
             self._listener.outputs(task)
@@ -129,17 +133,22 @@ class LoopDriver(Generic[AnyTask]):
         except Exception as error:
             self.close(error)
             raise
-        told: dict[AnyTask, None] = {}
-        for output in outputs:
-            task = self._generating.get(output.request_id)
-            if task is not None:
-                told[task] = None
-                if output.finish_reason is not None:
-                    del self._generating[output.request_id]
-        for task in told:
-            self._listener.outputs(task)
+        if self._generating:
+            self._tell(outputs)
         if self._reading:
             self._take_readings()
+
+    def _tell(self, outputs: Sequence[Output]) -> None:
+        generating, tell, last = self._generating, self._listener.outputs, None
+        for output in outputs:
+            task = generating.get(output.request_id)
+            if task is None:
+                continue
+            if output.finish_reason is not None:
+                del generating[output.request_id]
+            if task is not last:
+                tell(task)
+                last = task
 
     def _take_readings(self) -> None:
         for task in list(self._reading):

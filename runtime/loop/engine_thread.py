@@ -134,12 +134,14 @@ class _Teller(TaskListener[Question]):
     """Tells those who have asked."""
 
     def outputs(self, task: Question) -> None:
+        ended = False
         for generation in task.generations:
             while generation.outputs:
                 output = generation.outputs.popleft()
+                ended = ended or output.finish_reason is not None
                 if task.streamed:
                     task.tell(Increment.of(output))
-        if not task.done:
+        if not ended or not task.done:
             return
         try:
             task.tell([generation.completion() for generation in task.generations])

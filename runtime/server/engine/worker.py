@@ -141,10 +141,12 @@ class Worker(TaskListener[Prompt]):
     # -- what comes of them ------------------------------------------------------------------------------------------
 
     def outputs(self, task: Prompt) -> None:
+        ended, deltas = False, self._deltas
         for generation in task.generations:
             while generation.outputs:
-                self._deltas.append(self._delta(task, generation, generation.outputs.popleft()))
-        if task.done:
+                deltas.append(delta := self._delta(task, generation, generation.outputs.popleft()))
+                ended = ended or delta.reason is not None
+        if ended and task.done:
             self.prompts.end(task)
 
     def read(self, task: Prompt) -> None:
