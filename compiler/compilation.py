@@ -25,7 +25,6 @@ from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
 from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
-from .eviction import read_eviction
 from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import Pooling, read_pooling
@@ -43,6 +42,7 @@ from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
 from .request import CompileRequest
 from .sizing import auto_passes
+from .speculate.acceptance import DRAFTS
 from .speculate.cost import modelled_cost
 from .speculate.head_files import MedusaHead
 from .speculate.plan import acceptance_of, speculation, with_speculation
@@ -113,7 +113,7 @@ class Compilation:
     def _prepared(self) -> Graph:
         """The graph as it is now, in the form that is lowered."""
         rough = self.graph.copy()
-        for phase in (pipelines.attention(self.options.kv_policy), pipelines.fuse()):
+        for phase in (pipelines.attention(self.options.eviction), pipelines.fuse()):
             run_passes(rough, phase, PassContext())
         return rough
 
@@ -136,7 +136,7 @@ class Compilation:
 
     def lower(self) -> Lowered:
         """The program, with attention and everything that can be fused as single steps."""
-        self.phases.run("attention", pipelines.attention(self.options.kv_policy))
+        self.phases.run("attention", pipelines.attention(self.options.eviction))
         self.phases.run("fuse", pipelines.fuse())
         lowered = lower(self.graph, self.lowering)
         verify_lowered(lowered.program, self.backend.refusal)
@@ -183,8 +183,8 @@ class Compilation:
 
     def _with_speculation(self, built: Built, stage: Path) -> Program:
         """The program with the trees of its drafter."""
-        cost = modelled_cost(self.graph, self.request.target, self.backend.profile)
-        if self.graph.draft_heads and self.request.target.is_here:
+        cost = modelled_cost(self.graph, self.request.target, self.backend.profile, DRAFTS)
+        if self.acceptance and self.request.target.is_here:
             cost = measure.step_cost(stage, self.request.target, built, self.limits)
         guesses = self.options.spec_guesses
         return with_speculation(
@@ -232,7 +232,7 @@ def trace(request: CompileRequest, reporter: Reporter) -> Compilation:
             meant=meant or 0,
             task=options.task,
             ending=pooling and ending_of(pooling),
-            policy=read_eviction(options.kv_policy),
+            policy=options.eviction,
         )
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, options)

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..runtime.progress.stream import open_display
-from .eviction import read_eviction
 from .options import CompileOptions
 from .progress import Reporter
 from .report import CompileReport
@@ -67,7 +66,7 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row(
         "memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token"
     )
-    if (policy := read_eviction(options.kv_policy)) is not None:
+    if (policy := options.eviction) is not None:
         table.add_row("cache", f"lossy: {policy}, at most {policy.tokens} tokens of a sequence")
     table.add_row("program", f"{report.steps} steps, {report.kernels} kernels for {report.target}")
     fusions = ", ".join(f"{name} {count}" for name, count in report.fused.items() if count)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .constant_argument import ConstantArgument
 from .errors import UsageError
 
 Kind = Literal["streaming", "h2o", "snapkv"]
@@ -37,7 +38,7 @@ EXPLAINED = {
 
 
 @dataclass(frozen=True)
-class Eviction:
+class Eviction(ConstantArgument):
     """A policy: tokens of a window or budget, and beside them the first ones (streaming), or of them the last ones,
     that are kept in any case."""
 

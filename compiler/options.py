@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting
 from . import quantization, targets
 from .errors import UsageError
-from .eviction import ALL, EXPLAINED, read_eviction
+from .eviction import ALL, EXPLAINED, Eviction, read_eviction
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
@@ -68,6 +69,8 @@ class CompileOptions:
     logits have the same bits whatever else is in its steps; on a CPU they always do. tune: choose the blocks of CPU
     products by time, on this machine.
     """
+
+    eviction: ClassVar[Eviction | None]  # what kv_policy says, read; of each object its own, and no option
 
     model: Path
     output: Path
@@ -152,6 +155,7 @@ class CompileOptions:
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
         policy = read_eviction(self.kv_policy)
+        object.__setattr__(self, "eviction", policy)
         object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
         if policy is not None and policy.chooses:
             if find_target(self.target).backend != "cpu":

@@ -16,11 +16,14 @@ from ..passes.allocation import Allocation
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..passes.quantized import QuantRecord
+from .constant_argument import ConstantArgument
 from .graph.graph import Graph
-from .graph.printer import target_name
+from .graph.printer import constant_text, target_name
 
 _LAYER = re.compile(r"^(?:.*?\.)?(\d+)(?:\.|$)")
-_OWN = re.compile(r"(?<=, )-?[\d.e-]+(?=[,)])")  # numbers that may be a layer's own, such as its number
+_OWN = re.compile(
+    r"(?<=, )-?[\d.e-]+(?=[,)])|(?<=\{layer=)\d+"
+)  # numbers that may be a layer's own, such as its number
 _MOST_KINDS = 12  # of layers that are told of; a model has one to three, with formats by layer more
 
 
@@ -122,4 +125,6 @@ def _argument(graph: Graph, value: Any, names: dict[fx.Node, str]) -> str:
         return f"@{'+'.join(parts)}:{graph.weight(value).describe()}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_argument(graph, part, names) for part in value)}]"
+    if isinstance(value, ConstantArgument):
+        return constant_text(value, lambda part: _argument(graph, part, names))
     return str(value)

@@ -172,9 +172,9 @@ def _roofline(
 ) -> list[RooflineRow]:
     """Per op: flops, bytes (weights in their storage type) and the least time that the target needs, for one step."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
-    drafts = graph.draft_nodes()
+    asked = graph.section_nodes()
     for node in nodes:
-        cost = None if node in drafts else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1}, profile)
+        cost = None if node in asked else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1}, profile)
         if cost is None:
             continue
         op = op_of(node.target)

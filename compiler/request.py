@@ -13,7 +13,6 @@ from .backends.errors import ToolchainError
 from .calibration import check_text
 from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
-from .eviction import read_eviction
 from .frontend.source import hub
 from .frontend.source.identify import FoundModel, find_checkpoint, onnx_files
 from .frontend.source.lengths import check_length
@@ -93,7 +92,7 @@ def find_model(model: Path) -> FoundModel:
 
 def check_found(found: FoundModel, options: CompileOptions) -> None:
     """What config.json says against a compile with these options, or the header of a GGUF file."""
-    policy = read_eviction(options.kv_policy)
+    policy = options.eviction
     check_length(found.config, options.max_seq_len, policy is not None and policy.endless)
     if found.is_onnx and find_spec("onnx") is None:
         raise MissingExtraError(f"{found.path} needs the package onnx, which is not installed", install("onnx"))
@@ -159,6 +158,6 @@ def _costs(options: CompileOptions) -> tuple[str, ...]:
             "--kv-cache int2 loses much: perplexity of SmolLM2-135M went from 10.3 to 32.0 (int4: 10.9); "
             "measure yours with icc eval"
         )
-    if (policy := read_eviction(options.kv_policy)) is not None:
+    if (policy := options.eviction) is not None:
         found.append(f"--kv-policy {policy} is lossy: {policy.loses}")
     return tuple(found)

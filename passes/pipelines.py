@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..compiler.eviction import ALL
+from ..compiler.eviction import Eviction
 from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
 from .attention.absorb_projections import AbsorbProjections
 from .attention.evict import Evict
@@ -44,9 +44,9 @@ def canonicalize() -> list[Pass]:
     )
 
 
-def attention(policy: str = ALL) -> list[Pass]:
-    """Attention over the paged cache, of which `policy` (--kv-policy) says what is kept."""
-    evicting: list[Pass] = [] if policy == ALL else [Evict(policy)]
+def attention(policy: Eviction | None = None) -> list[Pass]:
+    """Attention over the paged cache, of which `policy` (--kv-policy) says what is kept; None keeps all."""
+    evicting: list[Pass] = [] if policy is None else [Evict(policy)]
     paged = [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), *evicting, SelectLogitRows()]
     return ordered(paged, canonicalize())
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..compiler import extensions
 from ..compiler.errors import ExtensionError, UsageError
+from ..compiler.eviction import Eviction, read_eviction
 
 if TYPE_CHECKING:
     from .base import Pass
@@ -72,6 +73,7 @@ _READ: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
     str: str,
+    Eviction | None: read_eviction,
     str | None: lambda text: None if text == "none" else text,
     tuple[str, ...]: lambda text: tuple(text.split("+")),
 }

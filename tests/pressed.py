@@ -73,7 +73,7 @@ class Run:
         self.device = SwappingCpu(engine, draw.choice((1, 2)), blocks, host)
         executor = Player(self.device)
         executor.max_step_tokens = draw.randint(limits.max_batch_size + 1, executor.max_step_tokens)
-        heads = engine.program.speculation and engine.program.speculation.heads
+        heads = engine.program.section("medusa") is not None
         self.drafter = draw.choice(("none", "ngram", "trees", "trees", *(("medusa",) * 3 if heads else ("ngram",))))
         chosen = "ngram" if self.drafter == "trees" else self.drafter
         speculator = choose_speculator(chosen, engine, executor, lambda *_: executor)

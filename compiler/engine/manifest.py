@@ -23,7 +23,6 @@ from ...runtime.format.manifest import (
     SamplingDefaults,
 )
 from ..backends.base import Built
-from ..eviction import read_eviction
 from ..frontend.source.facts import TYPES
 from ..frontend.source.pair_template import texts_around
 from ..frontend.source.pooling import Pooling
@@ -118,7 +117,7 @@ def default_steps(target: Target, parameters: int) -> tuple[int, int]:
 
 def eviction_facts(options: CompileOptions) -> EvictionFacts | None:
     """What --kv-policy gives up; None where that is nothing."""
-    policy = read_eviction(options.kv_policy)
+    policy = options.eviction
     return None if policy is None else EvictionFacts(str(policy), policy.tokens, policy.loses)
 
 

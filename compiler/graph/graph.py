@@ -16,14 +16,14 @@ import torch
 from torch import fx
 
 from ...runtime.format.batch import BatchArray, declaration_problem
-from ..ops import traits_of
+from ..ops import AttentionSpec, named_arguments, traits_of
 from ..weights.formats.dense import short_dtype
 from ..weights.handles import Weight
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
-DRAFT_ROWS = "draft_rows"  # the logit rows behind which draft heads guess
-LOGITS, HIDDEN, DRAFTS, EXIT = "logits", "hidden", "drafts", "exit"  # names of outputs
+DRAFT_ROWS = "draft_rows"  # those of a step's logit rows for which a section is asked
+LOGITS, HIDDEN = "logits", "hidden"  # names of outputs
 # Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
 _ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3, DRAFT_ROWS: 2}
 
@@ -58,7 +58,8 @@ class TensorType:
 
 def input_type(array: BatchArray) -> TensorType:
     """The type of a declared input in the graph: whatever it is stored as, numbers compute in float32 or int64."""
-    return TensorType(TOKENS, array.row_shape, torch.float32 if "f" in array.dtype else torch.int64)
+    rows = DRAFT_ROWS if array.is_asked else TOKENS
+    return TensorType(rows, array.row_shape, torch.float32 if "f" in array.dtype else torch.int64)
 
 
 # What every program may be given, and the types of these placeholders.
@@ -100,7 +101,6 @@ class Graph:
     info: ModelInfo
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
-    draft_heads: int = 0
     picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
 
@@ -119,9 +119,18 @@ class Graph:
         """The placeholder of that name: one of FIXED_INPUTS, or one that is declared."""
         return next((n for n in self.fx.nodes if n.op == "placeholder" and n.target == name), None)
 
+    def fixed_input(self, name: str) -> fx.Node:
+        """The placeholder of one of FIXED_INPUTS, which is made where there is none."""
+        found = self.input(name)
+        if found is None:
+            with self.fx.inserting_after(next(n for n in reversed(self.fx.nodes) if n.op == "placeholder")):
+                found = self.fx.placeholder(name)
+            found.meta["type"] = FIXED_INPUTS[name]
+        return found
+
     def declare(self, array: BatchArray) -> fx.Node:
-        """A new input, one row per token, which requests may give: its placeholder, typed by the array. ValueError for
-        what a program cannot declare."""
+        """A new input: its placeholder, typed by the array. One row per token, which requests may give, or, with shape
+        ("D", ..), one per row for which a section is asked. ValueError for what a program cannot declare."""
         if problem := declaration_problem((*self.declared, array)):
             raise ValueError(problem)
         self.declared = (*self.declared, array)
@@ -133,7 +142,7 @@ class Graph:
 
     @property
     def outputs(self) -> dict[str, fx.Node]:
-        """The results by name: LOGITS or HIDDEN first, then DRAFTS and EXIT where there are any."""
+        """The results by name: LOGITS or HIDDEN first, then those of sections, see `sections`."""
         return dict(self.end.args[0])  # type: ignore[arg-type]
 
     @property
@@ -165,7 +174,7 @@ class Graph:
     @property
     def looks_ahead(self) -> bool:
         """Whether some attention sees later tokens, so that a sequence must run in one step."""
-        return any(_argument(n, "ahead") for n in self.attention_nodes)
+        return any(attention_spec(n).mask.ahead for n in self.attention_nodes)
 
     @property
     def output(self) -> fx.Node:
@@ -174,22 +183,24 @@ class Graph:
         return found[HIDDEN] if HIDDEN in found else found[LOGITS]
 
     @property
-    def drafts(self) -> fx.Node | None:
-        """The node that gives the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
-        return self.outputs.get(DRAFTS)
+    def sections(self) -> dict[str, dict[str, fx.Node]]:
+        """What runs when it is asked for, and not in every step: the outputs of each section, by their names there.
 
-    @property
-    def exit(self) -> fx.Node | None:
-        """The node whose value is the logits of an early exit; None without one."""
-        return self.outputs.get(EXIT)
+        An output "a.b" is what section a calls b. A section that gives LOGITS runs as a step of its own, behind a batch
+        of its own; any other runs behind a step, for some of its logit rows, which are the rows of its outputs.
+        """
+        found: dict[str, dict[str, fx.Node]] = {}
+        for name, node in self.outputs.items():
+            if name not in (LOGITS, HIDDEN):
+                section, _, own = name.partition(".")
+                found.setdefault(section, {})[own] = node
+        return found
 
-    def draft_nodes(self) -> set[fx.Node]:
-        """The nodes that only the drafts need."""
-        return set() if self.drafts is None else _ancestors(self.drafts) - _ancestors(self.output)
-
-    def exit_nodes(self) -> set[fx.Node]:
-        """The nodes that only the early exit needs."""
-        return set() if self.exit is None else _ancestors(self.exit) - _ancestors(self.output)
+    def section_nodes(self, *sections: str) -> set[fx.Node]:
+        """The nodes that these sections need, and a step does not; of all sections where none is named."""
+        wanted = [node for name, outputs in self.sections.items() if name in (sections or self.sections)
+                  for node in outputs.values()]  # fmt: skip
+        return _ancestors(*wanted) - _ancestors(self.output)
 
     def weight(self, node: fx.Node) -> Weight:
         """The handle behind a get_attr node."""
@@ -230,11 +241,23 @@ class Graph:
         return removed
 
 
-def _argument(node: fx.Node, name: str) -> Any:
-    """An argument of a call by its name; None where the call leaves it out, or its op has none of that name."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    place = names.index(name) if name in names else len(names)
-    return node.args[place] if place < len(node.args) else None
+def attention_spec(node: fx.Node) -> AttentionSpec:
+    """The spec of a call of attention."""
+    return named_arguments(node)["spec"]
+
+
+def set_attention_spec(node: fx.Node, spec: AttentionSpec) -> None:
+    """Give a call of attention another spec."""
+    node.update_arg(node.args.index(attention_spec(node)), spec)  # type: ignore[arg-type]
+
+
+def set_layer(node: fx.Node, layer: int) -> None:
+    """Give a call that owns a cache or a state the number of another one."""
+    names = list(named_arguments(node))
+    if "spec" in names:
+        set_attention_spec(node, replace(attention_spec(node), layer=layer))
+    else:
+        node.update_arg(names.index("layer"), layer)
 
 
 def weight_type(weight: Weight) -> TensorType:
@@ -249,9 +272,9 @@ def type_of(node: fx.Node) -> TensorType:
     return found
 
 
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    """The node and all that it depends on."""
-    found, pending = {node}, [node]
+def _ancestors(*nodes: fx.Node) -> set[fx.Node]:
+    """The nodes and all that they depend on."""
+    found, pending = set(nodes), list(nodes)
     while pending:
         fresh = [n for n in pending.pop().all_input_nodes if n not in found]
         found.update(fresh)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..ops import op_of
-from .graph import DRAFT_ROWS, DRAFTS, EXIT, HIDDEN, LOGIT_ROWS, LOGITS, Graph, input_type
+from .graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, LOGITS, TOKENS, Graph, input_type
 
 
 def as_compute(value: Tensor) -> Tensor:
@@ -34,14 +34,14 @@ def input_values(
     extras: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """What the placeholders of one sequence get, by name. logit_rows: None for all tokens. extras: rows [T, ...] of
-    declared inputs; others are filled as they say."""
+    declared inputs, or one for each logit row of what sections are given; others are filled as they say."""
     count = len(token_ids)
     rows = torch.arange(count) if logit_rows is None else torch.tensor(list(logit_rows))
     values = {"token_ids": torch.tensor(list(token_ids), dtype=torch.int64), "positions": torch.arange(count)}
     values |= {LOGIT_ROWS: rows, DRAFT_ROWS: torch.arange(len(rows))}
     for array in graph.declared:
         kind = input_type(array)
-        filled = torch.full((count, *kind.shape), array.fill, dtype=kind.dtype)
+        filled = torch.full((count if kind.rows == TOKENS else len(rows), *kind.shape), array.fill, dtype=kind.dtype)
         values[array.name] = extras[array.name].to(kind.dtype) if array.name in extras else filled
     return values
 
@@ -64,16 +64,12 @@ def interpret(
 
 
 @torch.no_grad()
-def interpret_drafts(graph: Graph, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Logits float32 [T, vocab], and what the draft heads choose behind every token: int64 [T, heads, ranks]."""
-    found = _run(graph, input_values(graph, token_ids))
-    return found[LOGITS], found[DRAFTS].view(len(token_ids), graph.draft_heads, -1)
-
-
-@torch.no_grad()
-def interpret_exit(graph: Graph, token_ids: Sequence[int]) -> Tensor:
-    """The logits of the early exit, float32 [T, vocab]."""
-    return _run(graph, input_values(graph, token_ids))[EXIT]
+def interpret_outputs(
+    graph: Graph, token_ids: Sequence[int], extras: Mapping[str, Tensor] = MappingProxyType({})
+) -> dict[str, Tensor]:
+    """Everything that a graph gives for one sequence that starts at position 0, by the names of `Graph.outputs`, with a
+    row for each token: sections are asked for all of them. extras: see `interpret`."""
+    return _run(graph, input_values(graph, token_ids, None, extras), None)
 
 
 def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:

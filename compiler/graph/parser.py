@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from ...runtime.format.batch import BatchArray
+from ..constant_argument import ConstantArgument
 from ..errors import GraphTextError, UsageError
 from ..ops import OPS, traits_of
+from ..ops.base import OpTarget
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
 from ..weights.handles import Constant, RoundedWeight, Weight
@@ -27,10 +29,11 @@ _ROWS = {"T": TOKENS, "L": LOGIT_ROWS, "D": DRAFT_ROWS}
 _TYPE = r"(\w+)\[([^\]]*)\]"
 _CALL = re.compile(r"%(\w+): (.+?) = ([\w.]+)\((.*)\)(?:  # (.*))?")
 _INPUT = re.compile(rf"%(\w+): ({_TYPE})(?: < (\d+))?(?: = ([-+.\w]+))?")
-_OUTPUT = re.compile(r"(?:(\w+)(?:\{heads=(\d+)\})?=)?%(\w+)")
+_OUTPUT = re.compile(r"(?:([\w.]+)=)?%(\w+)")
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"[^"]*")|@(?P<weight>[^\s:]+): (?P<stored>[\w+]+)\[(?P<shape>[^\]]*)\]|%(?P<value>\w+)'
-    r"|(?P<dtype>torch\.\w+)|(?P<word>None|True|False)|(?P<key>[a-z_]\w*)=|(?P<mark>[\[\],])|(?P<number>[^\s,\]]+))"
+    r"|(?P<dtype>torch\.\w+)|(?P<word>None|True|False)|(?P<constant>[A-Z]\w*)\{|(?P<key>[a-z_]\w*)=|(?P<mark>[\[\],}])"
+    r"|(?P<number>[^\s,\]}]+))"
 )
 
 
@@ -97,8 +100,8 @@ class _Parser:
                 node = self._graph.fx.placeholder(name)
                 node.meta["type"] = _tensor_type(shown)
             else:
-                sizes = ("T", *_sizes(shape.removeprefix("T").removeprefix(",")))
-                node = self._graph.declare(BatchArray(name, sizes, dtype, fill=_number(fill or "0")))
+                rows, _, sizes = shape.partition(",")
+                node = self._graph.declare(BatchArray(name, (rows, *_sizes(sizes)), dtype, fill=_number(fill or "0")))
             self._values[name] = node
             self._graph.max_seq_len = int(bound) if bound else self._graph.max_seq_len
         if not self._values:
@@ -112,9 +115,8 @@ class _Parser:
             found = _OUTPUT.fullmatch(part)
             if found is None:
                 raise ValueError(f"{part!r} is not an output")
-            name, heads, value = found.groups()
+            name, value = found.groups()
             outputs[name or LOGITS] = self._value(value)
-            self._graph.draft_heads = int(heads) if heads else self._graph.draft_heads
         self._graph.returns(**outputs)
 
     def _value(self, name: str) -> fx.Node:
@@ -141,6 +143,8 @@ class _Parser:
                 if inner["mark"] != ",":
                     items.append(self._argument(inner, tokens))
             raise ValueError("a list does not end")
+        if token["constant"] is not None:
+            return self._constant(token["constant"], tokens)
         if token["value"] is not None:
             return self._value(token["value"])
         if token["weight"] is not None:
@@ -152,6 +156,18 @@ class _Parser:
         if token["word"] is not None:
             return {"None": None, "True": True, "False": False}[token["word"]]
         return _number(token["number"])
+
+    def _constant(self, name: str, tokens: Iterator[re.Match[str]]) -> ConstantArgument:
+        """The value behind `Name{`, up to its closing brace."""
+        if name not in ConstantArgument.KNOWN:
+            raise ValueError(f"there is no {name}")
+        fields: dict[str, Any] = {}
+        for token in tokens:
+            if token["mark"] == "}":
+                return ConstantArgument.KNOWN[name](**fields)
+            if token["key"] is not None:
+                fields[token["key"]] = self._argument(next(tokens), tokens)
+        raise ValueError(f"{name} does not end")
 
     def _weight(self, name: str, stored: str, shape: tuple[int, ...]) -> fx.Node:
         if name not in self._weights:
@@ -183,6 +199,9 @@ def find_target(name: str) -> Any:
     if name == "getitem":
         return operator.getitem
     OPS.extend()  # torch knows another package's ops once they are imported
+    own = OPS.get(name.removeprefix("icc."))
+    if own is not None and isinstance(own.overload, OpTarget):
+        return own.overload
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     try:

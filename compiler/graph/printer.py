@@ -6,12 +6,14 @@ parser.py reads it back. What the text leaves out: the values of weights, and fa
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from ...runtime.format.batch import BatchArray
-from .graph import DRAFTS, LOGITS, Graph
+from ..constant_argument import ConstantArgument
+from .graph import LOGITS, Graph
 
 
 def target_name(target: Any) -> str:
@@ -23,21 +25,27 @@ def target_name(target: Any) -> str:
     return name.replace("::", ".").split(".default")[0]
 
 
+def constant_text(value: ConstantArgument, shown: Callable[[Any], str]) -> str:
+    """`Name{field=value, ...}`, each value as `shown` writes it."""
+    stated = ", ".join(f"{name}={shown(part)}" for name, part in value.stated().items())
+    return f"{type(value).__name__}{{{stated}}}"
+
+
 def _format(value: Any, names: dict[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return names[value]
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_format(v, names) for v in value) + "]"
+    if isinstance(value, ConstantArgument):
+        return constant_text(value, lambda part: _format(part, names))
     if isinstance(value, float):
         return repr(value)
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _output(graph: Graph, name: str, value: str) -> str:
+def _output(name: str, value: str) -> str:
     """The logits go without their name."""
-    if name == LOGITS:
-        return value
-    return f"{name}{{heads={graph.draft_heads}}}={value}" if name == DRAFTS else f"{name}={value}"
+    return value if name == LOGITS else f"{name}={value}"
 
 
 def _declaration(array: BatchArray) -> str:
@@ -71,5 +79,5 @@ def print_graph(graph: Graph, modules: bool = False) -> str:
             note = f"  # {node.meta['module']}" if modules and node.meta.get("module") else ""
             lines.append(f"  {names[node]}: {shown} = {target_name(node.target)}({args}{kwargs}){note}")
         else:
-            lines.append(f"  return {', '.join(_output(graph, n, names[v]) for n, v in graph.outputs.items())}")
+            lines.append(f"  return {', '.join(_output(n, names[v]) for n, v in graph.outputs.items())}")
     return f"graph({', '.join(header)}):\n" + "\n".join(lines) + "\n"

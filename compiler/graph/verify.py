@@ -10,8 +10,6 @@ from torch import fx
 from ..errors import VerifyError
 from ..ops import op_of
 from .graph import (
-    DRAFTS,
-    EXIT,
     FIXED_INPUTS,
     HIDDEN,
     LOGITS,
@@ -84,15 +82,15 @@ def _input_problem(graph: Graph, node: fx.Node) -> str:
 def _output_problem(graph: Graph, node: fx.Node) -> str:
     if not isinstance(node.args[0], dict) or (LOGITS in graph.outputs) == (HIDDEN in graph.outputs):
         return "must return logits or hidden states, by name"
-    if unknown := graph.outputs.keys() - {LOGITS, HIDDEN, DRAFTS, EXIT}:
-        return f"returns {unknown.pop()!r}, which nothing reads"
     result = graph.output
     if not isinstance(result, fx.Node) or isinstance(result.meta["type"], tuple) or len(type_of(result).shape) != 1:
         return "must return logits with one row per token or logit row"
-    if graph.drafts is not None:
-        kind = type_of(graph.drafts)
-        if len(kind.shape) != 1 or kind.dtype.is_floating_point or not graph.draft_heads:
-            return "must return drafts as one row of integers per row"
-    if graph.exit is not None and type_of(graph.exit) != type_of(result):
-        return "must return logits of the same type from an early exit"
+    for section, outputs in graph.sections.items():
+        for name, output in outputs.items():
+            if not (section.isidentifier() and name.isidentifier()):
+                return f"returns {f'{section}.{name}'.strip('.')}, which names no section and no output of one"
+            if isinstance(output.meta["type"], tuple) or type_of(output).rows is None:
+                return f"must return {section}.{name} as one value per row"
+            if name == LOGITS and (len(outputs) > 1 or type_of(output) != type_of(result)):
+                return f"must return {section}.{name} alone, and of the type of its logits"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
 from ...runtime.format.plan import COUNTERS
-from ...runtime.format.program import DRAFTS, Program
+from ...runtime.format.program import Program
 from ..backends.triton.interpreter import TORCH_TYPES, launch
 from ..backends.triton.spec import LaunchSpec
 
@@ -61,10 +61,6 @@ class InterpretDevice:
             "counters": torch.zeros(4 * COUNTERS * self.limits.seqs, dtype=torch.uint8),
             "logits": _poisoned(self.logits.nbytes),
         }
-        if program.speculation is not None and program.speculation.heads:
-            shape = self.limits.seqs, program.speculation.heads, program.speculation.ranks
-            self._drafts = np.full(shape, -9, np.int32)
-            self._spaces[DRAFTS] = _memory_of(self._drafts)
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
@@ -106,11 +102,17 @@ class InterpretDevice:
     def wait(self, turn: int) -> None:
         """`run` has waited."""
 
-    def ask(self, rows: Sequence[int]) -> None:
-        self._there["logit_rows"][: len(rows)] = rows
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        content = _memory_of(rows)
+        self._memory_at(at, tokens)[: len(content)] = content
 
-    def answers(self, count: int) -> np.ndarray:
-        return self._drafts[:count].copy()
+    def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        return self._memory_at(at, tokens)[:nbytes].numpy().copy()
+
+    def _memory_at(self, at: str, tokens: int) -> torch.Tensor:
+        """From where a section finds or leaves something on, behind a step of so many tokens."""
+        offset = next((buffer.offset for buffer in self.program.buffers if buffer.name == at), None)
+        return self._spaces[at] if offset is None else self._spaces["arena"][offset * tokens :]
 
     def close(self) -> None:
         """Nothing to free."""

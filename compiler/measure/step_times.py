@@ -11,6 +11,8 @@ import numpy as np
 from ...runtime.executor.cpu.device import CpuDevice
 from ...runtime.executor.player import Player
 from ...runtime.format.manifest import Limits
+from ...runtime.format.program import ASKED_ROWS
+from ...runtime.speculate.medusa import SECTION
 from ..backends.base import Built
 from ..speculate.cost import HOST
 from ..speculate.tree import Cost
@@ -21,7 +23,8 @@ ROUNDS, BUDGET = 40, 0.25  # a step is timed so often at most, and so many secon
 
 
 def measured_cost(stage: Path, target: Target, built: Built, limits: Limits) -> Cost:
-    """With the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
+    """With the kernels and weights in `stage`, draft heads among them: steps of 1, 2, 4, ... tokens, and linear between
+    them."""
     engine = open_staged(stage, target, built, limits)
     executor = Player(CpuDevice(engine))
     try:
@@ -29,7 +32,8 @@ def measured_cost(stage: Path, target: Target, built: Built, limits: Limits) -> 
         sizes = sorted({min(2**power, top) for power in range(top.bit_length() + 1)})
         steps = [_time_step(executor, size, limits) for size in sizes]
         few = [size for size in sizes if size <= executor.max_batch_size]
-        drafts = [_best(lambda size=size: executor.draft(range(size))) for size in few]
+        asked = [{ASKED_ROWS: np.arange(size, dtype=np.int32)} for size in few]
+        drafts = [_best(lambda rows=rows: executor.run(SECTION, rows)) for rows in asked]
     finally:
         executor.close()
         engine.close()

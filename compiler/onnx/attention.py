@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..ops.attention import ALL_AHEAD
+from ..ops.attention_spec import ALL_AHEAD, AttentionSpec
 from ..ops.selecting import LEFT_OUT
 from .builder import Builder
 
@@ -29,11 +29,7 @@ class Heads:
     kv: int
     dim: int
     value_dim: int
-    scale: float
-    window: int
-    chunk: int
-    softcap: float
-    ahead: int
+    spec: AttentionSpec
 
     @property
     def groups(self) -> int:
@@ -70,10 +66,10 @@ def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras
     queries = b.add("Transpose", split(b, seq, q, heads.kv, heads.groups, heads.dim), perm=[0, 2, 3, 1, 4])
     keys = b.add("Transpose", split(b, seq, k, heads.kv, 1, heads.dim), perm=[0, 2, 3, 4, 1])
     values = b.add("Transpose", split(b, seq, v, heads.kv, 1, heads.value_dim), perm=[0, 2, 3, 1, 4])
-    scores = b.add("Mul", b.add("MatMul", queries, keys), b.number(heads.scale))
-    if heads.softcap:
-        capped = b.add("Tanh", b.add("Div", scores, b.number(heads.softcap)))
-        scores = b.add("Mul", capped, b.number(heads.softcap))
+    scores = b.add("Mul", b.add("MatMul", queries, keys), b.number(heads.spec.scale))
+    if heads.spec.softcap:
+        capped = b.add("Tanh", b.add("Div", scores, b.number(heads.spec.softcap)))
+        scores = b.add("Mul", capped, b.number(heads.spec.softcap))
     if extras.alibi:
         slopes = b.reshape(extras.alibi, heads.kv, heads.groups, 1, 1)
         scores = b.add("Add", scores, b.add("Mul", slopes, b.cast(_distance(b, seq), torch.float32)))
@@ -141,7 +137,7 @@ def _positions(b: Builder, seq: Sequences) -> tuple[str, str]:
 
 def _visible(b: Builder, seq: Sequences, heads: Heads) -> str:
     """Boolean [S, S]: which keys a query sees; "" where it sees them all."""
-    window, chunk, ahead = heads.window, heads.chunk, heads.ahead
+    window, chunk, ahead = heads.spec.mask.window, heads.spec.mask.chunk, heads.spec.mask.ahead
 
     def made() -> str:
         q, k = _positions(b, seq)

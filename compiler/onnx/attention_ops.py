@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from ..graph.graph import type_of
+from ..ops import AttentionSpec, named_arguments
 from .attention import Extras, Heads, RowBias, attention, choice, rotate, split
 from .writer import Table, Writer
 
@@ -26,50 +27,39 @@ def _rotated(w: Writer, x: Any, cos: str, sin: str, width: int, style: Any) -> s
 
 @HANDLERS.handles("attention")
 def _attention(w: Writer, node: fx.Node) -> str:
-    q, k, v, sinks, alibi, _, scale, window, chunk, softcap, *rest = node.args
-    ahead, biases = _sight(rest)
-    return _attended(
-        w, (q, k, v), (w.value(q), w.value(k)), (sinks, alibi, *biases), (scale, window, chunk, softcap, ahead)
-    )
+    given = named_arguments(node)
+    return _attended(w, given, w.value(given["q"]), w.value(given["k"]))
 
 
 @HANDLERS.handles("paged_attention")
 def _paged_attention(w: Writer, node: fx.Node) -> str:
-    q, k, v, positions, q_cos, q_sin, k_cos, k_sin, sinks, alibi, _, scale, window, chunk, softcap, style = node.args[
-        :16
-    ]
-    ahead, biases = _sight(node.args[16:])
-    at = w.value(positions)
+    given = named_arguments(node)
+    at = w.value(given["positions"])
 
-    def turned(x: Any, cos: Any, sin: Any) -> str:
+    def turned(name: str) -> str:
+        x, cos, sin = (given[key] for key in (name, f"{name}_cos", f"{name}_sin"))
         if cos is None or sin is None:
             return w.value(x)
 
         def row(table: Any) -> str:  # layers share the tables
             return w.b.once(("row", table.target), lambda: w.rows_of(table, at), "positions")
 
-        return _rotated(w, x, row(cos), row(sin), type_of(cos).shape[-1], style)
+        return _rotated(w, x, row(cos), row(sin), type_of(cos).shape[-1], given["spec"].rope)
 
-    options = scale, window, chunk, softcap, ahead
-    return _attended(w, (q, k, v), (turned(q, q_cos, q_sin), turned(k, k_cos, k_sin)), (sinks, alibi, *biases), options)
-
-
-def _sight(given: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
-    """How many later keys are seen; the bias by distance, that of each query, and its columns for later keys, and the
-    same two of each key."""
-    ahead, bias, *by_rows = [*given, *(0, None, None, 0, None, 0)[len(given) :]][:6]
-    return ahead, (bias, *by_rows)
+    return _attended(w, given, turned("q"), turned("k"))
 
 
-def _attended(w: Writer, operands: Any, turned: tuple[str, str], extras: Any, options: Any) -> str:
-    q, k, v = (type_of(x).shape for x in operands)
-    scale, window, chunk, softcap, ahead = options
-    heads = Heads(q[0], k[0], q[1], v[1], float(scale), int(window), int(chunk), float(softcap), int(ahead))
-    sinks, alibi, bias = map(w.value, extras[:3])
-    centre = type_of(extras[2]).shape[1] // 2 if bias else 0
-    by_rows = [_row_bias(w, rows, int(later), heads) for rows, later in (extras[3:5], extras[5:7])]
-    found = Extras(sinks, alibi, bias, centre, *by_rows)
-    return attention(w.b, w.sequences, *turned, w.value(operands[2]), found, heads)
+def _attended(w: Writer, given: Mapping[str, Any], q: str, k: str) -> str:
+    """Attention of q and k, rotated already; given: what the node has, by name."""
+    spec: AttentionSpec = given["spec"]
+    (q_heads, dim), (kv_heads, _), (_, value_dim) = (type_of(given[name]).shape for name in ("q", "k", "v"))
+    heads = Heads(q_heads, kv_heads, dim, value_dim, spec)
+    sinks, alibi, bias = (w.value(given[name]) for name in ("sinks", "alibi", "bias"))
+    centre = type_of(given["bias"]).shape[1] // 2 if bias else 0
+    of_rows = _row_bias(w, given["row_bias"], spec.later, heads)
+    of_keys = _row_bias(w, given["key_bias"], spec.key_later, heads)
+    found = Extras(sinks, alibi, bias, centre, of_rows, of_keys)
+    return attention(w.b, w.sequences, q, k, w.value(given["v"]), found, heads)
 
 
 def _row_bias(w: Writer, rows: Any, later: int, heads: Heads) -> RowBias | None:

@@ -17,11 +17,14 @@ from . import (
     scan,
     selecting,
 )
-from .base import OPS, Cost, Op, op, op_of, tensor_bytes, traits_of
+from .attention_spec import AttentionMask, AttentionSpec
+from .base import OPS, Cost, Op, named_arguments, op, op_of, tensor_bytes, traits_of
 from .traits import Traits
 
 __all__ = [
     "OPS",
+    "AttentionMask",
+    "AttentionSpec",
     "Cost",
     "Op",
     "Traits",
@@ -32,6 +35,7 @@ __all__ = [
     "hadamard",
     "linear",
     "moves",
+    "named_arguments",
     "norm",
     "op",
     "op_of",

@@ -7,79 +7,55 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..eviction import read_eviction
+from .attention_spec import ALL_AHEAD, AttentionMask, AttentionSpec
 from .base import Cost, op, tensor_bytes
 from .evicting import attend_evicting
 from .traits import Traits
 
-ALL_AHEAD = -1  # every later token of the sequence
 BIAS_MARGIN = 64  # columns of a bias by distance beyond the longest sequence, which kernels may read
 
 
-def visible(positions: Tensor, window: int, chunk: int, ahead: int = 0) -> Tensor:
-    """Boolean [T, T]: may the query at positions[i] attend to the key at positions[j]?"""
-    q, k = positions[:, None], positions[None, :]
-    allowed = torch.ones_like(k <= q) if ahead == ALL_AHEAD else k <= q + ahead
-    if window:
-        allowed = allowed & (k > q - window)
-    if chunk:
-        allowed = allowed & (k // chunk == q // chunk)
-    return allowed
-
-
-@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(3, 4, 11), abstract=True))
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(4, 5, 6), abstract=True))
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    sinks: Tensor | None,
-    alibi: Tensor | None,
-    layer: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-    ahead: int = 0,
+    spec: AttentionSpec,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
     bias: Tensor | None = None,
     row_bias: Tensor | None = None,
-    later: int = 0,
     key_bias: Tensor | None = None,
-    key_later: int = 0,
 ) -> Tensor:
     """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
-    window: keys further back are not seen (0: all). chunk: only keys of the query's own chunk are seen (0: all).
-    ahead: how many of the later keys are seen too (0: none, causal; ALL_AHEAD: all); then the whole sequence must be in
-    one step, and nothing of it is kept. softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink)
-    to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
+    Where the mask sees later tokens, the whole sequence must be in one step, and nothing of it is kept. sinks[Hq] add
+    exp(sink) to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
     P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E], or
-    [T, 1, E] for all heads, adds column `later` + query position - key position of the query's own row, and nothing
-    where there is no such column. key_bias and key_later are the same of the key's own row, where `ahead` has the whole
-    sequence in one step (c2p and p2c of DeBERTa, He et al. 2021).
-    `layer` numbers the KV cache. Scale 0 weighs all that is seen alike: a mean of values.
+    [T, 1, E] for all heads, adds column `spec.later` + query position - key position of the query's own row, and
+    nothing where there is no such column. key_bias, with `spec.key_later`, is the same of the key's own row, where the
+    mask sees all later tokens (c2p and p2c of DeBERTa, He et al. 2021).
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
         return q.new_empty(tokens, heads, v.shape[2])
     positions = torch.arange(tokens)
-    scores = _scores(q, k, positions, alibi, scale, softcap, bias)
+    scores = _scores(q, k, positions, spec, alibi, bias)
     if row_bias is not None:
-        scores = scores + by_distance(row_bias, later)
+        scores = scores + by_distance(row_bias, spec.later)
     if key_bias is not None:
-        scores = scores + by_distance(key_bias, key_later, of_keys=True)
-    return _weighted(scores.masked_fill(~visible(positions, window, chunk, ahead), float("-inf")), v, sinks)
+        scores = scores + by_distance(key_bias, spec.key_later, of_keys=True)
+    return _weighted(scores.masked_fill(~spec.mask.visible(positions), float("-inf")), v, sinks)
 
 
-def _scores(
-    q: Tensor, k: Tensor, at: Tensor, alibi: Tensor | None, scale: float, softcap: float, bias: Tensor | None
-) -> Tensor:
+def _scores(q: Tensor, k: Tensor, at: Tensor, spec: AttentionSpec, alibi: Tensor | None, bias: Tensor | None) -> Tensor:
     """[Hq, T, T] of q and k as `attention` has them, before anything is hidden. at [T]: where distances of q count
     from."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1)
-    scores = q.transpose(0, 1) @ keys.transpose(1, 2) * scale
+    scores = q.transpose(0, 1) @ keys.transpose(1, 2) * spec.scale
     distance = torch.arange(len(k))[None, :] - at[:, None]
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if alibi is not None:
         scores = scores + alibi[:, None, None] * distance
     return scores if bias is None else scores + bias[:, bias.shape[1] // 2 + distance]
@@ -117,16 +93,17 @@ def _attention_samples() -> Iterator[tuple[object, ...]]:
     def qkv(t: int, hq: int, hkv: int, d: int, dv: int) -> tuple[Tensor, Tensor, Tensor]:
         return torch.randn(t, hq, d), torch.randn(t, hkv, d), torch.randn(t, hkv, dv)
 
-    yield *qkv(1, 2, 1, 16, 16), None, None, 0, 0.25, 0, 0, 0.0
-    yield *qkv(19, 6, 2, 40, 24), None, None, 0, 0.2, 5, 0, 0.0
-    yield *qkv(9, 3, 3, 8, 8), torch.randn(3), None, 0, 0.3, 0, 0, 20.0
-    yield *qkv(9, 4, 2, 8, 8), None, torch.rand(4), 0, 0.3, 0, 4, 0.0
-    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 3, 0, 0.0, 2  # as many tokens as the tests run: all are seen
-    yield *qkv(21, 4, 4, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, torch.randn(4, 160)
-    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 4, 7), 0
-    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 1, 20), 0
-    both = torch.randn(21, 4, 41), 20, torch.randn(21, 4, 13), 3
-    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, None, *both
+    yield *qkv(1, 2, 1, 16, 16), AttentionSpec(0, 0.25)
+    yield *qkv(19, 6, 2, 40, 24), AttentionSpec(0, 0.2, AttentionMask(window=5))
+    yield *qkv(9, 3, 3, 8, 8), AttentionSpec(0, 0.3, softcap=20.0), torch.randn(3)
+    yield *qkv(9, 4, 2, 8, 8), AttentionSpec(0, 0.3, AttentionMask(chunk=4)), None, torch.rand(4)
+    around, every = AttentionMask(window=3, ahead=2), AttentionMask(ahead=ALL_AHEAD)
+    yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3, around)  # as many tokens as the tests run: all are seen
+    yield *qkv(21, 4, 4, 8, 8), AttentionSpec(0, 0.3, every), None, None, torch.randn(4, 160)
+    yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3), None, None, None, torch.randn(21, 4, 7)
+    yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3), None, None, None, torch.randn(21, 1, 20)
+    both = AttentionSpec(0, 0.3, every, later=20, key_later=3)
+    yield *qkv(21, 4, 2, 8, 8), both, None, None, None, torch.randn(21, 4, 41), torch.randn(21, 4, 13)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
@@ -161,60 +138,48 @@ def _rope_samples() -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:
     yield torch.randn(3, 1, 8), torch.randn(3, 8), torch.randn(3, 8), "interleaved"
 
 
-@op(Traits(mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(4, 5, 6, 7, 8, 9, 17)))
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(5, 6, 7, 8, 9, 10, 11)))
 def paged_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     positions: Tensor,
-    q_cos: Tensor | None,
-    q_sin: Tensor | None,
-    k_cos: Tensor | None,
-    k_sin: Tensor | None,
-    sinks: Tensor | None,
-    alibi: Tensor | None,
-    layer: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-    rope_style: str,
-    ahead: int = 0,
+    spec: AttentionSpec,
+    q_cos: Tensor | None = None,
+    q_sin: Tensor | None = None,
+    k_cos: Tensor | None = None,
+    k_sin: Tensor | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
     bias: Tensor | None = None,
     row_bias: Tensor | None = None,
-    later: int = 0,
     key_bias: Tensor | None = None,
-    key_later: int = 0,
-    policy: str = "all",
 ) -> Tensor:
     """Attention over the paged KV cache with rotary embedding and KV write fused.
 
     As `attention`, where q and k are first rotated by the rows `positions` of the tables q_cos/q_sin and k_cos/k_sin
-    [P, R] (absent: no rotation), and k, v are written to the pages of KV layer `layer`. The reference sees one sequence
-    whose tokens are all in this step. policy: what is kept of the tokens before, see compiler/eviction.py.
+    [P, R] (absent: no rotation), and k, v are written to the pages of KV layer `spec.layer`. The reference sees one
+    sequence whose tokens are all in this step; of the tokens before, `spec.policy` keeps some.
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
         return q.new_empty(tokens, heads, v.shape[2])
 
     def turned(places: Tensor) -> Tensor:
-        return q if q_cos is None or q_sin is None else rotate(q, q_cos[places], q_sin[places], rope_style)
+        return q if q_cos is None or q_sin is None else rotate(q, q_cos[places], q_sin[places], spec.rope)
 
     if k_cos is not None and k_sin is not None:
-        k = rotate(k, k_cos[positions], k_sin[positions], rope_style)
-    evicting = read_eviction(policy)
-    if evicting is None:
-        return attention.reference(
-            turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias, row_bias, later,
-            key_bias, key_later,
-        )  # fmt: skip
+        k = rotate(k, k_cos[positions], k_sin[positions], spec.rope)
+    policy = spec.policy
+    if policy is None:
+        return attention.reference(turned(positions), k, v, spec, sinks, alibi, bias, row_bias, key_bias)
     at = torch.arange(tokens)
-    if evicting.chooses:
-        return attend_evicting(_scores(turned(at), k, at, alibi, scale, softcap, bias), v, sinks, evicting)
-    first, window = evicting.beside, evicting.size
-    near = _scores(turned(at), k, at, alibi, scale, softcap, bias)
+    if policy.chooses:
+        return attend_evicting(_scores(turned(at), k, at, spec, alibi, bias), v, sinks, policy)
+    first, window = policy.beside, policy.size
+    near = _scores(turned(at), k, at, spec, alibi, bias)
     based = at.clamp(max=first + window - 1)  # where a query would be if nothing was missing
-    far = _scores(turned(based), k, based, alibi, scale, softcap, bias)
+    far = _scores(turned(based), k, based, spec, alibi, bias)
     is_sink = at[None, :] < first
     seen = (at[None, :] <= at[:, None]) & (is_sink | (at[None, :] > at[:, None] - window))
     return _weighted(torch.where(is_sink, far, near).masked_fill(~seen, float("-inf")), v, sinks)
@@ -230,10 +195,11 @@ def _paged_samples() -> Iterator[tuple[object, ...]]:
     t, d, r = 21, 16, 8
     tables = [torch.randn(32, r) for _ in range(2)] * 2
     q, k, v = torch.randn(t, 4, d), torch.randn(t, 2, d), torch.randn(t, 2, d)
-    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half"
-    yield q, k, v, torch.arange(t), None, None, None, None, torch.randn(4), None, 0, 0.25, 7, 0, 0.0, "half"
-    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 5, 0, 0.0, "half", 4
-    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.0, 0, 0, 0.0, "half", ALL_AHEAD, torch.randn(4, 192)
-    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", 0, None, torch.randn(t, 4, 9), 0
-    biases = None, torch.randn(t, 4, 11), 5, torch.randn(t, 4, 41), 20
-    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", ALL_AHEAD, *biases
+    at, every = torch.arange(t), AttentionMask(ahead=ALL_AHEAD)
+    yield q, k, v, at, AttentionSpec(0, 0.25), *tables
+    yield q, k, v, at, AttentionSpec(0, 0.25, AttentionMask(window=7)), None, None, None, None, torch.randn(4)
+    yield q, k, v, at, AttentionSpec(0, 0.25, AttentionMask(window=5, ahead=4)), *tables
+    yield q, k, v, at, AttentionSpec(0, 0.0, every), *tables, None, None, torch.randn(4, 192)
+    yield q, k, v, at, AttentionSpec(0, 0.25), *tables, None, None, None, torch.randn(t, 4, 9)
+    both = AttentionSpec(0, 0.25, every, later=5, key_later=20)
+    yield q, k, v, at, both, *tables, None, None, None, torch.randn(t, 4, 11), torch.randn(t, 4, 41)

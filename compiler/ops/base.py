@@ -25,11 +25,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from inspect import Parameter, signature
+from typing import Any, get_type_hints
 
 import torch
+from torch import fx
 
 from .. import extensions
+from ..constant_argument import ConstantArgument
 from .body import Operand
 from .traits import NO_TRAITS, Traits
 
@@ -63,6 +67,29 @@ class Op:
     cost: Callable[..., Cost] | None = None
     samples: Callable[[], Iterable[tuple[Any, ...]]] | None = None
     doc: str = ""
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The names of the arguments in order, each with its default, or Parameter.empty."""
+        return {name: parameter.default for name, parameter in signature(self.reference).parameters.items()}
+
+    def named(self, node: fx.Node) -> dict[str, Any]:
+        """What a node gives to each argument by its name, defaults included."""
+        given = {**dict(zip(self.parameters, node.args, strict=False)), **node.kwargs}
+        return {name: given.get(name, default) for name, default in self.parameters.items()}
+
+    def ordered(self, **named: Any) -> tuple[Any, ...]:
+        """Arguments by name as a node has them: in order, without defaults at the end. TypeError if one is missing, or
+        there is none of that name."""
+        unknown = named.keys() - self.parameters.keys()
+        values = {**self.parameters, **named}
+        missing = [name for name, value in values.items() if value is Parameter.empty]
+        if unknown or missing:
+            raise TypeError(f"{self.name}: {', '.join((*unknown, *missing))}")
+        found = [(value, self.parameters[name]) for name, value in values.items()]
+        while found and found[-1][0] is found[-1][1]:
+            found.pop()
+        return tuple(value for value, _ in found)
 
     @property
     def is_lowered(self) -> bool:
@@ -130,24 +157,64 @@ def traits_of(target: Any) -> Traits:
     return NO_TRAITS if declared is None else declared.traits
 
 
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """What the call of a declared op is given, by name, defaults included."""
+    declared = OPS.find(node.target)
+    assert declared is not None, f"{node.target} is no declared op"
+    return declared.named(node)
+
+
+class OpTarget:
+    """What a node calls, of an op with a ConstantArgument among its arguments: torch's schemas have no type for it."""
+
+    def __init__(self, namespace: str, fn: Callable[..., Any]) -> None:
+        self.namespace, self._fn = namespace, fn
+        self.__name__, self.__qualname__, self.__module__ = fn.__name__, fn.__name__, fn.__module__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.overrides.has_torch_function(args):
+            return torch.overrides.handle_torch_function(self, args, *args, **kwargs)
+        return self._fn(*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> OpTarget:
+        return self  # nodes are compared with the op's own
+
+    def name(self) -> str:
+        """As torch's ops have it, "icc::attention"."""
+        return f"{self.namespace}::{self.__name__}"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.__name__}"
+
+
 def op(
     traits: Traits = NO_TRAITS,
     tolerance: float = 1e-5,
     instructions: Instructions | None = None,
     namespace: str = "icc",
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declare `<namespace>::<function name>` and register it."""
+    """Declare `<namespace>::<function name>` and register it.
+
+    A function with a ConstantArgument among its arguments is called as it is; any other becomes an op of torch.
+    """
 
     def declare(fn: Callable[..., Any]) -> Op:
         name = fn.__name__ if namespace == "icc" else f"{namespace}.{fn.__name__}"
         if name in OPS:
             raise ValueError(f"an op named {name!r} is declared already")
-        custom = torch.library.custom_op(f"{namespace}::{fn.__name__}", fn, mutates_args=())
-        custom.register_fake(fn)
-        overload = getattr(getattr(torch.ops, namespace), fn.__name__).default
-        return OPS.add(Op(name, fn, overload, traits, tolerance, instructions, doc=fn.__doc__ or ""))
+        return OPS.add(Op(name, fn, _target(namespace, fn), traits, tolerance, instructions, doc=fn.__doc__ or ""))
 
     return declare
+
+
+def _target(namespace: str, fn: Callable[..., Any]) -> Any:
+    """What nodes call."""
+    hints = [hint for name, hint in get_type_hints(fn).items() if name != "return"]
+    if any(isinstance(hint, type) and issubclass(hint, ConstantArgument) for hint in hints):
+        return OpTarget(namespace, fn)
+    custom = torch.library.custom_op(f"{namespace}::{fn.__name__}", fn, mutates_args=())
+    custom.register_fake(fn)
+    return getattr(getattr(torch.ops, namespace), fn.__name__).default
 
 
 def tensor_bytes(*tensors: torch.Tensor | None) -> int:

@@ -15,7 +15,6 @@ from ..backends.base import Backend
 from ..backends.registry import backend_for
 from ..caches import choose_caches, lower_options
 from ..engine.manifest import make_limits
-from ..eviction import read_eviction
 from ..frontend.load import load_graph
 from ..frontend.source.source import ModelSource
 from ..graph.graph import Graph
@@ -41,9 +40,9 @@ class PlannedCompile:
 def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored; encodes as
     `pipelines.quantize` has it. Raises what `compile_engine` raises."""
-    graph = load_graph(source, options.max_seq_len, task=options.task, policy=read_eviction(options.kv_policy))
+    graph = load_graph(source, options.max_seq_len, task=options.task, policy=options.eviction)
     context = PassContext()
-    attention = pipelines.attention(options.kv_policy)
+    attention = pipelines.attention(options.eviction)
     for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes), attention, pipelines.fuse()):
         run_passes(graph, phase, context)
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))

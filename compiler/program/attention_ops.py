@@ -7,9 +7,8 @@ from typing import Any
 from torch import fx
 
 from ...runtime.format.kv import KVLayer
-from ..eviction import ALL, read_eviction
 from ..graph.graph import type_of
-from ..ops import OPS
+from ..ops import OPS, AttentionSpec, named_arguments
 from ..ops.body import Body
 from ..ops.kept import MIXED_BLOCK
 from .context import WITHIN_STEP, Lowerer, row_kind
@@ -48,54 +47,56 @@ def _begins(k: Placed, v: Placed) -> bool:
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
-    q, k = (low.dense(low.placed(n)) for n in node.args[:2])
-    v = low.placed(node.args[2])
-    given = (*node.args[10:], *(0, None, None, 0, None, 0, ALL)[len(node.args) - 16 :])
-    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, key_bias, key_later, policy = given
-    kind = low.options.kv_dtype if ahead else low.options.kv_of(int(layer))  # type: ignore[call-overload]
-    shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_BLOCK == 0)
+    given = named_arguments(node)
+    spec: AttentionSpec = given["spec"]
+    seen, policy = spec.mask, spec.policy
+    q, k = (low.dense(low.placed(given[name])) for name in ("q", "k"))
+    v = low.placed(given["v"])
+    kind = low.options.kv_dtype if seen.ahead else low.options.kv_of(spec.layer)
+    shared = _begins(k, v) and given["k_cos"] is None and (kind not in MIXED or v.shape[1] % MIXED_BLOCK == 0)
     v = v if shared else low.dense(v)
-    q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    by_row, by_key = (None if rows is None else low.dense(low.placed(rows)) for rows in (row_bias, key_bias))  # type: ignore[arg-type]
-    kept = read_eviction(str(policy))
-    chooses, front = kept is not None and kept.chooses, 0
-    if kept is not None and not chooses:
-        window, front = kept.size, kept.beside
+    vectors = {name: low.vector(given[name]) for name in ("q_cos", "q_sin", "k_cos", "k_sin", "sinks", "alibi", "bias")}
+    by_row, by_key = (
+        None if given[name] is None else low.dense(low.placed(given[name])) for name in ("row_bias", "key_bias")
+    )
+    chooses = policy is not None and policy.chooses
+    window, front = (seen.window, 0) if policy is None or chooses else (policy.size, policy.beside)
     align = low.options.profile.kv_align
     cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses, align=align)
-    layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, cached, kind, WITHIN_STEP if ahead else int(window), kept)  # type: ignore[call-overload]
+    layer = low.scratch_layer(cached) if seen.ahead else low.kv_layer(spec.layer)
+    low.cache(layer, cached, kind, WITHIN_STEP if seen.ahead else window, policy)
     kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses, align)
 
     def rotary(cos: Any) -> Rotary:
         if cos is None:
-            return Rotary(style=style)  # type: ignore[arg-type]
+            return Rotary(style=spec.rope)
         rows, width = type_of(cos).shape
-        return Rotary(width, rows, style)  # type: ignore[arg-type]
+        return Rotary(width, rows, spec.rope)
 
     new: dict[str, Any] = {}
-    if ahead or low.first_of(layer):  # layers may read what another has written
+    if seen.ahead or low.first_of(layer):  # layers may read what another has written
         write = KvWrite(
-            layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
-            rotary=rotary(node.args[6]),
+            layer=layer, k=k.operand, v=None if shared else v.operand, cos=vectors["k_cos"], sin=vectors["k_sin"],
+            kv=kv, rotary=rotary(given["k_cos"]),
         )  # fmt: skip
         if low.options.profile.joins:
-            new = {"new": NewKeys(write.k, write.v, k_cos, k_sin), "new_rotary": write.rotary}
+            new = {"new": NewKeys(write.k, write.v, write.cos, write.sin), "new_rotary": write.rotary}
         else:
             low.emit(write, node)
     out = low.new(node)
     attend = Attention(
-        rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
-        kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
-        front=front, chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
-        evicts=kept.kind if kept is not None and chooses else "",  # type: ignore[arg-type]
-        budget=kept.size if kept is not None and chooses else 0,
-        recent=kept.beside if kept is not None and chooses else 0,
-        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
-        row_bias=by_row and by_row.operand, row_bias_width=by_row.shape[1] if by_row else 0, later=int(later),  # type: ignore[call-overload]
+        rows=row_kind(out), layer=layer, q=q.operand, cos=vectors["q_cos"], sin=vectors["q_sin"],
+        sinks=vectors["sinks"], alibi=vectors["alibi"], o=out.operand, kv=kv, rotary=rotary(given["q_cos"]),
+        q_heads=q.shape[0], scale=float(spec.scale), window=window, front=front, chunk=seen.chunk,
+        softcap=float(spec.softcap), ahead=seen.ahead, bias=vectors["bias"],
+        evicts=policy.kind if policy is not None and chooses else "",  # type: ignore[arg-type]
+        budget=policy.size if policy is not None and chooses else 0,
+        recent=policy.beside if policy is not None and chooses else 0,
+        bias_width=0 if given["bias"] is None else type_of(given["bias"]).shape[1],
+        row_bias=by_row and by_row.operand, row_bias_width=by_row.shape[1] if by_row else 0, later=spec.later,
         row_bias_shared=by_row is not None and by_row.shape[0] < q.shape[0],
         key_bias=by_key and by_key.operand, key_bias_width=by_key.shape[1] if by_key else 0,
-        key_later=int(key_later), **new,  # type: ignore[arg-type, call-overload]
+        key_later=spec.key_later, **new,
     )  # fmt: skip
     low.emit(attend, node)
     return out

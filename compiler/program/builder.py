@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -12,7 +12,7 @@ import msgspec
 from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import BufferOperand, WeightOperand
-from ...runtime.format.program import Buffer, WeightEntry
+from ...runtime.format.program import Buffer, Section, SectionArray, WeightEntry
 from ..eviction import Eviction
 from ..weights.handles import Weight as Handle
 from .layout import Layout
@@ -48,10 +48,12 @@ class VirtualBuffer:
 
 @dataclass(frozen=True)
 class Record:
-    """One step before its kernel is named. `origin` is the module that it came from."""
+    """One step before its kernel is named. `origin` is the module that it came from, `section` the section that it is
+    part of, "" for none."""
 
     step: Step
     origin: str
+    section: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,28 +67,41 @@ class Cached:
     policy: Eviction | None = None
 
 
-@dataclass(frozen=True)
-class Marks:
-    """Where the parts of a program end, as numbers of records: those of a step, those and the draft heads' section, and
-    those that an early exit shares with a step."""
-
-    own: int
-    heads: int
-    shared: int
-
-    def without(self, removed: Collection[int]) -> Marks:
-        """The same parts once the records at these places are gone."""
-        return Marks(*(mark - sum(at < mark for at in removed) for mark in (self.own, self.heads, self.shared)))
-
-
 @dataclass
 class ProgramBuilder:
-    """The program under construction. Buffers are virtual until memory.py places them."""
+    """The program under construction. Buffers are virtual until memory.py places them. section: of the records that are
+    appended now. given, gives: what each section is given and gives, by names."""
 
     records: list[Record] = field(default_factory=list)
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
     weights: dict[str, WeightSource] = field(default_factory=dict)
     kv_layers: dict[int, Cached] = field(default_factory=dict)
+    section: str = ""
+    given: dict[str, dict[str, SectionArray]] = field(default_factory=dict)
+    gives: dict[str, dict[str, SectionArray]] = field(default_factory=dict)
+
+    @property
+    def given_out(self) -> list[str]:
+        """The buffers in which results of sections lie: they are read from outside."""
+        return [array.at for arrays in self.gives.values() for array in arrays.values() if array.at in self.buffers]
+
+    def append(self, step: Step, origin: str) -> None:
+        """Append a record to the section that is being lowered."""
+        self.records.append(Record(step, origin, self.section))
+
+    def sections(self) -> list[Section]:
+        """The sections as their records lie. One that gives logits is run behind the steps that make what it reads."""
+        found: list[Section] = []
+        for name, gives in self.gives.items():
+            places = [at for at, record in enumerate(self.records) if record.section == name]
+            begin, end = (places[0], places[-1] + 1) if places else (len(self.records), len(self.records))
+            section = Section(name, begin, end, 0, self.given[name], gives)
+            if section.is_step:
+                read = _read_from_before(self.records, section)
+                makers = (at for at, r in enumerate(self.records[:begin]) if not read.isdisjoint(_written(r)))
+                section = msgspec.structs.replace(section, shared=max(makers, default=-1) + 1)
+            found.append(section)
+        return found
 
     def buffer(self, shape: tuple[int, ...], dtype: str, rows: str) -> Placed:
         """A new contiguous buffer."""
@@ -107,14 +122,27 @@ class ProgramBuilder:
         self.weights[key] = source
         return WeightOperand(key, source.layout.name if source.layout.name in ITEM_SIZE else "u8")
 
-    def live_buffers(self) -> list[VirtualBuffer]:
-        """The buffers that some record touches, with their lifetimes as indices of records."""
+    def live_buffers(self, sections: Sequence[Section]) -> list[VirtualBuffer]:
+        """The buffers that some record touches, with their lifetimes as indices of records.
+
+        What a section is given lies there when it begins. What one that runs behind a step reads of the step must be
+        there whenever it is asked for, whatever was asked before: until the end.
+        """
         for index, record in enumerate(self.records):
             for operand in record.step.operands.values():
                 if isinstance(operand, BufferOperand):
                     found = self.buffers[operand.name]
                     found.last = index
                     found.first = index if found.first < 0 else found.first
+        for section in sections:
+            for array in (*section.inputs.values(), *section.outputs.values()):
+                if found := self.buffers.get(array.at):
+                    found.first = min(found.first, section.begin) if found.first >= 0 else section.begin
+                    found.last = max(found.last, section.end - 1)
+        for section in sections:
+            if not section.is_step:
+                for name in _read_from_before(self.records, section):
+                    self.buffers[name].last = len(self.records) - 1
         return [b for b in self.buffers.values() if b.last >= 0]
 
     def steps(self, by_alignment: bool) -> tuple[dict[str, str], tuple[Step, ...]]:
@@ -131,6 +159,21 @@ class ProgramBuilder:
                 kernels[names[key]] = op
             steps.append(msgspec.structs.replace(record.step, kernel=names[key]))
         return kernels, tuple(steps)
+
+
+def _written(record: Record) -> set[str]:
+    """The buffers that a step writes."""
+    return {o.name for o in record.step.outputs.values() if isinstance(o, BufferOperand)}
+
+
+def _read_from_before(records: Sequence[Record], section: Section) -> set[str]:
+    """The buffers that a section reads and no step of it writes."""
+    read, written = set[str](), set[str]()
+    for record in records[section.begin : section.end]:
+        names = {o.name for o in record.step.inputs.values() if isinstance(o, BufferOperand)}
+        read |= names - written
+        written |= _written(record)
+    return read - {array.at for array in section.inputs.values()}
 
 
 def program_weight(source: WeightSource) -> WeightEntry:

@@ -6,6 +6,7 @@ y = rms_norm(x, w); h = linear(y, W)   ->   y, codes = rms_norm(x, w, coding=fp8
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -40,7 +41,7 @@ def code_rows(builder: ProgramBuilder, coding: Callable[[StorageFormat], str]) -
         if maker not in made:
             made[maker] = kind, _buffers(builder, step.k, kind, rows)
             records[maker] = _coded(records[maker], *made[maker])
-        records[at] = Record(msgspec.structs.replace(records[at].step, x_coded=made[maker][1]), record.origin)
+        records[at] = replace(record, step=msgspec.structs.replace(records[at].step, x_coded=made[maker][1]))
 
 
 def _normed(record: Record) -> Operand | None:
@@ -61,5 +62,5 @@ def _coded(record: Record, kind: str, coded: CodedRows) -> Record:
     step = record.step
     if isinstance(step, RowProduct) and step.norm_out is not None:
         outs = msgspec.structs.replace(step.norm_out, codes=coded.codes, scales=coded.scales)
-        return Record(msgspec.structs.replace(step, norm_out=outs, coding=kind), record.origin)
-    return Record(msgspec.structs.replace(step, coded=coded, coding=kind), record.origin)
+        return replace(record, step=msgspec.structs.replace(step, norm_out=outs, coding=kind))
+    return replace(record, step=msgspec.structs.replace(step, coded=coded, coding=kind))

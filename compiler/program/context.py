@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -19,7 +20,7 @@ from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
 from ..weights.formats.base import StorageFormat
-from .builder import Cached, ProgramBuilder, Record, WeightSource
+from .builder import Cached, ProgramBuilder, WeightSource
 from .layout import Layout, Role, Stored
 from .placed import Placed, contiguous
 from .profile import Profile
@@ -70,17 +71,27 @@ class Lowerer:
         self.options = options
         self.builder = ProgramBuilder()
         self.values: dict[fx.Node, Any] = {}
-        self.ends: dict[fx.Node, int] = {}  # how many records there were once a node was lowered
         self.current: fx.Node = graph.output
         self._kv_layers: dict[int | KVLayer, int] = {}
         self._written: set[int] = set()
         self._quantized: dict[tuple[Operand, int, int, bool], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)
-        if graph.exit is not None:
-            self._in_output |= _written_to_output(graph, graph.exit)
+        for outputs in graph.sections.values():
+            if LOGITS in outputs:
+                self._in_output |= _written_to_output(graph, outputs[LOGITS])
         self._narrow = narrow_values(graph)
         self._multiplied = self._shared_with_linear()
         self._screened = self._screened_heads()
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """What is lowered in here is a section: it may read what a step has made, and nothing that another section has,
+        which may not have run."""
+        builder, values, quantized = self.builder, dict(self.values), dict(self._quantized)
+        builder.section = name
+        builder.given[name], builder.gives[name] = {}, {}
+        yield
+        builder.section, self.values, self._quantized = "", values, quantized
 
     def placed(self, node: Any) -> Placed:
         """Where a node's value lies; weights are registered as plain arrays."""
@@ -111,7 +122,7 @@ class Lowerer:
 
     def emit(self, step: Step, node: fx.Node) -> None:
         """Append a step for `node`."""
-        self.builder.records.append(Record(step, node.meta.get("module", "")))
+        self.builder.append(step, node.meta.get("module", ""))
 
     def elementwise(self, body: Body, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
         """A pointwise step over views that broadcast to `out`."""
@@ -226,9 +237,10 @@ class Lowerer:
     def _screened_heads(self) -> set[int]:
         """Identities of the weights whose product is the logits, with nothing behind it, where screening pays."""
         profile, found = self.options.profile, set[int]()
-        for output in (self.graph.output, self.graph.exit):
-            head = output if output is None else _behind_views(output)
-            if head is None or head.target is not LINEAR or head not in self._in_output:
+        sections = [outputs[LOGITS] for outputs in self.graph.sections.values() if LOGITS in outputs]
+        for output in (self.graph.output, *sections):
+            head = _behind_views(output)
+            if head.target is not LINEAR or head not in self._in_output:
                 continue
             weight = self.graph.weight(head.args[1])
             if prod(weight.shape) >= profile.screened_bytes and profile.layout(weight.storage, "screen").screens:

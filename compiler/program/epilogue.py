@@ -8,12 +8,13 @@ A body reads columns of the product and other operands (see `Epilogue`). The pro
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import prod
 
 import msgspec
 
-from ...runtime.format.operands import Operand
-from .builder import Marks, ProgramBuilder, Record
+from ...runtime.format.operands import BufferOperand, Operand
+from .builder import ProgramBuilder
 from .steps.linear import Columns, Epilogue, ExpertProduct, Extra, Product
 from .steps.pointwise import Pointwise
 from .strides import Access, view_strides
@@ -22,13 +23,12 @@ _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 _MAX_EXTRAS = 3
 
 
-def fuse_epilogues(builder: ProgramBuilder, marks: Marks) -> Marks:
-    """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it.
-
-    Returns the marks in what is left of the records.
-    """
+def fuse_epilogues(builder: ProgramBuilder) -> None:
+    """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it,
+    which is of the same section."""
     records = builder.records
     uses = Counter(_place(o) for r in records for o in r.step.operands.values())
+    uses.update((BufferOperand, name) for name in builder.given_out)
     products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, Product)}
     made_by = {_place(product.y): i for i, product in products.items()}
     removed: set[int] = set()
@@ -41,13 +41,14 @@ def fuse_epilogues(builder: ProgramBuilder, marks: Marks) -> Marks:
             here = sum(_place(o) == place for o in (*point.args, point.y))
             if source >= at or source in removed or uses[place] != 1 + here:
                 continue
+            if records[source].section != record.section:
+                continue
             fused = _fuse(products[source], point)
             if fused is not None:
-                records[at] = Record(fused, record.origin)
+                records[at] = replace(record, step=fused)
                 removed.add(source)
                 break
     builder.records = [r for i, r in enumerate(records) if i not in removed]
-    return marks.without(removed)
 
 
 def _place(operand: Operand) -> tuple[type[Operand], str]:

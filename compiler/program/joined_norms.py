@@ -6,21 +6,23 @@ h = linear(x, W); y, s = add_rms_norm(h, r, w)   ->   h, y, s = linear(x, W, nor
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 
 from ...runtime.format.operands import BufferOperand
-from .builder import Marks, ProgramBuilder, Record
+from .builder import ProgramBuilder
 from .steps.base import op_name
 from .steps.linear import NormInputs, NormOutputs, RowProduct
 from .steps.norm import Norm
 
 
-def join_norms(builder: ProgramBuilder, marks: Marks) -> Marks:
+def join_norms(builder: ProgramBuilder) -> None:
     """Rewrite the builder's records; a product whose result only a norm of whole rows reads vanishes into a step of
-    both, in the place of the norm. Returns the marks in what is left of the records."""
+    both, in the place of the norm and of the same section."""
     records = builder.records
     reads = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
+    reads.update(builder.given_out)
     products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, RowProduct)}
     made_by = {product.y: i for i, product in products.items()}
     removed: set[int] = set()
@@ -33,15 +35,14 @@ def join_norms(builder: ProgramBuilder, marks: Marks) -> Marks:
             source = made_by.get(value, at) if isinstance(value, BufferOperand) else at
             if source >= at or source in removed or reads[products[source].y.name] != 2:
                 continue
-            if any(source < mark <= at for mark in (marks.own, marks.heads, marks.shared)):
+            if records[source].section != record.section:
                 continue
             product = products[source]
             if product.normed is None and product.columns == norm.d and product.rows == norm.rows:
-                records[at] = Record(_joined(product, norm, other), record.origin)
+                records[at] = replace(record, step=_joined(product, norm, other))
                 removed.add(source)
                 break
     builder.records = [r for i, r in enumerate(records) if i not in removed]
-    return marks.without(removed)
 
 
 def _joined(product: RowProduct, norm: Norm, other: str) -> RowProduct:

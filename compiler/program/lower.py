@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import DRAFTS, EXIT, HEADS, LOGITS, Section
-from ...runtime.format.speculation import Speculation
+from ...runtime.format.program import LOGITS, SectionArray
 from ..errors import UnsupportedModel
-from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
-from .builder import Marks, WeightSource, program_buffer, program_weight
+from .builder import WeightSource, program_buffer, program_weight
 from .coded_rows import code_rows
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
@@ -25,6 +24,7 @@ from .lowerings import LOWERINGS
 from .memory import plan
 from .placed import Placed, contiguous
 from .program import Program
+from .steps.base import FLOATS
 from .steps.linear import RowProduct
 
 __all__ = ["LowerOptions", "Lowered", "lower"]
@@ -44,18 +44,16 @@ class Lowered:
 def lower(graph: Graph, options: LowerOptions) -> Lowered:
     """Lower an optimized graph and plan its memory; raises UnsupportedModel naming an op that no kernel implements."""
     low = Lowerer(graph, options)
-    drafts, early = graph.draft_nodes(), graph.exit_nodes()
-    _lower_nodes(low, [node for node in graph.nodes if node not in drafts | early])
+    asked = graph.section_nodes()
+    _lower_nodes(low, [node for node in graph.nodes if node not in asked])
     _finish_output(low, graph.output)
-    own = len(low.builder.records)
-    _lower_nodes(low, [node for node in graph.nodes if node in drafts])
-    _finish_drafts(low)
-    heads = len(low.builder.records)
-    _lower_nodes(low, [node for node in graph.nodes if node in early])
-    if graph.exit is not None:
-        _finish_output(low, graph.exit)
-    shared = {n for node in early for n in node.all_input_nodes if n not in early and n in low.ends}
-    return _program(low, Marks(own, heads, max((low.ends[node] for node in shared), default=0)))
+    for name, outputs in graph.sections.items():
+        with low.section(name):
+            nodes = graph.section_nodes(name)
+            _lower_nodes(low, [node for node in graph.nodes if node in nodes])
+            for own, node in outputs.items():
+                low.builder.gives[name][own] = _finish_section(low, own, node)
+    return _program(low)
 
 
 def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
@@ -65,14 +63,27 @@ def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
             low.values[node] = _lower_input(low, node)
         elif node.op == "call_function":
             low.values[node] = _lower_call(low, node)
-            low.ends[node] = len(low.builder.records)
 
 
 def _lower_input(low: Lowerer, node: fx.Node) -> Placed:
-    kind = type_of(node)
-    dtype = next((array.dtype for array in low.graph.declared if array.name == node.target), "i32")
+    kind, name = type_of(node), str(node.target)
+    dtype = next((array.dtype for array in low.graph.declared if array.name == name), "i32")
+    if kind.rows == DRAFT_ROWS:
+        return _lower_given(low, node, dtype)
     rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS
     return Placed("input", str(node.target), 0, kind.shape, contiguous(kind.shape), prod(kind.shape), dtype, rows)
+
+
+def _lower_given(low: Lowerer, node: fx.Node, dtype: str) -> Placed:
+    """What the section is given; the rows that it is asked for lie where those of a step are."""
+    shape, name = type_of(node).shape, str(node.target)
+    given = low.builder.given.get(low.builder.section, {})  # of an input that nothing reads, none
+    if name == DRAFT_ROWS:
+        given[name] = SectionArray(dtype, [], LOGIT_ROWS)
+        return Placed("input", name, 0, (), (), 1, dtype, LOGIT_ROWS)
+    placed = low.builder.buffer(shape, dtype, LOGIT_ROWS)
+    given[name] = SectionArray(dtype, list(shape), placed.name)
+    return placed
 
 
 def _lower_call(low: Lowerer, node: fx.Node) -> Any:
@@ -96,24 +107,31 @@ def _finish_output(low: Lowerer, output: fx.Node) -> None:
         low.copy(value, out, output)
 
 
-def _finish_drafts(low: Lowerer) -> None:
-    drafts = low.graph.drafts
-    if drafts is not None:
-        low.current = drafts
-        value = low.placed(drafts)
-        out = Placed("output", DRAFTS, 0, value.shape, contiguous(value.shape), value.size, "i32", LOGIT_ROWS)
-        low.copy(value, out, drafts)
+def _finish_section(low: Lowerer, name: str, node: fx.Node) -> SectionArray:
+    """Where a section leaves a result: its logits where the program's are, others as float32 or int32 in a buffer."""
+    if name == LOGITS:
+        _finish_output(low, node)
+        return SectionArray("f32", [type_of(node).shape[-1]], LOGITS)
+    low.current = node
+    value = low.placed(node)
+    dtype = "f32" if value.dtype in FLOATS else "i32"
+    if value.space == "buffer" and value.is_whole and value.dtype == dtype:
+        return SectionArray(dtype, list(value.shape), value.name)
+    out = low.builder.buffer(value.shape, dtype, LOGIT_ROWS)
+    low.copy(value, out, node)
+    return SectionArray(dtype, list(value.shape), out.name)
 
 
-def _program(low: Lowerer, marks: Marks) -> Lowered:
+def _program(low: Lowerer) -> Lowered:
     builder, profile = low.builder, low.options.profile
     if profile.epilogues:
-        marks = fuse_epilogues(builder, marks)
+        fuse_epilogues(builder)
     if profile.joins:
-        marks = join_norms(builder, marks)
+        join_norms(builder)
     if profile.coding is not None:
         code_rows(builder, profile.coding)
-    buffers = builder.live_buffers()
+    sections = builder.sections()
+    buffers = builder.live_buffers(sections)
     offsets, arena = plan(buffers)
     kernels, steps = builder.steps(profile.by_alignment)
     sources = builder.weights
@@ -125,22 +143,9 @@ def _program(low: Lowerer, marks: Marks) -> Lowered:
         kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
-        inputs=list(low.graph.declared),
-        sections=_sections(marks, len(steps)),
-        speculation=_heads(low.graph),
+        inputs=[array for array in low.graph.declared if not array.is_asked],
+        sections=sections,
         samples=not low.graph.embeds,
         screens=any(isinstance(step, RowProduct) and step.screened for step in steps),
     )
     return Lowered(program, sources, [record.origin for record in builder.records], low.kv_layers)
-
-
-def _sections(marks: Marks, count: int) -> list[Section]:
-    found = [Section(HEADS, marks.own, marks.heads), Section(EXIT, marks.heads, count, marks.shared)]
-    return [section for section in found if section.begin < section.end]
-
-
-def _heads(graph: Graph) -> Speculation | None:
-    """How many draft heads there are and how many tokens each names; the trees come later."""
-    if graph.drafts is None:
-        return None
-    return Speculation("medusa", graph.draft_heads, type_of(graph.drafts).shape[0] // graph.draft_heads)

@@ -60,6 +60,11 @@ class Placed:
         wanted = contiguous(self.shape)
         return all(size == 1 or a == b for size, a, b in zip(self.shape, self.strides, wanted, strict=True))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its rows are all that lies there, one behind the other."""
+        return self.is_dense and not self.offset and self.row_stride == self.size
+
     def strides_over(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """How an elementwise kernel over `shape` walks the value, broadcast to it."""
         return tuple(0 if n == 1 else s for n, s in zip(shape, self.expand(shape).strides, strict=True))

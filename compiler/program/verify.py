@@ -14,7 +14,8 @@ from ...runtime.format.batch import OPERANDS, declaration_problem
 from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
 from ...runtime.format.plan import KVArg, LaunchPlan, OperandArg
-from ...runtime.format.program import DRAFTS, LOGITS, Buffer, WeightEntry
+from ...runtime.format.program import LOGITS, Buffer, WeightEntry
+from ...runtime.format.programs import section_problem
 from ..errors import VerifyError
 from .memory import ALIGN
 from .program import Program
@@ -23,7 +24,7 @@ from .steps.base import Step
 from .steps.state import StateStep
 
 Refusal = Callable[[Step], str]
-_OUTPUTS = {LOGITS: "f32", DRAFTS: "i32"}
+_OUTPUTS = {LOGITS: "f32"}
 
 
 def verify_lowered(program: Program, refusal: Refusal) -> None:
@@ -39,10 +40,10 @@ def verify_lowered(program: Program, refusal: Refusal) -> None:
         reason = refusal(step)
         _require(not reason, f"kernel {kernel} ({step.op})", reason)
     _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
-    _verify_memory(program, _lifetimes(program))
     for section in program.sections:
-        inside = 0 <= section.shared <= section.begin < section.end <= len(program.steps)
-        _require(inside, f"section {section.name}", f"steps {section.begin} to {section.end} are not in the program")
+        problem = section_problem(program, section)
+        _require(not problem, f"section {section.name}", problem)
+    _verify_memory(program, _lifetimes(program))
 
 
 def verify_plan(program: Program) -> None:
@@ -170,15 +171,29 @@ def _output_problem(program: Program, operand: OutputOperand, rows: tuple[str, .
 
 
 def _lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """The first and the last step that touches each buffer. VerifyError for one that is read before it is written."""
+    """The first and the last step that touches each buffer, or may: of what a section that runs behind a step reads of
+    it, the last of the program. VerifyError for one that is read before it is written."""
     found: dict[str, tuple[int, int]] = {}
+    sections = {number: s for s in program.sections for number in range(s.begin, s.end)}
+    buffers = {buffer.name for buffer in program.buffers}
     for number, step in enumerate(program.steps):
+        section = sections.get(number)
+        if section is not None and number == section.begin:
+            found |= {a.at: (number, section.end - 1) for a in section.inputs.values() if a.at in buffers}
         read = {o.name for o in step.inputs.values() if isinstance(o, BufferOperand)}
         unwritten = sorted(read - found.keys())
         _require(not unwritten, f"step {number} ({step.kernel})", f"reads buffer {unwritten[:1]} before it is written")
         for operand in step.operands.values():
             if isinstance(operand, BufferOperand):
-                found[operand.name] = found.get(operand.name, (number, number))[0], number
+                first, last = found.get(operand.name, (number, number))
+                found[operand.name] = first, max(last, number)
+        for name in read if section is not None and not section.is_step else ():
+            if found[name][0] < section.begin:  # type: ignore[union-attr]
+                found[name] = found[name][0], len(program.steps) - 1
+    for section in program.sections:
+        for array in section.outputs.values():
+            if array.at in found:
+                found[array.at] = found[array.at][0], max(found[array.at][1], section.end - 1)
     return found
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..graph.graph import Graph
-from ..graph.interpret import interpret_drafts
+from ..graph.graph import LOGITS, Graph
+from ..graph.interpret import interpret_outputs
 
+DRAFTS = "medusa"  # the section of draft heads, see passes/speculate/insert_medusa_heads.py
 Progress = Callable[[str, int, int], None]
 
 
@@ -16,16 +17,16 @@ def measure_acceptance(graph: Graph, sequences: Sequence[Sequence[int]], progres
     """acceptance[head][rank]: the share of places where that choice of head i is the model's own greedy token i + 2
     places on, among those where the text went as the model would have until there. Falls with the rank.
     """
-    hits = torch.zeros(0)
-    counts = torch.zeros(graph.draft_heads)
+    hits, counts = torch.zeros(0), torch.zeros(0)
     for number, tokens in enumerate(sequences):
         progress("acceptance of the heads", number, len(sequences))
-        logits, drafts = interpret_drafts(graph, tokens)
+        outputs = interpret_outputs(graph, tokens)
+        logits, drafts = outputs[LOGITS], outputs[f"{DRAFTS}.drafts"]
         greedy = logits.argmax(-1)  # greedy[t] follows token t
         agrees = greedy[:-1] == torch.tensor(list(tokens[1:]))
         if not len(hits):
-            hits = torch.zeros(graph.draft_heads, drafts.shape[-1])
-        for head in range(graph.draft_heads):
+            hits, counts = torch.zeros(drafts.shape[1:]), torch.zeros(len(drafts[0]))
+        for head in range(len(hits)):
             ahead = head + 1
             places = len(tokens) - ahead
             along = torch.stack([agrees[step : step + places] for step in range(ahead)]).all(0)

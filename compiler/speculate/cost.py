@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
 from ..program.profile import Profile
 from ..report import node_cost
@@ -14,21 +16,24 @@ LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, barri
 HOST = 1e-4  # seconds of a step outside of the kernels
 
 
-def modelled_cost(graph: Graph, target: Target, profile: Profile) -> Cost:
-    """By the roofline of every op, plus what each launch and each step takes beside it."""
+def modelled_cost(graph: Graph, target: Target, profile: Profile, drafts: str) -> Cost:
+    """By the roofline of every op, plus what each launch and each step takes beside it. drafts: the section that
+    guesses, where the graph has it."""
     quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
     peak = (target.peak_i8 if quantized else target.peak_f16) * 1e12 * EFFICIENCY
-    drafts = graph.draft_nodes()
+    asked = graph.section_nodes()
+    step = {node for node in graph.nodes if node not in asked}
+    guessing = graph.section_nodes(drafts) if drafts in graph.sections else set()
 
-    def seconds(draft: bool, tokens: int) -> float:
+    def seconds(nodes: set[fx.Node], tokens: int) -> float:
         total, counts = 0.0, {TOKENS: tokens, LOGIT_ROWS: tokens, DRAFT_ROWS: tokens}
         for node in graph.nodes:
-            cost = node_cost(graph, node, counts, profile) if (node in drafts) == draft else None
+            cost = node_cost(graph, node, counts, profile) if node in nodes else None
             if cost is not None:
                 total += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / peak) + LAUNCH[target.backend]
         return total
 
     def cost(batch: int, guesses: int) -> float:
-        return HOST + seconds(False, batch * (1 + guesses)) + (seconds(True, batch) if guesses else 0.0)
+        return HOST + seconds(step, batch * (1 + guesses)) + (seconds(guessing, batch) if guesses else 0.0)
 
     return cost

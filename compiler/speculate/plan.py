@@ -10,7 +10,7 @@ from ...runtime.format.manifest import Limits
 from ...runtime.format.program import Program
 from ...runtime.format.speculation import MAX_GUESSES, DraftTree, Speculation
 from ..graph.graph import Graph
-from .acceptance import Progress, measure_acceptance
+from .acceptance import DRAFTS, Progress, measure_acceptance
 from .choice import SpecChoice
 from .tree import Cost, choose_tree, tree_of
 
@@ -48,4 +48,4 @@ def with_speculation(program: Program, found: Speculation | None) -> Program:
 
 def acceptance_of(graph: Graph, sequences: Sequence[Sequence[int]], progress: Progress) -> list[list[float]]:
     """Measured where the graph has heads."""
-    return measure_acceptance(graph, sequences[:SEQUENCES], progress) if graph.draft_heads else []
+    return measure_acceptance(graph, sequences[:SEQUENCES], progress) if DRAFTS in graph.sections else []

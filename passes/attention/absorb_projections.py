@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS, traits_of
+from ...compiler.ops import OPS, named_arguments, traits_of
 from ...compiler.weights.handles import GatheredRows, QuantizedWeight, Weight, derive, is_quantized
 from ..base import Pass, PassContext, PassResult, Refusal
 
@@ -190,7 +190,8 @@ def _rewrite(graph: Graph, node: fx.Node, latent: Latent) -> None:
     queries = joined([own, *([picked(q, 2, latent.shared)] if latent.shared else [])])
     key = joined([call(aten.view.default, latent.row, [-1, 1, rank]), *_shared_parts(call, latent.shared_from)])
     value = call(aten.slice.Tensor, key, 2, 0, rank, 1)
-    mean = call(ATTENTION, queries, key, value, *node.args[3:])
+    given = named_arguments(node) | {"q": queries, "k": key, "v": value}
+    mean = call(ATTENTION, *OPS["attention"].ordered(**given))
     down = graph.add_weight(f"{name}.values", _gathered(weights, latent.value_rows))
     assert type_of(mean).shape == (heads, rank)
     graph.replace(node, call(EXPERT, mean, down, None, None))

@@ -6,16 +6,16 @@ paged_attention(..)  ->  paged_attention(.., policy)
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import fx
 
 from ...compiler.errors import UsageError
-from ...compiler.eviction import read_eviction
+from ...compiler.eviction import Eviction
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS
+from ...compiler.graph.graph import Graph, attention_spec, set_attention_spec, type_of
+from ...compiler.ops import OPS, named_arguments
 from ..base import Pass, PassContext, PassResult
 
 PAGED = OPS["paged_attention"].overload
@@ -26,13 +26,13 @@ _FULL = "leave --kv-policy out"
 class Evict(Pass):
     """Layers that have a window or chunks stay as they are, and so do states; UsageError if nothing is left."""
 
-    policy: str = "all"
+    policy: Eviction | None = None
     name: ClassVar[str] = "evict"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.PAGED})
     tolerance: ClassVar[float | None] = None
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        if self.policy == "all":
+        if self.policy is None:
             return PassResult(False, Counter())
         graph.sweep()
         nodes = [n for n in graph.nodes if n.target is PAGED and _reads_all(n)]
@@ -46,24 +46,24 @@ class Evict(Pass):
             raise UsageError(f"--kv-policy {self.policy}: {reason}", _FULL)
         changed = 0
         for node in nodes:
-            given = _arguments(node)
-            if given["policy"] != self.policy:
-                node.args = tuple({**given, "policy": self.policy}.values())
+            spec = attention_spec(node)
+            if spec.policy != self.policy:
+                set_attention_spec(node, replace(spec, policy=self.policy))
                 changed += 1
         return PassResult(bool(changed), Counter({"evict": changed} if changed else {}))
 
     def _reason(self, graph: Graph, nodes: list[fx.Node]) -> str:
         """Why these layers cannot have it; "" if they can."""
-        policy = read_eviction(self.policy)
+        policy = self.policy
         assert policy is not None
-        others = {_arguments(n)["layer"] for n in graph.nodes if n.target is PAGED and n not in nodes}
-        layers = {_arguments(node)["layer"] for node in nodes}
+        others = {attention_spec(n).layer for n in graph.nodes if n.target is PAGED and n not in nodes}
+        layers = {attention_spec(node).layer for node in nodes}
         if others & layers:
             return "layers with a window read the same cache"
-        if any(_arguments(node)["row_bias"] is not None for node in nodes):
+        if any(named_arguments(node)["row_bias"] is not None for node in nodes):
             return "queries add something by distance, which would no longer be that of the positions"
         if policy.chooses:
-            if any(_arguments(node)[name] is not None for node in nodes for name in ("alibi", "bias")):
+            if any(named_arguments(node)[name] is not None for node in nodes for name in ("alibi", "bias")):
                 return "attention adds something by distance, and what was chosen does not tell its positions"
             if len(layers) < len(nodes):
                 return "several layers read the same cache, and would choose differently"
@@ -79,13 +79,5 @@ class Evict(Pass):
         )
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """What a paged_attention is given, defaults included, by name and in order."""
-    schema = PAGED._schema.arguments
-    values = (*node.args, *(argument.default_value for argument in schema[len(node.args) :]))
-    return {argument.name: value for argument, value in zip(schema, values, strict=True)}
-
-
 def _reads_all(node: fx.Node) -> bool:
-    given = _arguments(node)
-    return not (given["window"] or given["chunk"] or given["ahead"]) and type_of(node).rows is not None
+    return attention_spec(node).mask.keeps_all and type_of(node).rows is not None

@@ -8,15 +8,15 @@ Layers that read the same keys and values get one cache (cross-layer sharing: Br
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS
+from ...compiler.graph.graph import Graph, attention_spec, set_layer, type_of
+from ...compiler.ops import OPS, named_arguments
 from ..base import Pass, PassContext, PassResult, Refusal
 
 aten = torch.ops.aten
@@ -39,10 +39,11 @@ class PagedAttention(Pass):
             with graph.fx.inserting_before(node):
                 new, fused = _rewrite(graph, node)
             counts["paged-attention"] += 1
-            k, v, k_cos, k_sin, own, style = (new.args[i] for i in (1, 2, 6, 7, 10, 15))
-            number = layers.setdefault((k, v, k_cos, k_sin, style if k_cos is not None else None), own)
-            if number != own:
-                new.args = (*new.args[:10], number, *new.args[11:])
+            given, spec = named_arguments(new), attention_spec(new)
+            cached = [given[name] for name in ("k", "v", "k_cos", "k_sin")]
+            number = layers.setdefault((*cached, spec.rope if given["k_cos"] is not None else None), spec.layer)
+            if number != spec.layer:
+                set_layer(new, number)
                 counts["shared-cache"] += 1
             if fused:
                 counts["fused-rope"] += fused
@@ -54,7 +55,8 @@ class PagedAttention(Pass):
 
 def _rewrite(graph: Graph, node: fx.Node) -> tuple[fx.Node, int]:
     """The new node, and how many rotations it takes in."""
-    q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, *sight = node.args
+    given = named_arguments(node)
+    q, k = given["q"], given["k"]
     positions = graph.input("positions")
     assert positions is not None and isinstance(q, fx.Node) and isinstance(k, fx.Node)
     q_in, q_tables = _unrope(q, positions)
@@ -62,11 +64,10 @@ def _rewrite(graph: Graph, node: fx.Node) -> tuple[fx.Node, int]:
     if q_tables and k_tables and q_tables[2] != k_tables[2]:
         q_in, q_tables, k_in, k_tables = q, None, k, None
     style = (q_tables or k_tables or (None, None, "half"))[2]
-    tables = [t for pair in (q_tables, k_tables) for t in (pair[:2] if pair else (None, None))]
-    new = graph.call(
-        PAGED, q_in, k_in, v, positions, *tables, sinks, alibi, layer, scale, window, chunk, softcap, style, *sight,
-        origin=node,
-    )  # fmt: skip
+    q_cos, q_sin, k_cos, k_sin = (t for pair in (q_tables, k_tables) for t in (pair[:2] if pair else (None, None)))
+    named = given | {"q": q_in, "k": k_in, "positions": positions, "spec": replace(given["spec"], rope=style)}
+    tables = {"q_cos": q_cos, "q_sin": q_sin, "k_cos": k_cos, "k_sin": k_sin}
+    new = graph.call(PAGED, *OPS["paged_attention"].ordered(**named, **tables), origin=node)
     graph.replace(node, new)
     return new, int(bool(q_tables)) + int(bool(k_tables))
 

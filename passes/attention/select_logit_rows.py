@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
+from ...compiler.errors import PassError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, Graph, TensorType, infer_type
+from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, Graph, infer_type
 from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult
 
@@ -33,13 +33,9 @@ class SelectLogitRows(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.input("logit_rows") is not None:
             return PassResult(False)
-        positions = graph.input("positions") or graph.input("token_ids")
-        assert positions is not None
-        with graph.fx.inserting_after(positions):
-            rows = graph.fx.placeholder("logit_rows")
-        rows.meta["type"] = TensorType(LOGIT_ROWS, (), torch.int64)
-        drafts, early = graph.draft_nodes(), graph.exit_nodes()
-        tail = _tail(graph, drafts | early)
+        rows = graph.fixed_input(LOGIT_ROWS)
+        regions = {name: graph.section_nodes(name) for name in graph.sections}
+        tail = _tail(graph, graph.section_nodes())
         first = tail[0]
         source = _token_inputs(first)[0]
         with graph.fx.inserting_before(first):
@@ -48,40 +44,58 @@ class SelectLogitRows(Pass):
             node.replace_input_with(source, selected)
             if node.op == "call_function":
                 node.meta["type"] = infer_type(node)
-        if drafts:
-            _select_for_drafts(graph, drafts, rows)
-        if early:
-            _select_for_exit(graph, early, rows)
-        return PassResult(True, Counter({"selected": 1 + bool(drafts) + bool(early)}))
+        for name, region in regions.items():
+            _Region(graph, name, region).select()
+        return PassResult(True, Counter({"selected": 1 + len(regions)}))
 
 
-def _select_for_exit(graph: Graph, early: set[fx.Node], rows: fx.Node) -> None:
-    """An early exit gives the logits of the same rows, out of a value of all tokens."""
-    region = [node for node in graph.nodes if node in early and node.op == "call_function"]
-    [source] = {n for node in region for n in _token_inputs(node) if n not in early}
-    with graph.fx.inserting_before(region[0]):
-        selected = graph.call(SELECT, source, rows, origin=source)
-    for node in region:
-        node.replace_input_with(source, selected)
-        node.meta["type"] = infer_type(node)
+class _Region:
+    """The nodes that a section needs and a step does not. One that gives logits gives those of a step's rows; any other
+    reads the rows for which it is asked, which are some of these."""
 
+    def __init__(self, graph: Graph, section: str, nodes: set[fx.Node]) -> None:
+        self._graph, self._section, self._nodes = graph, section, nodes
+        self._asked = LOGITS not in graph.sections[section]
+        self._selected: dict[tuple[fx.Node, str], fx.Node] = {}  # by the value that the section reads, and its rows
 
-def _select_for_drafts(graph: Graph, drafts: set[fx.Node], logit_rows: fx.Node) -> None:
-    """Draft heads read some of the logit rows: those behind which there is something to guess."""
-    with graph.fx.inserting_after(logit_rows):
-        rows = graph.fx.placeholder("draft_rows")
-    rows.meta["type"] = TensorType(DRAFT_ROWS, (), torch.int64)
-    region = [node for node in graph.nodes if node in drafts and node.op == "call_function"]
-    [source] = {n for node in region for n in _token_inputs(node) if n not in drafts}
-    with graph.fx.inserting_before(region[0]):
-        if _rows(source) != LOGIT_ROWS:
-            source_rows = graph.call(SELECT, source, logit_rows, origin=source)
-        else:
-            source_rows = source
-        selected = graph.call(SELECT, source_rows, rows, origin=source)
-    for node in region:
-        node.replace_input_with(source, selected)
-        node.meta["type"] = infer_type(node)
+    def select(self) -> None:
+        calls = [node for node in self._graph.nodes if node in self._nodes and node.op == "call_function"]
+        for node in calls:
+            if self._asked and node.target is not operator.getitem and traits_of(node.target).mixes_tokens:
+                raise PassError(f"section {self._section}: {node.name} reads other tokens, of which there are none")
+            if self._selects_again(node):
+                node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+                self._graph.fx.erase_node(node)
+                continue
+            for source in _token_inputs(node):
+                if source not in self._nodes:
+                    node.replace_input_with(source, self._rows_of(source, node))
+            node.meta["type"] = infer_type(node)
+        for name, node in self._graph.sections[self._section].items():
+            if node not in self._nodes:  # a step gives it, too
+                self._graph.returns(**{f"{self._section}.{name}": self._rows_of(node, self._graph.end)})
+
+    def _selects_again(self, node: fx.Node) -> bool:
+        """Whether a node selects the rows that the section is asked for of a value that has no others by now."""
+        return self._asked and node.target is SELECT and _rows(node.args[0]) == _rows(node.args[1]) == DRAFT_ROWS  # type: ignore[arg-type]
+
+    def _rows_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
+        """The rows of a value that the section reads."""
+        graph, wanted = self._graph, DRAFT_ROWS if self._asked else LOGIT_ROWS
+        if reader.target is SELECT and _rows(reader) == DRAFT_ROWS:
+            wanted = LOGIT_ROWS  # of which it takes those that are asked for
+        if _rows(source) == wanted:
+            return source
+        if (source, wanted) in self._selected:
+            return self._selected[source, wanted]
+        with graph.fx.inserting_before(reader):
+            found = source
+            if _rows(found) != LOGIT_ROWS:
+                found = graph.call(SELECT, found, graph.fixed_input(LOGIT_ROWS), origin=source)
+            if wanted == DRAFT_ROWS:
+                found = graph.call(SELECT, found, graph.fixed_input(DRAFT_ROWS), origin=source)
+        self._selected[source, wanted] = found
+        return found
 
 
 def _token_inputs(node: fx.Node) -> list[fx.Node]:
@@ -93,13 +107,13 @@ def _rows(node: fx.Node) -> str | None:
     return found[0].rows if isinstance(found, tuple) else found.rows
 
 
-def _tail(graph: Graph, drafts: set[fx.Node]) -> list[fx.Node]:
-    """The nodes after the selection, in order: a chain with one token input and no other users but `drafts`."""
+def _tail(graph: Graph, asked: set[fx.Node]) -> list[fx.Node]:
+    """The nodes after the selection, in order: a chain with one token input and no other users but `asked`."""
     tail = [graph.end]
     while True:
         inputs = _token_inputs(tail[0])
         source = inputs[0]
-        if source.op == "placeholder" or len(set(source.users) - drafts) > 1 or len(_token_inputs(source)) != 1:
+        if source.op == "placeholder" or len(set(source.users) - asked) > 1 or len(_token_inputs(source)) != 1:
             return tail
         if source.target is operator.getitem or traits_of(source.target).mixes_tokens:
             return tail

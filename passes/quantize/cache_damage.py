@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import Graph
+from ...compiler.graph.graph import Graph, attention_spec
 from ...compiler.graph.together import Change, Variant
 from ...compiler.ops import OPS
 from ...compiler.ops.attention import rotate
@@ -64,8 +64,8 @@ def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
     """The calls that read each cache, by its layer's number, of those that keep something beyond a step."""
     found: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target is PAGED and not any(node.args[16:17]):
-            found.setdefault(int(node.args[10]), []).append(node)  # type: ignore[arg-type]
+        if node.target is PAGED and not attention_spec(node).mask.ahead:
+            found.setdefault(attention_spec(node).layer, []).append(node)
     return found
 
 
@@ -73,13 +73,16 @@ def rounding(dtype: str) -> Change:
     """Attention over a cache of that type: what it reads of keys, which are rotated first, and of values."""
 
     def changed(args: list[Any]) -> list[Any]:
-        q, k, v, positions, q_cos, q_sin, cos, sin, *rest = args
+        names = list(OPS["paged_attention"].parameters)
+        given: dict[str, Any] = dict(zip(names, args, strict=False))
+        k, v, positions = given["k"], given["v"], given["positions"]
+        cos, sin = given.get("k_cos"), given.get("k_sin")
         width = v.shape[-1]
         latent = cos is None and width <= k.shape[-1] and torch.equal(k[..., :width], v)  # kept once
-        if cos is not None:
-            k = rotate(k, cos[positions], sin[positions], rest[7])
+        if cos is not None and sin is not None:
+            k = rotate(k, cos[positions], sin[positions], given["spec"].rope)
         k = kept(k, dtype)
         v = k[..., :width] if latent else kept(v, dtype)
-        return [q, k, v, positions, q_cos, q_sin, None, None, *rest]
+        return list(OPS["paged_attention"].ordered(**{**given, "k": k, "v": v, "k_cos": None, "k_sin": None}))
 
     return changed

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
 
 from ...compiler.graph.interpret import eager
-from ...compiler.ops import OPS, op_of
-from ...compiler.ops.attention import visible
+from ...compiler.ops import OPS, AttentionSpec, op_of
 
 
 def fast(target: Any) -> Callable[..., Any]:
@@ -31,31 +30,20 @@ def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    sinks: Tensor | None,
-    alibi: Tensor | None,
-    layer: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-    ahead: int = 0,
-    bias: Tensor | None = None,
-    row_bias: Tensor | None = None,
-    later: int = 0,
-    key_bias: Tensor | None = None,
-    key_later: int = 0,
+    spec: AttentionSpec,
+    *added: Tensor | None,
 ) -> Tensor:
     """icc::attention by torch's fused kernels, which skip what a causal mask hides."""
-    added = sinks, alibi, bias, row_bias, key_bias
-    if any(given is not None for given in added) or softcap or q.device.type == "meta":
-        options = layer, scale, window, chunk, softcap, ahead, bias, row_bias, later, key_bias, key_later
-        return _ATTENTION.reference(q, k, v, sinks, alibi, *options)
+    if any(given is not None for given in added) or spec.softcap or q.device.type == "meta":
+        return _ATTENTION.reference(q, k, v, spec, *added)
+    seen = spec.mask
     tokens, groups = len(q), q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
-    limited = 0 < window < tokens or 0 < chunk < tokens or ahead > 0
-    mask = visible(torch.arange(tokens, device=q.device), window, chunk, ahead) if limited else None
+    limited = 0 < seen.window < tokens or 0 < seen.chunk < tokens or seen.ahead > 0
+    mask = seen.visible(torch.arange(tokens, device=q.device)) if limited else None
     heads = [x.transpose(0, 1).unsqueeze(0) for x in (q, keys, values)]
-    found = F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=not limited and not ahead, scale=scale)
+    causal = not limited and not seen.ahead
+    found = F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=causal, scale=spec.scale)
     return found.squeeze(0).transpose(0, 1).contiguous()
 
 

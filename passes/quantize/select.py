@@ -102,7 +102,7 @@ def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Weight
                 continue
             by_weight.setdefault(key, []).append(node)
     heads, jobs, used = lm_heads(graph), [], set()
-    heads |= {node for node in graph.draft_nodes() if node.target is LINEAR and feeds_topk(node)}
+    heads |= {node for node in graph.section_nodes() if node.target is LINEAR and feeds_topk(node)}
     for nodes in by_weight.values():
         found = _job(graph, nodes, nodes[0] in heads, options, used)
         if isinstance(found, Refusal):

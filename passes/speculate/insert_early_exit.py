@@ -1,5 +1,5 @@
 """An early exit: the logits that the model's last norm and LM head give behind its first layers (self-speculation,
-Zhang et al. 2023), as a third result of the graph.
+Zhang et al. 2023), as a section of the graph that gives logits.
 
 What a layer is shows in the data flow: between two attentions there is a place where one value carries all that
 depends on the tokens, and the same place behind the last attention is where the model's tail begins.
@@ -16,9 +16,11 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import LOGITS, Graph, type_of
 from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
+
+SECTION = "exit"
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,17 @@ class InsertEarlyExit(Pass):
     breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        if graph.exit is not None or not self.layers:
+        if SECTION in graph.sections or not self.layers:
             return PassResult(False)
         start, end = self._places(graph)
         copies: dict[fx.Node, fx.Node] = {end: start}
-        drafts = graph.draft_nodes()
-        tail = [node for node in graph.nodes if node.op == "call_function" and node not in drafts]
+        asked = graph.section_nodes()
+        tail = [node for node in graph.nodes if node.op == "call_function" and node not in asked]
         with graph.fx.inserting_before(graph.end):
             for node in tail[tail.index(end) + 1 :]:
                 args: Any = fx.map_arg(node.args, lambda n: copies.get(n, n))
                 copies[node] = graph.call(node.target, *args, origin=node)
-        graph.returns(exit=copies[graph.output])
+        graph.returns(**{f"{SECTION}.{LOGITS}": copies[graph.output]})
         return PassResult(True, Counter({"early-exit": 1}))
 
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:

@@ -1,7 +1,7 @@
 """Medusa heads: guesses of the tokens after the next, from the hidden state that the LM head reads (Cai et al. 2024).
 
 Head i is a chain of blocks x + silu(linear(x)) and an LM head, its own or the model's. What the graph gives besides the
-logits is each head's likeliest tokens, best first: drafts [T, heads * ranks].
+logits is each head's likeliest tokens, best first: section "medusa" with its drafts [T, heads, ranks].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..quantize.select import lm_heads
 
 aten = torch.ops.aten
 LINEAR, TOPK = OPS["linear"].overload, OPS["topk"].overload
-PREFIX = "medusa_head"
+SECTION, PREFIX = "medusa", "medusa_head"
 RANKS = 8  # tokens that each head names
 
 
@@ -53,7 +53,7 @@ class InsertMedusaHeads(Pass):
     breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        if graph.drafts is not None or not self.heads:
+        if SECTION in graph.sections or not self.heads:
             return PassResult(False)
         found = lm_heads(graph)
         if len(found) != 1:
@@ -64,9 +64,10 @@ class InsertMedusaHeads(Pass):
         self._check(lm_head)
         with graph.fx.inserting_before(graph.end):
             choices = [self._head(graph, lm_head, number, head) for number, head in enumerate(self.heads)]
-            drafts = graph.call(aten.cat.default, choices, 1, origin=lm_head)
-        graph.returns(drafts=drafts)
-        graph.draft_heads = len(self.heads)
+            together = graph.call(aten.cat.default, choices, 1, origin=lm_head)
+            shape = [-1, len(choices), type_of(together).shape[0] // len(choices)]
+            drafts = graph.call(aten.view.default, together, shape, origin=lm_head)
+        graph.returns(**{f"{SECTION}.drafts": drafts})
         return PassResult(True, Counter({"medusa-heads": len(self.heads)}))
 
     def _check(self, lm_head: fx.Node) -> None:

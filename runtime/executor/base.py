@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..batch.scheduled import ScheduledBatch
@@ -62,6 +63,19 @@ class GreedyExecutor(Protocol):
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
         """As `Executor.step`, but of each logit row only the token of the largest logit (the first of equals), -1 where
         logits are not numbers."""
+        ...
+
+
+@runtime_checkable
+class SectionExecutor(Protocol):
+    """An executor that runs sections of its program behind a step, see `Section`."""
+
+    def run(self, section: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a section gives for some rows of the last step, by name `[rows, ...]`, copies.
+
+        inputs: what it is given, by name, a row for each: float32 or int32. ASKED_ROWS are logit rows of the step.
+        UsageError if there is no such section, or it is given something else.
+        """
         ...
 
 

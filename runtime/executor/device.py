@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ..format.batch import BatchLimits
@@ -99,12 +99,13 @@ class Device(Protocol):
         """Until a turn has ended."""
         ...
 
-    def ask(self, rows: Sequence[int]) -> None:
-        """Give the draft heads, which run next, other logit rows than the step's."""
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        """Put rows where `SectionArray.at` says, behind a step of so many tokens: what the section that runs next is
+        given. Logit rows of the step are forgotten for those that it is asked for."""
         ...
 
-    def answers(self, count: int) -> np.ndarray:
-        """What they chose behind the first rows: int32 `[count, heads, ranks]`, a copy."""
+    def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        """Wait for what a section gives, and lies there: a copy of the first bytes, uint8."""
         ...
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from ..batch.padding import StepSize, padded_size
 from ..batch.scheduled import ScheduledBatch
 from ..errors import UsageError
 from ..format.batch import SAMPLED
-from ..format.program import HEADS
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
@@ -92,18 +91,26 @@ class Player(Generic[D]):
         logits = self.device.logits[:rows] if ticket.host_samples else None
         return Sampled(*(arrays[array.name][:rows] for array in SAMPLED), logits=logits)
 
-    def draft(self, rows: Sequence[int]) -> np.ndarray:
-        """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
-        device, speculation = self.device, self.device.program.speculation
-        if self._closed or speculation is None or not speculation.heads:
-            raise UsageError("the engine is closed, or has no draft heads")
-        phase, count = None, len(rows)
+    def run(self, section: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a section gives behind the last step; see SectionExecutor."""
+        device, tokens = self.device, self._tokens
+        found = next((s for s in device.program.sections if s.name == section and not s.is_step), None)
+        if self._closed or found is None:
+            raise UsageError(f"the engine is closed, or has no section {section!r} that runs behind a step")
+        from .asking import checked_rows, padded, rows_of  # imports numpy
+
+        count, given = checked_rows(found, inputs, min(tokens, device.limits.logit_rows))
+        phase, size = None, count
         if device.plan is not None:
             phase = device.plan.phase(count, count)
-            count = min(phase.max_tokens, self._tokens)  # of few sizes, within the buffers of the last step
-        device.ask([*rows, *[rows[0]] * (count - len(rows))])
-        device.run(Work(self._sizes(self._tokens, count, count), phase, HEADS))
-        return device.answers(len(rows))
+            size = min(phase.max_tokens, tokens, device.limits.logit_rows)  # of few sizes, within the step's buffers
+        for name, array in found.inputs.items():
+            device.write(array.at, tokens, padded(given[name], size))
+        device.run(Work(self._sizes(tokens, size, size), phase, section))
+        return {
+            name: rows_of(array, count, device.read(array.at, tokens, count * array.row_bytes))
+            for name, array in found.outputs.items()
+        }
 
     def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
         """Send a batch without running it, for the timing of single kernels; the sizes of its launches."""

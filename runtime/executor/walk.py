@@ -24,7 +24,7 @@ from ..format.plan import (
     ScratchArg,
     SizeArg,
 )
-from ..format.program import HEADS, Program
+from ..format.program import Program
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,11 @@ class Walker:
         self._cache, self._limits = cache, limits
 
     def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[LaunchArgument, ...]]]:
-        """All launches of a step in order. Draft heads work on a step that has run: nothing comes before or after."""
+        """All launches of a step in order. A section that runs behind a step has nothing before or after its own."""
+        around = self._program.samples_in(section)
         steps = [(call, launch) for call in self._calls(section) for launch in phase.launches[call.kernel]]
-        before = [(None, launch) for launch in phase.before if section != HEADS]
-        after = [(None, launch) for launch in phase.after if section != HEADS]
+        before = [(None, launch) for launch in phase.before if around]
+        after = [(None, launch) for launch in phase.after if around]
         return [(launch, self.arguments(launch, call)) for call, launch in (*before, *steps, *after)]
 
     def walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> Iterator[BoundLaunch]:

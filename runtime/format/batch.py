@@ -24,9 +24,10 @@ _ALIGNED = 4  # elements of 4 bytes: 16 bytes
 class BatchArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One array, contiguous. dtype: of `ITEM_SIZE`. kind: "sampling" or "sampled" where it is about that.
 
-    shape: of a step, in symbols: T tokens, S sequences, L logit rows, B entries of a row of block tables, M moves, G KV
-    groups; V is the width of a row of the output, H and R are heads and ranks of draft heads. Of an array with G, the
-    kernels of a layer are given the part of its group. cpu, gpu: whether the kernels of these back ends are given it.
+    shape: of a step, in symbols: T tokens, S sequences, L logit rows, D rows for which a section is asked, B entries of
+    a row of block tables, M moves, G KV groups; V is the width of a row of the output, H and R are heads and ranks of
+    draft heads. Of an array with G, the kernels of a layer are given the part of its group. cpu, gpu: whether the
+    kernels of these back ends are given it.
     fill: every element of the rows that nobody gives, in an array of `Program.inputs`. ValueError for an unknown dtype,
     or a fill that it cannot hold.
     """
@@ -51,6 +52,11 @@ class BatchArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def plan_name(self) -> str:
         """What the arguments of a launch plan call it."""
         return f"{self.kind}:{self.name}" if self.kind else self.name
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a section is given it when it is asked, one row for each that it is asked for; see `Section`."""
+        return self.shape[:1] == ("D",)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -116,15 +122,18 @@ PLAN_ARRAYS = {array.plan_name: array for array in (*GPU_INPUTS, *SAMPLED, *OUTP
 
 
 def declaration_problem(declared: Sequence[BatchArray]) -> str:
-    """Why a program cannot declare these inputs; "" if it can. Each has one row per token, and a name of its own."""
+    """Why a program cannot declare these inputs; "" if it can. Each has one row per token, or per row that a section is
+    asked for, and a name of its own."""
     names = [array.name for array in declared]
     taken = {array.name for array in (*INPUTS, *SAMPLING, *SAMPLED, *OUTPUTS)} | {"draft_rows", *MEMORY_SPACES}
     for array in declared:
         if not array.name.isidentifier() or array.name in taken or names.count(array.name) > 1:
             return f"{array.name!r} is no name for an input, or is taken"
         sizes = array.shape[1:]
-        if array.shape[:1] != ("T",) or not all(isinstance(size, int) and size > 0 for size in sizes):
+        if array.shape[0] not in ("T", "D") or not all(isinstance(size, int) and size > 0 for size in sizes):
             return f"input {array.name} has the shape {list(array.shape)}, not one row of fixed sizes per token"
+        if array.is_asked and array.dtype not in ("f32", "i32"):
+            return f"input {array.name} of a section is of type {array.dtype}, not f32 or i32"
         if array.kind or not (array.cpu and array.gpu):
             return f"input {array.name} must be for every back end"
     return ""

@@ -8,9 +8,12 @@ dimension.
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 
 from .batch import BatchArray
+from .elements import ITEM_SIZE
 from .kv import KVLayout
 from .plan import LaunchPlan
 from .speculation import Speculation
@@ -30,8 +33,9 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
 
 
-HEADS, EXIT = "medusa", "exit"  # the sections that there are, see `Section`
-LOGITS, DRAFTS = "logits", "drafts"  # the outputs that there are, see `operands.py`
+LOGITS = "logits"  # the output of a step, see `operands.py`
+DRAFTS = "drafts"  # one more that programs of format 2 had
+ASKED_ROWS = "draft_rows"  # an input of sections: the logit rows of the step for which they are asked
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,17 +60,39 @@ class WeightEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nbytes: int
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Steps [begin, end) of the program that a step leaves out, and that run on demand after it: `name` says what for.
+class SectionArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a section is given, or gives: rows of `shape` elements of type `dtype`, one behind the other, in the buffer
+    or the array of the batch that `at` names."""
 
-    "medusa" runs after a step, and its "logit_rows" are some of that step's. "exit" is a step of its own, the early
-    exit of self-speculation: the first `shared` steps of the program, then those that give its logits.
+    dtype: str
+    shape: list[int]
+    at: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.shape) * ITEM_SIZE[self.dtype]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Steps [begin, end) of the program that a step leaves out, and that run when they are asked for, with these inputs
+    by name, giving these outputs: one row each for every row that they are asked for.
+
+    They run behind a step, whose results are still there. A section that gives LOGITS is a step of its own instead: it
+    is given a batch, and runs the first `shared` steps of the program, then its own.
     """
 
     name: str
     begin: int
     end: int
     shared: int = 0
+    inputs: dict[str, SectionArray] = {}
+    outputs: dict[str, SectionArray] = {}
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it takes a batch, and gives the batch's logits."""
+        return LOGITS in self.outputs
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -111,6 +137,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def section(self, name: str) -> int | None:
         """The number of the section of that name; None if there is none."""
         return next((number for number, section in enumerate(self.sections) if section.name == name), None)
+
+    def samples_in(self, name: str) -> bool:
+        """Whether a run of a section gives logits, as one of the program itself, "", does."""
+        number = self.section(name)
+        return number is None or self.sections[number].is_step
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; KeyError if there is none."""

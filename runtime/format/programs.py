@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ..errors import EngineFormatError, KVLayoutError
 from ..kv.policy import EVICTING, POLICIES
 from .batch import declaration_problem
@@ -10,7 +12,10 @@ from .files import EngineFiles
 from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
 from .manifest import FORMAT_VERSION, MAIN, Manifest
 from .present import MANIFEST_FILE
-from .program import Program
+from .program import DRAFTS, LOGITS, Program, Section
+from .version2 import with_what_sections_take
+
+_ARRAYS = (LOGITS, DRAFTS, "logit_rows")  # of the batch, where what sections are given or give may lie
 
 
 def read_program(manifest: Manifest, files: EngineFiles, name: str = MAIN) -> Program:
@@ -21,7 +26,8 @@ def read_program(manifest: Manifest, files: EngineFiles, name: str = MAIN) -> Pr
 
 def decode_program(raw: bytes, name: str, version: int = FORMAT_VERSION) -> Program:
     """The content of a program's file `name`, of a format version that is read, decoded strictly."""
-    return decode(raw, name, Program)
+    program = decode(raw, name, Program)
+    return program if version == FORMAT_VERSION else with_what_sections_take(program)
 
 
 def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> None:
@@ -42,11 +48,32 @@ def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> N
             raise EngineFormatError(f"{file}: object {kernel} is not listed in {MANIFEST_FILE}", COPY_AGAIN)
     if problem := declaration_problem(program.inputs):
         raise EngineFormatError(f"{file}: {problem}", COPY_AGAIN)
+    for section in program.sections:
+        if problem := section_problem(program, section):
+            raise EngineFormatError(f"{file}: section {section.name}: {problem}", COPY_AGAIN)
     for group in program.kv.groups:
         _check_group(group)
     limits = manifest.limits
     if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens) < 1:
         raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", COPY_AGAIN)
+
+
+def section_problem(program: Program, section: Section) -> str:
+    """Why a section cannot be run, or what it is given and gives does not lie where it can; "" if nothing is wrong."""
+    if not 0 <= section.shared <= section.begin <= section.end <= len(program.steps):
+        return f"steps {section.begin} to {section.end} are not in the program"
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    for name, array in (*section.inputs.items(), *section.outputs.items()):
+        buffer = buffers.get(array.at)
+        if array.dtype not in ("f32", "i32") or min(array.shape, default=1) < 1:
+            return f"{name} has rows of {array.shape} {array.dtype}"
+        if buffer is None and array.at not in _ARRAYS:
+            return f"there is no buffer {array.at} for {name}"
+        if buffer is not None and (buffer.dtype, prod(buffer.shape)) != (array.dtype, prod(array.shape)):
+            return f"{name} has rows of {array.shape} {array.dtype}, buffer {array.at} of {buffer.shape} {buffer.dtype}"
+        if buffer is not None and not 0 <= buffer.offset <= program.arena_bytes_per_token - array.row_bytes:
+            return f"buffer {array.at} for {name} is not in the arena"
+    return ""
 
 
 def _check_group(group: KVGroup) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..executor.base import Executor
+from ..executor.base import Executor, SectionExecutor
 from ..format.load import Engine, open_engine
-from ..format.program import EXIT
 
 if TYPE_CHECKING:  # what is not chosen is not imported
     from .drafter import Drafter
@@ -18,6 +17,7 @@ if TYPE_CHECKING:  # what is not chosen is not imported
 
 NONE = "none"
 MakeExecutor = Callable[[Engine, str, str], Executor]  # of a program of an engine, and the section that it runs, if any
+EXIT = "exit"  # the section that is the logits behind the first layers
 DRAFT = "draft"  # the program of an engine that guesses for its main one
 
 
@@ -57,9 +57,9 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
 
         return NgramDrafter()
     if chosen == "medusa":
-        from .medusa import HeadsExecutor, MedusaDrafter
+        from .medusa import SECTION, MedusaDrafter
 
-        if own is None or not own.heads or not isinstance(executor, HeadsExecutor):
+        if own is None or engine.program.section(SECTION) is None or not isinstance(executor, SectionExecutor):
             raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
         return MedusaDrafter(executor, own)
     if chosen == DRAFT:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ..batch.scheduled import Draft
+from ..executor.base import SectionExecutor
+from ..format.program import ASKED_ROWS
 from ..format.speculation import DraftTree, Speculation
 from .drafter import Drafter, Proposal, Wish
 
-
-@runtime_checkable
-class HeadsExecutor(Protocol):
-    """An executor whose engine has draft heads."""
-
-    def draft(self, rows: Sequence[int]) -> np.ndarray:
-        """The heads' choices behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
-        ...
+SECTION = "medusa"  # what a program calls its draft heads; they give "drafts" [rows, heads, ranks], best first
 
 
 class MedusaDrafter(Drafter):
@@ -26,7 +20,7 @@ class MedusaDrafter(Drafter):
 
     name, observes = "medusa", True
 
-    def __init__(self, executor: HeadsExecutor, speculation: Speculation) -> None:
+    def __init__(self, executor: SectionExecutor, speculation: Speculation) -> None:
         self._executor, self._speculation = executor, speculation
         self._drafts: dict[int, tuple[DraftTree, np.ndarray]] = {}
         tree = speculation.tree(1)
@@ -50,7 +44,8 @@ class MedusaDrafter(Drafter):
         self._drafts.clear()
         tree = self._speculation.tree(batch_size)
         if tree is not None and rows:
-            choices = self._executor.draft(list(rows.values())).reshape(len(rows), -1)
+            asked = {ASKED_ROWS: np.array(list(rows.values()), np.int32)}
+            choices = self._executor.run(SECTION, asked)["drafts"].reshape(len(rows), -1)
             self._drafts = {request_id: (tree, own) for request_id, own in zip(rows, choices, strict=True)}
 
     def forget(self, request_id: int) -> None:

@@ -43,8 +43,9 @@ def streaming(model: Path) -> Path:
 
 def reference(model: Path, policy: str, ids: list[int]) -> np.ndarray:
     """Logits of every token by the interpreter."""
-    graph = load_graph(model, LENGTH, policy=read_eviction(policy))
-    for phase in (pipelines.canonicalize(), pipelines.attention(policy)):
+    kept = read_eviction(policy)
+    graph = load_graph(model, LENGTH, policy=kept)
+    for phase in (pipelines.canonicalize(), pipelines.attention(kept)):
         run_passes(graph, phase, PassContext())
     return interpret(graph, ids, list(range(len(ids)))).numpy()
 

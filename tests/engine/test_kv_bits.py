@@ -13,6 +13,7 @@ import pytest
 import torch
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.graph import attention_spec
 from icc.compiler.graph.together import MODEL, run_together
 from icc.compiler.ops.kept import kept
 from icc.compiler.options import CompileOptions
@@ -51,7 +52,7 @@ def test_a_type_for_each_layer(compiled: Callable[..., Any]) -> None:
     for phase in (pipelines.canonicalize(), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     ids = [(7 * i + 3) % 119 for i in range(40)]
-    calls = {int(node.args[10]): node for node in graph.nodes if "paged_attention" in str(node.target)}  # type: ignore[arg-type]
+    calls = {attention_spec(node).layer: node for node in graph.nodes if "paged_attention" in str(node.target)}
     rounded = {node: rounding(chosen[layer]) for layer, node in calls.items()}
     logits = {found.variant: found.logits.numpy() for found in run_together(graph, [ids], [rounded])}
     with icc.load(made.engine, threads=1, verify_answers=True) as llm:
@@ -69,7 +70,7 @@ def test_layers_that_suffer_more_get_more_bits(compiled: Callable[..., Any]) -> 
     last = calls[-1]
     for node in list(last.users):
         node.replace_input_with(last, calls[0])
-    sizes = {int(node.args[10]): [("f16", 160), ("i8", 85), ("i4", 45)] for node in calls}  # type: ignore[arg-type]
+    sizes = {attention_spec(node).layer: [("f16", 160), ("i8", 85), ("i4", 45)] for node in calls}
     sequences = [[(7 * i + 3 * j) % 119 for i in range(32)] for j in range(4)]
     *others, unused = measure_caches(graph, sizes, sequences, lambda text, done, total: None)
     assert [option.damage for option in unused.options] == [0.0, 0.0, 0.0]

@@ -72,7 +72,7 @@ def with_heads(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
 def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], compiled: Callable[..., Any]) -> None:
     """The section of the heads, behind some of the logit rows of a step."""
     from icc.compiler.frontend.load import load_graph
-    from icc.compiler.graph.interpret import interpret_drafts
+    from icc.compiler.graph.interpret import interpret_outputs
     from icc.compiler.speculate.head_files import read_heads
     from icc.passes import pipelines
     from icc.passes.base import PassContext
@@ -84,11 +84,12 @@ def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], c
     run_passes(graph, pipelines.canonicalize(), PassContext())
     run_passes(graph, pipelines.speculate(read_heads(folder), 0, "none", "int8"), PassContext())
     ids = [1, 5, 9, 33, 70, 2, 8]
-    expected = interpret_drafts(graph, ids)[1].numpy()
+    expected = interpret_outputs(graph, ids)["medusa.drafts"].numpy()
     with load(engine, threads=2) as llm:
         llm.executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, ((0,),), len(ids)),)))
         for rows in ([3], [0, 6], range(7)):
-            assert np.array_equal(llm.executor.draft(rows)[:, :, 0], expected[list(rows), :, 0])
+            found = llm.executor.run("medusa", {"draft_rows": np.array(rows)})["drafts"]
+            assert np.array_equal(found[:, :, 0], expected[list(rows), :, 0])
 
 
 def test_an_engine_with_heads_gives_what_one_without_gives(
@@ -159,7 +160,7 @@ def test_another_program_of_the_engine_guesses(compiled: Callable[..., Any], tmp
 @pytest.mark.parametrize("family", [*soak("llama"), "gemma2"])
 def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[..., Any], family: str) -> None:
     from icc.compiler.frontend.load import load_graph
-    from icc.compiler.graph.interpret import interpret_exit
+    from icc.compiler.graph.interpret import interpret_outputs
     from icc.passes import pipelines
     from icc.passes.base import PassContext
     from icc.passes.manager import run_passes
@@ -171,7 +172,7 @@ def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[.
     graph = load_graph(found.checkpoint)
     run_passes(graph, [*pipelines.canonicalize(), *pipelines.speculate((), 1, "none", "int8")], PassContext())
     ids = [1, 5, 9, 33, 70, 2, 8]
-    expected = interpret_exit(graph, ids).numpy()
+    expected = interpret_outputs(graph, ids)["exit.logits"].numpy()
     with load(found.engine, threads=1, spec="none") as llm:
         executor = Player(CpuDevice(llm.engine, 2, section="exit"))
         tables = ((0,),) * len(executor.groups)

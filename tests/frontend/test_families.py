@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 import torch
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import Graph, type_of
+from icc.compiler.graph.graph import Graph, attention_spec, type_of
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.ops import named_arguments
 from sizes import soak
 from transformers import LlamaConfig
 
@@ -102,20 +103,19 @@ def test_sharded_checkpoints(tiny: ModuleType, name: str, tmp_path: Path) -> Non
 
 def test_window_longer_than_the_trace_is_kept(tiny: ModuleType, tmp_path: Path) -> None:
     graph = check(tiny, "gpt_neo-local_attention", tmp_path)
-    windows = [n.args[7] for n in graph.nodes if "icc.attention" in str(n.target)]
-    assert windows == [0, 6]
+    assert [attention_spec(n).mask.window for n in graph.attention_nodes] == [0, 6]
 
 
 def test_alibi_becomes_slopes(tiny: ModuleType, tmp_path: Path) -> None:
     graph = check(tiny, "bloom-alibi", tmp_path)
-    calls = [n for n in graph.nodes if "icc.attention" in str(n.target)]
-    slopes = graph.weight(calls[0].args[4]).load()  # type: ignore[arg-type]
+    calls = graph.attention_nodes
+    slopes = graph.weight(named_arguments(calls[0])["alibi"]).load()
     assert len(calls) == 2 and slopes.shape == (3,) and bool((slopes > 0).all())
 
 
 def test_each_attention_layer_has_its_own_cache(tiny: ModuleType, tmp_path: Path) -> None:
     graph = check(tiny, "llama", tmp_path)
-    assert [n.args[5] for n in graph.nodes if "icc.attention" in str(n.target)] == [0, 1]
+    assert [attention_spec(n).layer for n in graph.attention_nodes] == [0, 1]
 
 
 def test_positions_that_do_not_start_at_zero_are_the_models_own(tiny: ModuleType, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 icc = torch.ops.icc
+attention, paged_attention = OPS["attention"].overload, OPS["paged_attention"].overload
 
 VOCAB = 16
 IDS = [3, 14, 0, 9, 3, 7, 15, 1, 12]

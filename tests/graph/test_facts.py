@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from graph_tracing import Value, aten, icc, trace
+from graph_tracing import Value, aten, attention, icc, trace
 from icc.compiler.graph.facts import CHECKS, Fact, holding, problem
+from icc.compiler.ops import AttentionSpec
 
 Case = Callable[[Value, Value, Value], Value]
 
 
 def attend(x: Value) -> Value:
     heads = x.view(-1, 2, 4)
-    return icc.attention.default(heads, heads, heads, None, None, 0, 0.5, 0, 0, 0.0).view(-1, 8)
+    return attention(heads, heads, heads, AttentionSpec(0, 0.5)).view(-1, 8)
 
 
 # fact -> (a graph of which it is not true, what is said, a graph of which it is)
@@ -34,7 +35,7 @@ CASES: dict[str, tuple[Case, str, Case]] = {
         lambda p, x, w: x + icc.embedding.default(p, w).view(-1, 1),
     ),
     Fact.PAGED: (
-        lambda p, x, w: attend(x), "attention_default has no kernel on any back end", lambda p, x, w: x * w,
+        lambda p, x, w: attend(x), "attention has no kernel on any back end", lambda p, x, w: x * w,
     ),
 }  # fmt: skip
 

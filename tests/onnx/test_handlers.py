@@ -17,7 +17,7 @@ from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.onnx.known import Known
 from icc.compiler.frontend.source.onnx.module import HANDLERS
 from icc.compiler.frontend.source.onnx.table import OnnxCall
-from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.graph import Graph, attention_spec
 from icc.compiler.graph.interpret import interpret
 from onnx import TensorProto, helper, numpy_helper
 from onnx_running import feeds, session
@@ -265,7 +265,15 @@ def test_causal_attentions_that_are_one_node(tmp_path: Path) -> None:
         b.result("GroupQueryAttention", qkv, "", "", "", "", last, total, *given, **shared, **more)
     b.write(tmp_path / "m.onnx")
     graph = check(tmp_path / "m.onnx")
-    assert not graph.looks_ahead and [node.args[7] for node in graph.attention_nodes] == [0, 0, 0, 0, 0, 4, 0]
+    assert not graph.looks_ahead and [attention_spec(node).mask.window for node in graph.attention_nodes] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+        0,
+    ]
 
 
 def test_a_table_that_is_read_with_other_scales_is_refused(tmp_path: Path) -> None:

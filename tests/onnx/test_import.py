@@ -18,7 +18,7 @@ from icc.compiler.errors import CheckpointError, TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.onnx.container import open_container
 from icc.compiler.frontend.source.source import open_source
-from icc.compiler.graph.graph import Graph, type_of
+from icc.compiler.graph.graph import Graph, attention_spec, type_of
 from icc.compiler.graph.interpret import interpret
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
@@ -203,7 +203,7 @@ def test_names_are_those_of_the_model(decoder: Path) -> None:
     assert stored["model.embed_tokens.weight"] == "f32"
     assert stored["model.layers.1.mlp.up_proj.MatMul.weight_Q"] == "zq8_f32g16"
     assert "model.layers.0.attn.q_proj" in {node.meta.get("module") for node in graph.nodes}
-    assert [node.args[7] for node in graph.attention_nodes] == [5, 5]
+    assert [attention_spec(node).mask.window for node in graph.attention_nodes] == [5, 5]
 
 
 @pytest.mark.soak

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from graph_tracing import OPS, Value, cat, empty_graph, icc
 from icc.compiler.graph.graph import TensorType
-from icc.compiler.ops import Op
+from icc.compiler.ops import AttentionSpec, Op
 from icc.compiler.weights.handles import Constant
 from torch import Tensor
 
@@ -84,7 +84,10 @@ class SampleGraph:
             else:
                 values.append(arg)
         if OPS[name].traits.stateful:  # each has a KV cache, or a state, of its own
-            values[[a.name for a in OPS[name].overload._schema.arguments].index("layer")] = number
+            names = list(OPS[name].parameters)
+            if "layer" in names:
+                values[names.index("layer")] = number
+            values = [replace(v, layer=number) if isinstance(v, AttentionSpec) else v for v in values]
         if name == "paged_attention":
             values[3] = self._inputs["positions"]
         real = results(OPS[name].reference(*map_tensors(as_double, args)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from graph_tracing import Applied, Value, apply, aten, icc, random, trace
-from icc.compiler.ops import OPS
+from graph_tracing import Applied, Value, apply, aten, attention, icc, random, trace
+from icc.compiler.ops import OPS, AttentionSpec
 from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import GatheredRows, PackedWeight, Weight, is_quantized
 from icc.passes.attention.absorb_projections import AbsorbProjections
@@ -23,7 +23,7 @@ def run(make: Make, **inputs: str | Weight) -> Applied:
 
 
 def attend(q: Value, k: Value, v: Value) -> Value:
-    return icc.attention.default(q, k, v, None, None, 0, 0.5, 0, 0, 0.0)
+    return attention(q, k, v, AttentionSpec(0, 0.5))
 
 
 def rotated(r: Value) -> Value:

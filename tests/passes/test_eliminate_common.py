@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graph_tracing import Value, apply, aten, icc, trace
+from graph_tracing import Value, apply, aten, attention, trace
+from icc.compiler.ops import AttentionSpec
 from icc.passes.canonicalize.eliminate_common import EliminateCommon
 
 
@@ -25,7 +26,7 @@ def test_number_types_differ() -> None:
 
 def test_each_attention_keeps_its_cache() -> None:
     def fn(q: Value, positions: Value) -> Value:
-        one, two = (icc.attention.default(q, q, q, None, None, 0, 0.5, 0, 0, 0.0) for _ in range(2))
+        one, two = (attention(q, q, q, AttentionSpec(0, 0.5)) for _ in range(2))
         return one + two
 
     assert apply(EliminateCommon(), trace(fn, q="f32[T, 2, 4]", positions="")).counts == {}

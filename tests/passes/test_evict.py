@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_tracing import Value, icc, trace
+from graph_tracing import Value, icc, paged_attention, trace
 from icc.compiler.errors import UsageError
-from icc.compiler.graph.graph import Graph
+from icc.compiler.eviction import Eviction
+from icc.compiler.graph.graph import Graph, attention_spec
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.graph.printer import print_graph
-from icc.compiler.ops import OPS
+from icc.compiler.ops import OPS, AttentionMask, AttentionSpec
 from icc.passes.attention.evict import Evict
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 
-POLICY = "streaming:sinks=2,window=32"
+POLICY = Eviction("streaming", 32, 2)
 TABLES = {"cos": "f32[64, 8]", "sin": "f32[64, 8]"}
 
 
-def run(fn: object, policy: str = POLICY, **inputs: str) -> Graph:
+def run(fn: object, policy: Eviction | None = POLICY, **inputs: str) -> Graph:
     """The graph after two runs, of which the second finds nothing to do."""
     graph = trace(fn, positions="", q="f32[T, 4, 8]", k="f32[T, 2, 8]", **inputs)  # type: ignore[arg-type]
     first, second = (run_passes(graph, [Evict(policy)], PassContext())[0] for _ in range(2))
@@ -27,10 +28,7 @@ def run(fn: object, policy: str = POLICY, **inputs: str) -> Graph:
 
 
 def paged(q: Value, k: Value, positions: Value, cos: Value, sin: Value, layer: int, window: int = 0) -> Value:
-    tables = cos, sin, cos, sin
-    return icc.paged_attention.default(
-        q, k, k, positions, *tables, None, None, layer, 0.5, window, 0, 0.0, "half"
-    )  # fmt: skip
+    return paged_attention(q, k, k, positions, AttentionSpec(layer, 0.5, AttentionMask(window)), cos, sin, cos, sin)
 
 
 def test_layers_with_a_window_stay_as_they_are() -> None:
@@ -38,8 +36,9 @@ def test_layers_with_a_window_stay_as_they_are() -> None:
         return paged(paged(q, k, positions, cos, sin, 0, 9), k, positions, cos, sin, 1)
 
     graph = run(fn, **TABLES)
-    assert [node.args[18:] for node in graph.attention_nodes] == [(), (None, 0, None, 0, POLICY)]
-    assert parse_graph(text := print_graph(graph)) is not None and POLICY in text
+    assert [attention_spec(node).policy for node in graph.attention_nodes] == [None, POLICY]
+    text = print_graph(graph)
+    assert print_graph(parse_graph(text)) == text and 'Eviction{kind="streaming", size=32, beside=2}' in text
 
 
 def test_refuses_what_has_windows_alone() -> None:
@@ -62,16 +61,15 @@ def test_refuses_positions_outside_of_attention() -> None:
 
 def test_refuses_to_choose_where_places_tell_distances_or_layers_share() -> None:
     def sloped(positions: Value, q: Value, k: Value, slopes: Value) -> Value:
-        rest = None, None, None, None, None, slopes, 0, 0.5, 0, 0, 0.0, "half"
-        return icc.paged_attention.default(q, k, k, positions, *rest)
+        return paged_attention(q, k, k, positions, AttentionSpec(0, 0.5), None, None, None, None, None, slopes)
 
     def shared(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
         return paged(paged(q, k, positions, cos, sin, 0), k, positions, cos, sin, 0)
 
     with pytest.raises(UsageError, match="adds something by distance"):
-        run(sloped, "h2o", slopes="f32[4]")
+        run(sloped, Eviction("h2o", 1024, 256), slopes="f32[4]")
     with pytest.raises(UsageError, match="read the same cache"):
-        run(shared, "snapkv", **TABLES)
+        run(shared, Eviction("snapkv", 1024, 32), **TABLES)
     assert run(shared, **TABLES)
 
 
@@ -81,11 +79,10 @@ def test_distances_are_those_of_a_cache_without_gaps() -> None:
     q, k, v = torch.randn(60, 4, 8), *torch.randn(2, 60, 2, 8)
     angles = torch.outer(torch.arange(64.0), 0.3 ** torch.arange(4)).repeat(1, 2)
     cos, sin = angles.cos(), angles.sin()
-    rest = None, None, 0, 0.3, 0, 0, 0.0, "half"
-    op = OPS["paged_attention"].reference
-    got = op(q, k, v, torch.arange(60), cos, sin, cos, sin, *rest, 0, None, None, 0, None, 0, POLICY)
+    op, tables = OPS["paged_attention"].reference, (cos, sin, cos, sin)
+    got = op(q, k, v, torch.arange(60), AttentionSpec(0, 0.3, policy=POLICY), *tables)
     for last in (0, 20, 33, 34, 59):
         kept = [i for i in range(last + 1) if i < 2 or i > last - 32]
         at = torch.arange(len(kept))
-        full = op(q[kept], k[kept], v[kept], at, cos, sin, cos, sin, *rest)
+        full = op(q[kept], k[kept], v[kept], at, AttentionSpec(0, 0.3), *tables)
         assert torch.allclose(got[last], full[-1], atol=1e-5), last

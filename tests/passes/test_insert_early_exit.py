@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_tracing import IDS, Value, apply, aten, difference, icc, trace
+from graph_tracing import IDS, Value, apply, aten, attention, difference, icc, trace
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
-from icc.compiler.graph.interpret import interpret, interpret_exit
+from icc.compiler.graph.interpret import interpret, interpret_outputs
+from icc.compiler.ops import AttentionSpec
 from icc.passes import pipelines
 from icc.passes.attention.select_logit_rows import SelectLogitRows
 from icc.passes.base import PassContext
@@ -18,7 +19,7 @@ from icc.passes.speculate.insert_early_exit import InsertEarlyExit
 def layer(x: Value, number: int, w: Value) -> Value:
     """Attention and a residual product, as a layer of a model would be traced."""
     heads = icc.rms_norm.default(x, w, 1e-5).view(-1, 2, 4)
-    x = x + icc.attention.default(heads, heads, heads, None, None, number, 0.5, 0, 0, 0.0).view(-1, 8)
+    x = x + attention(heads, heads, heads, AttentionSpec(number, 0.5)).view(-1, 8)
     x = x + aten.tanh.default(x)
     x.node.meta["module"] = f"model.layers.{number}"
     return x
@@ -36,7 +37,7 @@ def model(layers: int) -> Graph:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_numbers_are_those_of_a_shorter_model(layers: int) -> None:
     graph = apply(InsertEarlyExit(layers), model(4)).graph
-    assert difference(interpret(model(layers), IDS), interpret_exit(graph, IDS)) < 1e-6
+    assert difference(interpret(model(layers), IDS), interpret_outputs(graph, IDS)["exit.logits"]) < 1e-6
     assert torch.equal(interpret(graph, IDS), interpret(model(4), IDS))
 
 
@@ -47,7 +48,7 @@ def test_rows_are_selected_and_later_passes_keep_the_exit() -> None:
     assert done.text.count("icc.select_rows(") == 2
     graph = model(3)
     run_passes(graph, [InsertEarlyExit(2), *pipelines.fuse()], PassContext())
-    assert difference(interpret(model(2), IDS), interpret_exit(graph, IDS)) < 1e-5
+    assert difference(interpret(model(2), IDS), interpret_outputs(graph, IDS)["exit.logits"]) < 1e-5
 
 
 def test_refusals() -> None:

@@ -10,7 +10,7 @@ import torch
 from expecttest import assert_expected_inline
 from graph_tracing import IDS, Value, apply, aten, difference, icc, random, trace
 from icc.compiler.errors import HeadMismatch, PassError
-from icc.compiler.graph.interpret import interpret, interpret_drafts
+from icc.compiler.graph.interpret import interpret, interpret_outputs
 from icc.compiler.graph.printer import print_graph
 from icc.compiler.weights.handles import Constant, QuantizedWeight, Weight
 from icc.passes import pipelines
@@ -69,7 +69,8 @@ graph(%token_ids: i64[T]):
   %16: (f32[T, 3], i64[T, 3]) = icc.topk(%15, 3, True)
   %17: i64[T, 3] = getitem(%16, 1)
   %18: i64[T, 6] = aten.cat([%10, %17], 1)
-  return %3, drafts{heads=2}=%18
+  %19: i64[T, 2, 3] = aten.view(%18, [-1, 2, 3])
+  return %3, medusa.drafts=%19
 """,
     )
 
@@ -94,9 +95,9 @@ def test_numbers(kind: str) -> None:
     for number, one in enumerate(heads if kind == "projected" else ()):
         one.projection = Constant(random(f"p{number}", (8, 8)))
     graph = apply(InsertMedusaHeads(tuple(heads), ranks=4), trace(model, **INPUTS)).graph
-    logits, drafts = interpret_drafts(graph, IDS)
-    assert torch.equal(drafts, expected(heads, 4))
-    assert torch.equal(logits, interpret(trace(model, **INPUTS), IDS))
+    found = interpret_outputs(graph, IDS)
+    assert torch.equal(found["medusa.drafts"], expected(heads, 4))
+    assert torch.equal(found["logits"], interpret(trace(model, **INPUTS), IDS))
 
 
 def test_selected_rows_and_the_pipeline_keep_the_drafts() -> None:
@@ -109,7 +110,7 @@ def test_selected_rows_and_the_pipeline_keep_the_drafts() -> None:
     graph = trace(lambda positions, **rest: model(**rest), positions="", **INPUTS)
     passes = [InsertMedusaHeads(heads, ranks=4), *pipelines.canonicalize(), *pipelines.attention(), *pipelines.fuse()]
     run_passes(graph, passes, PassContext())
-    assert torch.equal(interpret_drafts(graph, IDS)[1], expected(heads, 4))
+    assert torch.equal(interpret_outputs(graph, IDS)["medusa.drafts"], expected(heads, 4))
     assert difference(interpret(trace(model, **INPUTS), IDS), interpret(graph, IDS)) < 1e-6
 
 
@@ -122,7 +123,10 @@ def test_heads_are_quantized_and_the_model_is_not_quantized_again() -> None:
     assert quantized == {"medusa_head.0.0.linear.weight", "medusa_head.0.1.weight"}
     plain = trace(model, **inputs)
     run_passes(plain, pipelines.speculate(heads, 0, "none", "int8"), PassContext())
-    assert (interpret_drafts(plain, IDS)[1][:, 0, 0] == interpret_drafts(graph, IDS)[1][:, 0, 0]).sum() > 5
+    assert (
+        interpret_outputs(plain, IDS)["medusa.drafts"][:, 0, 0]
+        == interpret_outputs(graph, IDS)["medusa.drafts"][:, 0, 0]
+    ).sum() > 5
     assert pipelines.speculate((), 0, "rtn4", "int8") == []
 
 

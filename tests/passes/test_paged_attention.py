@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from graph_tracing import Applied, Value, apply, icc, trace
+from graph_tracing import Applied, Value, apply, attention, icc, paged_attention, trace
+from icc.compiler.graph.graph import attention_spec
+from icc.compiler.ops import AttentionMask, AttentionSpec, named_arguments
 from icc.passes.attention.paged_attention import PagedAttention
 
+SPEC = AttentionSpec(0, 0.25, AttentionMask(5, 3), softcap=20.0)
 TABLES = {"cos": "f32[24, 4]", "sin": "f32[24, 4]"}
 
 
 def attend(q: Value, k: Value, v: Value) -> Value:
-    return icc.attention.default(q, k, v, None, None, 0, 0.5, 0, 0, 0.0)
+    return attention(q, k, v, AttentionSpec(0, 0.5))
 
 
 def rope(x: Value, positions: Value, cos: Value, sin: Value, style: str = "half") -> Value:
@@ -72,8 +75,8 @@ def test_refuses_tables_that_are_not_weights() -> None:
 
 def test_options_are_kept() -> None:
     def fn(positions: Value, q: Value, k: Value, sinks: Value, alibi: Value) -> Value:
-        return icc.attention.default(q, k, k, sinks, alibi, 0, 0.25, 5, 3, 20.0)
+        return attention(q, k, k, SPEC, sinks, alibi)
 
     done = run(fn, sinks="f32[4]", alibi="f32[4]")
-    node = next(n for n in done.graph.nodes if n.target is icc.paged_attention.default)
-    assert node.args[10:] == (0, 0.25, 5, 3, 20.0, "half")
+    node = next(n for n in done.graph.nodes if n.target is paged_attention)
+    assert attention_spec(node) == SPEC and named_arguments(node)["alibi"] is not None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from graph_tracing import IDS, Applied, Value, apply, aten, difference, icc, trace
+from graph_tracing import IDS, Applied, Value, apply, aten, attention, difference, icc, trace
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.ops import AttentionSpec
 from icc.passes.attention.select_logit_rows import SelectLogitRows
 
 
 def attend(x: Value) -> Value:
     heads = x.view(-1, 2, 4)
-    return icc.attention.default(heads, heads, heads, None, None, 0, 0.5, 0, 0, 0.0).view(-1, 8)
+    return attention(heads, heads, heads, AttentionSpec(0, 0.5)).view(-1, 8)
 
 
 def check_rows(done: Applied) -> None:

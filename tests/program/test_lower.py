@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from graph_tracing import IDS, Value, aten, cat, difference, icc, random, trace
+from graph_tracing import IDS, Value, aten, attention, cat, difference, icc, random, trace
 from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.ops import AttentionMask, AttentionSpec
 from icc.compiler.program.lower import Lowered
 from icc.compiler.program.program import decode_program
 from icc.compiler.weights.formats.affine import GroupAffine
@@ -123,8 +124,8 @@ def test_kv_layers_have_no_gaps() -> None:
     """A pass may remove an attention layer whose value nobody reads."""
 
     def fn(q: Value, positions: Value) -> Value:
-        first = icc.attention.default(q, q, q, None, None, 1, 0.5, 0, 0, 0.0)
-        return icc.attention.default(q, first, first, None, None, 3, 0.5, 4, 0, 0.0)
+        first = attention(q, q, q, AttentionSpec(1, 0.5))
+        return attention(q, first, first, AttentionSpec(3, 0.5, AttentionMask(4)))
 
     program = lower_graph(optimize(trace(fn, q="f32[T, 2, 8]", positions=""))).program
     assert [s.layer for s in program.steps if s.layer >= 0] == [0, 0, 1, 1]
@@ -134,7 +135,7 @@ def test_kv_layers_have_no_gaps() -> None:
 
 def test_refuses_an_op_without_a_kernel_by_name() -> None:
     def fn(q: Value) -> Value:
-        out = icc.attention.default(q, q, q, None, None, 0, 0.5, 0, 0, 0.0)
+        out = attention(q, q, q, AttentionSpec(0, 0.5))
         out.node.meta["module"] = "model.layers.0.self_attn"
         return out
 

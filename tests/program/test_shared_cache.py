@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from graph_tracing import IDS, Value, difference, icc, random, trace
+from graph_tracing import IDS, Value, attention, difference, icc, random, trace
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.ops import AttentionMask, AttentionSpec
 from run_lowered import lower_graph, optimize, run_lowered
 
 
-def attention(q: Value, k: Value, v: Value, layer: int, window: int = 0) -> Value:
-    return icc.attention.default(q, k, v, None, None, layer, 0.5, window, 0, 0.0).view(-1, 32)
+def attended(q: Value, k: Value, v: Value, layer: int, window: int = 0) -> Value:
+    return attention(q, k, v, AttentionSpec(layer, 0.5, AttentionMask(window))).view(-1, 32)
 
 
 def model(positions: Value, x: Value, y: Value, cos: Value, sin: Value) -> Value:
@@ -22,11 +23,11 @@ def model(positions: Value, x: Value, y: Value, cos: Value, sin: Value) -> Value
         return icc.rope.default(h.view(-1, heads, 8), *rows, "half")
 
     k, v = turned(x.slice(1, 0, 16), 2), x.slice(1, 16, 32).view(-1, 2, 8)
-    first = attention(turned(x, 4), k, v, 0)
-    second = attention(turned(first + y, 4), k, v, 1, 5)
+    first = attended(turned(x, 4), k, v, 0)
+    second = attended(turned(first + y, 4), k, v, 1, 5)
     other = turned(second.slice(1, 0, 16), 2)
-    third = attention(turned(second, 4), other, v, 2)
-    return attention(turned(third, 4), turned(third.slice(1, 0, 16), 2), v, 3) + second
+    third = attended(turned(second, 4), other, v, 2)
+    return attended(turned(third, 4), turned(third.slice(1, 0, 16), 2), v, 3) + second
 
 
 def test_one_cache_is_written_once_and_read_twice(tmp_path: Path) -> None:

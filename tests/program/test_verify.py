@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from graph_tracing import Value, icc, trace
+from graph_tracing import Value, attention, icc, trace
 from icc.compiler.errors import VerifyError
+from icc.compiler.ops import AttentionSpec
 from icc.compiler.program.program import Program
 from icc.compiler.program.verify import verify_lowered, verify_plan
 from icc.runtime.format.batch import BatchArray
@@ -24,7 +25,7 @@ replace = msgspec.structs.replace
 def program() -> Program:
     def fn(x: Value, w: Value, b: Value, positions: Value) -> Value:
         q = icc.linear.default(x, w, b).view(-1, 2, 8)
-        found = icc.attention.default(q, q, q, None, None, 0, 0.5, 0, 0, 0.0)
+        found = attention(q, q, q, AttentionSpec(0, 0.5))
         return icc.softmax.default(found.view(-1, 16))
 
     inputs = {"x": "f32[T, 16]", "w": "f32[16, 16]", "b": "f32[16]", "positions": ""}

@@ -18,12 +18,22 @@ from icc.runtime.executor.sampling import SamplingRow, sampling
 from icc.runtime.format.batch import CPU_INPUTS, GPU_INPUTS, SAMPLED, BatchLimits
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout, KVMemory
 from icc.runtime.format.plan import LaunchPlan, Phase
-from icc.runtime.format.program import HEADS, Program
-from icc.runtime.format.speculation import Speculation
+from icc.runtime.format.program import Program, Section, SectionArray
 from icc.runtime.kv.upkeep import Upkeep
 
 PHASES = tuple(Phase(tokens, decode, {}, (), ()) for tokens, decode in ((1, True), (2, True), (4, True), (16, False)))
 PLAN = LaunchPlan(objects={}, calls=(), phases=PHASES, scratch_bytes=0)
+
+
+SECTION = Section(
+    "guesses", 0, 0,
+    inputs={"draft_rows": SectionArray("i32", [], "logit_rows"), "hidden": SectionArray("f32", [2], "b1")},
+    outputs={"drafts": SectionArray("i32", [2, 3], "b7"), "scores": SectionArray("f32", [], "b8")},
+)  # fmt: skip
+
+
+def asked(rows: list[int]) -> dict[str, np.ndarray]:
+    return {"draft_rows": np.array(rows), "hidden": np.array([[row, 0.5] for row in rows])}
 
 
 class Recorder:
@@ -33,7 +43,7 @@ class Recorder:
 
     def __init__(self, plan: LaunchPlan | None) -> None:
         layout = KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 8, 8)}),))
-        self.program = Program({}, [], [], {}, layout, 0, 5, speculation=Speculation("medusa", 2, 3))
+        self.program = Program({}, [], [], {}, layout, 0, 5, sections=[SECTION])
         self.cache, self.host = KVMemory(layout, (8,)), KVMemory(layout, (3 if plan else 0,))
         self.plan, self.turns = plan, 2 if plan else 1
         self.logits = np.repeat(np.arange(8, dtype=np.float32)[:, None], 5, axis=1)
@@ -44,8 +54,12 @@ class Recorder:
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
         return self.sides[turn]
 
-    def answers(self, count: int) -> np.ndarray:
-        return np.zeros((count, 2, 3), np.int32)
+    def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        self.calls.append(("read", at, tokens, nbytes))
+        return np.zeros(nbytes, np.uint8)
+
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        self.calls.append(("write", at, tokens, rows.tolist()))
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self.calls.append((name, *args))
@@ -83,10 +97,14 @@ def test_without_a_plan_a_step_runs_as_it_is() -> None:
     plain.step_greedy(ScheduledBatch((tree,), upkeep=(Upkeep(moves=((1, 2),)),)))
     work = device.works()[-1]
     assert work.trees and work.greedy and work.sizes["num_moves"] == 1
-    assert plain.draft([2, 0]).shape == (2, 2, 3)
-    assert device.calls[-2] == ("ask", [2, 0])
-    work = device.works()[-1]
-    assert (work.section, work.sizes["num_tokens"], work.sizes["num_logit_rows"]) == (HEADS, 3, 2)
+    found = plain.run("guesses", asked([2, 0]))
+    assert found["drafts"].shape == (2, 2, 3) and found["drafts"].dtype == np.int32
+    assert found["scores"].shape == (2,) and found["scores"].dtype == np.float32
+    written, given, ran, *read = device.calls[-5:]
+    assert (written, given) == (("write", "logit_rows", 3, [2, 0]), ("write", "b1", 3, [[2.0, 0.5], [0.0, 0.5]]))
+    assert read == [("read", "b7", 3, 48), ("read", "b8", 3, 8)]
+    work = ran[1]
+    assert (work.section, work.sizes["num_tokens"], work.sizes["num_logit_rows"]) == ("guesses", 3, 2)
 
 
 def test_with_a_plan_decodes_are_padded_to_their_phase_and_sampled() -> None:
@@ -104,11 +122,14 @@ def test_with_a_plan_decodes_are_padded_to_their_phase_and_sampled() -> None:
     assert side["temperature"][:4].tolist() == [0.5, 0.5, 0.5, 0.0] and side["top_p"][3] == 1.0
     assert ("send", 0, 4, 4) in device.calls and ("fetch", 0, 3, False) in device.calls
     assert played.collect(tickets[0]).token_ids.shape == (3,) and device.calls[-1] == ("wait", 0)
-    played.draft([1])
-    assert device.calls[-2] == ("ask", [1]) and device.works()[-1].phase is PHASES[0]
+    played.run("guesses", asked([1]))
+    assert device.calls[-5] == ("write", "logit_rows", 2, [1]) and device.works()[-1].phase is PHASES[0]
+    played.submit(ScheduledBatch(decodes(4)), [row] * 4)
+    played.run("guesses", asked([1, 3, 0]))
+    assert device.calls[-5] == ("write", "logit_rows", 4, [1, 3, 0, 1]), "padded to a size that comes often"
     mixed = played.submit(ScheduledBatch((*decodes(1), ScheduledSequence(8, (1, 2, 3), 0, ((2,),), 1))), [None, row])
     assert mixed.host_samples and device.works()[-1].phase is PHASES[3]
-    assert device.works()[-1].sizes["num_tokens"] == 4 and ("fetch", 0, 2, True) in device.calls
+    assert device.works()[-1].sizes["num_tokens"] == 4 and ("fetch", mixed.turn, 2, True) in device.calls
 
 
 def test_mixed_steps_are_padded_to_few_sizes() -> None:
@@ -170,7 +191,24 @@ def test_a_closed_player_refuses_and_closes_once() -> None:
     with pytest.raises(UsageError, match="closed"):
         closed.step(ScheduledBatch(decodes(1)))
     with pytest.raises(UsageError, match="closed"):
-        closed.draft([0])
+        closed.run("guesses", asked([0]))
+
+
+@pytest.mark.parametrize(
+    ("section", "inputs", "words"),
+    [
+        ("exit", {}, "no section 'exit'"),
+        ("guesses", {"draft_rows": np.zeros(1)}, "is given draft_rows, hidden, not draft_rows"),
+        ("guesses", asked([0, 1, 2, 3]), r"asked for \[4\] rows, not for 1 to 3"),
+        ("guesses", asked([0]) | {"hidden": np.zeros((2, 2))}, r"asked for \[1, 2\] rows"),
+        ("guesses", asked([0]) | {"hidden": np.zeros((1, 3))}, r"input hidden of section 'guesses' has rows of \[2\]"),
+    ],
+)
+def test_what_a_section_is_not_given_is_refused(section: str, inputs: dict[str, np.ndarray], words: str) -> None:
+    played, _ = player()
+    played.step(ScheduledBatch(decodes(3)))
+    with pytest.raises(UsageError, match=words):
+        played.run(section, inputs)
 
 
 def test_a_device_that_cannot_be_prepared_is_closed() -> None:

@@ -84,13 +84,12 @@ def test_spec_is_checked(text: str) -> None:
 def test_acceptance_is_measured_where_the_text_goes_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabulary of 10; the model says token + 1; head 0 says + 2 first, head 1 says + 3 in second place."""
 
-    def fake(graph: Graph, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def fake(graph: Graph, tokens: list[int]) -> dict[str, torch.Tensor]:
         ids = torch.tensor(tokens)
         drafts = torch.stack([torch.stack([ids + 2, ids], 1), torch.stack([ids, ids + 3], 1)], 1) % 10
-        return torch.nn.functional.one_hot((ids + 1) % 10, 10).float(), drafts
+        return {"logits": torch.nn.functional.one_hot((ids + 1) % 10, 10).float(), "medusa.drafts": drafts}
 
-    monkeypatch.setattr(acceptance, "interpret_drafts", fake)
+    monkeypatch.setattr(acceptance, "interpret_outputs", fake)
     graph = Graph.__new__(Graph)
-    graph.draft_heads = 2
     rates = measure_acceptance(graph, [[1, 2, 3, 4, 9, 5, 6, 7, 8, 2]], lambda text, done, total: None)
     assert rates == [[1.0, 0.0], [1.0, 0.0]]  # sorted: the tree takes ranks as they come

@@ -112,9 +112,10 @@ def build(
 
 
 def _with_trees(program: Program, limits: Limits) -> Speculation | None:
-    found = program.speculation
+    found = next((section for section in program.sections if section.name == "medusa"), None)
     if found is None:
         return None
-    rates = [[0.5 / (rank + 1) for rank in range(found.ranks)]] * found.heads
+    heads, ranks = found.outputs["drafts"].shape
+    rates = [[0.5 / (rank + 1) for rank in range(ranks)]] * heads
     trees = [tree_of(rates, batch, lambda *_: 1.0, 5) for batch in range(1, limits.max_batch_size + 1)]
-    return msgspec.structs.replace(found, acceptance=rates, trees=trees)
+    return Speculation("medusa", heads, ranks, rates, trees)

@@ -11,7 +11,7 @@ import torch
 from building import GpuEngine, build
 from fake_cuda import FakeDriver
 from icc import SamplingParams
-from icc.compiler.graph.interpret import interpret_drafts
+from icc.compiler.graph.interpret import interpret_outputs
 from icc.compiler.speculate.head_files import write_heads
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from icc.runtime.executor.cuda.device import CudaDevice
@@ -81,19 +81,23 @@ def test_tokens_are_those_of_plain_decoding(name: str, built: GpuEngine, plain: 
     assert not driver.live and not driver.memory
 
 
+def drafts(executor: Player[CudaDevice], rows: list[int]) -> np.ndarray:
+    return executor.run("medusa", {"draft_rows": np.array(rows, np.int32)})["drafts"]
+
+
 def test_heads_choose_what_the_reference_says(built: GpuEngine) -> None:
     """Behind rows of a chunk, and behind decodes that were padded; asked twice, so that a graph answers."""
     ids = [1, 5, 9, 33, 70, 2, 8]
-    expected = interpret_drafts(built.graph, ids)[1].numpy()
+    expected = interpret_outputs(built.graph, ids)["medusa.drafts"].numpy()
     executor = open_device(built)[0]()
     executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, ((0,),), len(ids)),)))
     for rows in ([3], [0, 6], [3], [1, 2, 5]):
-        assert np.array_equal(executor.draft(rows)[:, :, 0], expected[rows][:, :, 0])
+        assert np.array_equal(drafts(executor, rows)[:, :, 0], expected[rows][:, :, 0])
     executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:6]), 0, ((0,),), 0),)))
     decodes = (ScheduledSequence(1, (ids[6],), 6, ((0,),), 1),)
     for _ in range(2):
         executor.step(ScheduledBatch(decodes))
-        assert np.array_equal(executor.draft([0])[0, :, 0], expected[6, :, 0])
+        assert np.array_equal(drafts(executor, [0])[0, :, 0], expected[6, :, 0])
     executor.close()
 
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from ....runtime.format.batch import OPERANDS
 from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, WeightOperand
-from ....runtime.format.program import DRAFTS
 from ...program.program import Program
 from ...program.steps.base import Step
 from ..errors import CodegenError
@@ -106,7 +105,7 @@ def _operand(operand: Operand | None, places: _Places) -> str:
         return f"{{WEIGHT, {places.weights[operand.name]}, {moved}}}"
     if isinstance(operand, InputOperand):
         return f"{{INPUT, {places.inputs[operand.name]}, {moved}}}"
-    return "{DRAFTS, 0, 0}" if operand.name == DRAFTS else "{LOGITS, 0, 0}"
+    return "{LOGITS, 0, 0}"
 
 
 def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from ...graph.graph import type_of
-from ...ops import OPS
+from ...ops import OPS, AttentionSpec
 from .conversion import Conversion
 from .index_scores import IndexScores
 from .masks import Mask, with_bias
@@ -33,16 +33,16 @@ def emit_attention(
     found: tuple[AttentionRowBias | None, ...] = (added, None) if isinstance(added, AttentionRowBias) else (None, None)
     if isinstance(added, PairBias):
         found = row_biases(conv, added, mask)
-    rest: list[Any] = [mask.ahead, conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None]
-    for rows in found:
-        rest += [rows.rows.node, rows.later] if rows is not None else [None, 0]
-    while rest and not rest[-1]:
-        rest.pop()
-    rest += [0] * (len(rest) in (3, 5))
-    layer = conv.next_layer()
-    out = conv.emit(
-        OPS["attention"].overload, *heads, sinks, slopes, layer, scale, mask.window, mask.chunk, softcap, *rest
+    bias = conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None
+    of_rows, of_keys = (rows and rows.rows.node for rows in found)
+    later, key_later = (rows.later if rows else 0 for rows in found)
+    q, k, v = heads
+    spec = AttentionSpec(conv.next_layer(), scale, mask.seen, softcap, later, key_later)
+    op = OPS["attention"]
+    args = op.ordered(
+        q=q, k=k, v=v, spec=spec, sinks=sinks, alibi=slopes, bias=bias, row_bias=of_rows, key_bias=of_keys
     )
+    out = conv.emit(op.overload, *args)
     return TracedValue(out, (T, *type_of(out).shape))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ...ops.attention import ALL_AHEAD, BIAS_MARGIN, visible
+from ...ops.attention import BIAS_MARGIN
+from ...ops.attention_spec import ALL_AHEAD, AttentionMask
 from .static_values import StaticValues
 from .values import Dims
 
@@ -49,6 +50,11 @@ class Mask:
     slopes: Tensor | None = None
     bias: Tensor | None = None
 
+    @property
+    def seen(self) -> AttentionMask:
+        """What of it attention is told; the rest are operands."""
+        return AttentionMask(self.window, self.chunk, self.ahead)
+
 
 def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int) -> Mask:
     """The mask that `steps` amount to, in sequences of up to `max_tokens` tokens; ValueError if a Mask cannot say
@@ -76,7 +82,7 @@ def _biased(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], 
     biases = _relative(_table(static, steps, SMALL_TABLE), *sight)
     if biases is None:
         return mask
-    slopes = None if mask.ahead else _slopes(biases, visible(torch.arange(SMALL_TABLE), mask.window, mask.chunk), heads)
+    slopes = None if mask.ahead else _slopes(biases, mask.seen.visible(torch.arange(SMALL_TABLE)), heads)
     if slopes is not None:
         return replace(mask, slopes=slopes)
     return replace(mask, bias=_by_distance(_table(static, steps, max_tokens), *sight, heads))
@@ -122,7 +128,7 @@ def _mask_of(allowed: Tensor) -> tuple[int, int, int]:
     candidates = [(0, 0, 0), (seen_by_last, 0, 0), (0, int(lost[0]) if lost.numel() else 0, 0)]
     candidates += [(0, 0, ALL_AHEAD), (seen_by_last, 0, seen_by_first - 1)]
     for window, chunk, ahead in candidates:
-        if torch.equal(allowed, visible(positions, window, chunk, ahead)):
+        if torch.equal(allowed, AttentionMask(window, chunk, ahead).visible(positions)):
             return window, chunk, ahead
     raise ValueError("an attention mask that is neither causal, bidirectional, sliding-window nor chunked")
 
@@ -133,7 +139,7 @@ def _relative(table: Tensor, window: int, chunk: int, ahead: int) -> Tensor | No
     A softmax does not see what a row has in common, so only differences within a row count.
     """
     tokens = table.shape[-1]
-    allowed = visible(torch.arange(tokens), window, chunk, ahead)
+    allowed = AttentionMask(window, chunk, ahead).visible(torch.arange(tokens))
     flat = table.reshape(-1, tokens, tokens).double()
     relative = flat - flat.diagonal(dim1=1, dim2=2)[:, :, None]
     relative = relative.masked_fill(~allowed, 0.0)
@@ -162,7 +168,7 @@ def _by_distance(table: Tensor, window: int, chunk: int, ahead: int, heads: int)
     found[:, middle : middle + tokens] = relative[:, 0].float()
     found[:, middle - tokens + 1 : middle + 1] = relative[:, -1].float()
     columns = middle + torch.arange(tokens)[None, :] - torch.arange(tokens)[:, None]
-    allowed = visible(torch.arange(tokens), window, chunk, ahead)
+    allowed = AttentionMask(window, chunk, ahead).visible(torch.arange(tokens))
     for head, expected in zip(found, relative, strict=True):
         if float((head[columns] - expected).masked_fill(~allowed, 0.0).abs().max()) > 1e-5 * max(
             1.0, float(head.abs().max())

@@ -15,7 +15,7 @@ from torch import fx
 
 from ...graph.graph import Graph, type_of
 from ...ops import OPS
-from ...ops.attention import ALL_AHEAD
+from ...ops.attention_spec import ALL_AHEAD, AttentionMask, AttentionSpec
 from .conversion import Conversion
 from .values import T, TracedValue, dims_of, op_name
 
@@ -102,6 +102,6 @@ def mean_of_rows(graph: Graph, node: fx.Node, layer: int) -> fx.Node:
     width = type_of(node).shape[-1]
     head = gcd(width, _WIDEST)
     heads = graph.call(torch.ops.aten.view.default, node, [-1, width // head, head])
-    options = (layer, 0.0, 0, 0, 0.0, ALL_AHEAD)
-    mean = graph.call(OPS["attention"].overload, heads, heads, heads, None, None, *options)
+    spec = AttentionSpec(layer, 0.0, AttentionMask(ahead=ALL_AHEAD))
+    mean = graph.call(OPS["attention"].overload, heads, heads, heads, spec)
     return graph.call(torch.ops.aten.view.default, mean, [-1, width])

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, fx
 
 from ...ops import OPS
-from ...ops.attention import visible
 from .conversion import Conversion
 from .masks import SMALL_TABLE, Mask
 from .values import T, TracedValue, op_name
@@ -225,7 +224,7 @@ def _in_order(look: _Look, width: int) -> int | None:
 
 def _by_distance(conv: Conversion, bias: PairRows, mask: Mask, tokens: int) -> _Look:
     at = torch.arange(tokens)
-    seen = visible(at, mask.window, mask.chunk, mask.ahead)
+    seen = mask.seen.visible(at)
     columns, of_keys = _columns(conv, bias, seen)
     distance = at[:, None] - at[None, :] + tokens - 1
     found = torch.full((2 * tokens - 1,), UNSEEN)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedModel
-from ...ops.attention import ALL_AHEAD
+from ...ops.attention_spec import ALL_AHEAD, AttentionMask
 from ..mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, Picked
 from .traced_ops import NAME, ops
 
@@ -64,12 +64,7 @@ def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor,
 
 def _allowed(spec: MaskSpec, q: Tensor, k: Tensor) -> Tensor:
     with _disable_current_modes():
-        allowed = torch.ones_like(k <= q) if spec.ahead == ALL_AHEAD else k <= q + spec.ahead
-        if spec.window:
-            allowed = allowed & (k > q - spec.window)
-        if spec.chunk:
-            allowed = allowed & (q // spec.chunk == k // spec.chunk)
-        return allowed
+        return AttentionMask(spec.window, spec.chunk, spec.ahead).allows(q, k)
 
 
 def icc_attention(

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from ...graph.graph import type_of
+from ...graph.graph import set_layer, type_of
 from ...ops import traits_of
 from ...weights.handles import Constant
 from ..convert.conversion import Conversion
@@ -166,7 +166,7 @@ def _copy(conv: Conversion, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat
         return graph.add_weight(str(old.target).split("#")[0], Constant(weight.value))
     new = graph.fx.node_copy(old, lambda arg: _operand(conv, arg, copies))
     if traits_of(new.target).stateful:
-        new.update_arg([a.name for a in new.target._schema.arguments].index("layer"), conv.next_layer())  # type: ignore[union-attr]
+        set_layer(new, conv.next_layer())
     module = str(new.meta.get("module", ""))
     if module == repeat.source or module.startswith(f"{repeat.source}."):
         new.meta["module"] = repeat.path + module[len(repeat.source) :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from ctypes import Array
 from math import isfinite
@@ -16,7 +16,7 @@ from ...format.batch import CPU_INPUTS
 from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
-from ...format.program import HEADS
+from ...format.program import DRAFTS
 from ..device import Work
 from .cores import KernelCores, usable_cores
 from .library import IccBatch, KernelLibrary
@@ -68,9 +68,12 @@ class CpuDevice:
         self._kv = AnonymousMemory(self.cache.nbytes)
         self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4)
         self._arrays = plain_arrays((*CPU_INPUTS, *program.inputs), self.limits)
+        old = [array.row_bytes for s in program.sections for array in s.outputs.values() if array.at == DRAFTS]
+        self._drafts = zeroed(self.limits.logit_rows * sum(old)) if old else None  # of engines of format 2
         self._batches = self._views()
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
-        self._own, self._heads = program.section(section), program.section(HEADS)
+        self._section, self._asked = section, self._logit_rows
+        self._offsets = {buffer.name: buffer.offset for buffer in program.buffers}
         self._weights = engine.weights  # mapped as long as kernels may read them
         with nullcontext() if self._cores is None else self._cores.starting():
             self._handle: int | None = self._library.create(
@@ -92,6 +95,7 @@ class CpuDevice:
         views = (IccBatch * self.limits.groups)()
         for group, view in enumerate(views):
             view.max_blocks, view.logits = self.limits.table_stride, address_of(self._logits)
+            view.drafts = None if self._drafts is None else address_of(self._drafts)
             for array in CPU_INPUTS:
                 part = group * self.limits.group_bytes(array)
                 setattr(view, array.name, address_of(self._arrays[array.name]) + part)
@@ -119,18 +123,15 @@ class CpuDevice:
         """All sizes run alike."""
 
     def run(self, work: Work) -> None:
-        """One call of the library: of the step, or of the draft heads on rows of it."""
+        """One call of the library: of the step, or of a section behind it."""
         assert self._handle is not None
         if self._cores is not None:
             self._cores.enter()
-        sizes, section = work.sizes, self._own
-        if work.section:
-            assert work.section == HEADS
-            section = self._heads
+        sizes, section = work.sizes, self.program.section(work.section or self._section)
         for batch in self._batches:
             batch.num_logit_rows = sizes["num_logit_rows"]
             if work.section:
-                batch.logit_rows, batch.drafts = self._asked.ctypes.data, self._drafts.ctypes.data
+                batch.logit_rows = self._asked
                 continue
             batch.num_tokens, batch.num_seqs = sizes["num_tokens"], sizes["num_seqs"]
             batch.num_moves, batch.greedy = sizes["num_moves"], work.greedy
@@ -154,14 +155,20 @@ class CpuDevice:
         tokens = self.logits[:rows].argmax(axis=1).tolist()
         return [token if isfinite(row[token]) else -1 for row, token in zip(self.logits, tokens, strict=False)]
 
-    def ask(self, rows: Sequence[int]) -> None:
-        speculation = self.program.speculation
-        assert speculation is not None
-        self._asked = np.array(rows, dtype=np.int32)
-        self._drafts = np.empty((len(rows), speculation.heads, speculation.ranks), dtype=np.int32)
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        if at in self._offsets:
+            ctypes.memmove(self._arena.address + self._offsets[at] * tokens, rows.ctypes.data, rows.nbytes)
+        else:
+            self._rows = rows  # in place of the step's logit rows
+            self._asked = rows.ctypes.data
 
-    def answers(self, count: int) -> np.ndarray:
-        return self._drafts[:count]
+    def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        if at in self._offsets:
+            found = self._arena.address + self._offsets[at] * tokens
+        else:
+            assert self._drafts is not None, at
+            found = address_of(self._drafts)
+        return np.frombuffer(ctypes.string_at(found, nbytes), np.uint8)
 
     def close(self) -> None:
         """Stop the threads and free the memory."""

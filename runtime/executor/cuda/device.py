@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,10 @@ from ..walk import LaunchArgument, Walker
 from .compat import check_memory, open_device
 from .driver import Cuda
 from .graphs import RecurringWork
-from .heads import HeadChoices
 from .host import choose_host_blocks, pin_blocks
 from .launches import ReadyLaunch
 from .memory import PinnedArrays, nbytes_of, upload_nbytes, upload_weights
+from .staging import Staging
 
 
 class CudaDevice:
@@ -105,10 +105,10 @@ class CudaDevice:
         self._ended = [cuda.event() for _ in range(self.turns)]
         shape = limits.logit_rows, program.vocab_size
         self.logits = cuda.pinned(4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
-        if program.speculation is not None and program.speculation.heads:
-            shape = limits.seqs, program.speculation.heads, program.speculation.ranks
-            self._heads = HeadChoices(cuda, shape, self._addresses["logit_rows"])
-            self._addresses[DRAFTS] = self._heads.address
+        self._staging, self._offsets = Staging(cuda), {buffer.name: buffer.offset for buffer in program.buffers}
+        for array in (array for section in program.sections for array in section.outputs.values()):
+            if array.at == DRAFTS:  # of engines of format 2
+                self._addresses[DRAFTS] = cuda.allocate(limits.logit_rows * array.row_bytes)
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
         sides = (self._inputs[turn], *self._declared[turn], self._outputs[turn])
@@ -174,13 +174,23 @@ class CudaDevice:
         self.cuda.enter()
         self.cuda.wait_event(self._ended[turn])
 
-    def ask(self, rows: Sequence[int]) -> None:
-        """Overwrite the step's logit rows on the device: the next step sends its own."""
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        """The next step sends its own logit rows."""
         self.cuda.enter()
-        self._heads.send(rows)
+        staged = self._staging.of(at, rows.nbytes)  # nothing that was written before is under way: `read` has waited
+        staged[:] = rows.reshape(-1).view(np.uint8)
+        self.cuda.to_device(self._place(at, tokens), staged)
 
-    def answers(self, count: int) -> np.ndarray:
-        return self._heads.fetch(count)
+    def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        staged = self._staging.of(at, nbytes)
+        self.cuda.to_host(staged, self._place(at, tokens))
+        self.cuda.wait()
+        return staged.copy()
+
+    def _place(self, at: str, tokens: int) -> int:
+        """Where a section finds or leaves something, behind a step of so many tokens."""
+        offset = self._offsets.get(at)
+        return self._addresses[at] if offset is None else self._addresses["arena"] + offset * tokens
 
     def close(self) -> None:
         """Give everything back to the driver."""

@@ -7,8 +7,11 @@ Each is given the file and the configuration that is being made, which it change
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ....errors import UnsupportedModel
 from .container import GgufContainer
@@ -102,6 +105,21 @@ def falcon(container: GgufContainer, facts: Facts) -> None:
     facts["new_decoder_architecture"] = groups > 1
     facts["num_ln_in_parallel_attn"] = 2 if "blk.0.attn_norm_2.weight" in container.tensors else 1
     facts["bias"] = "blk.0.attn_qkv.bias" in container.tensors
+
+
+def falcon_rows(config: Any, part: str) -> Tensor | None:
+    """Places in the file of the rows of Falcon's product of queries, keys and values, in transformers' order.
+
+    A file has all queries, all keys and all values; transformers has those of one head of keys together.
+    """
+    if part not in ("attn_qkv.weight", "attn_qkv.bias"):
+        return None
+    heads, groups = config.num_attention_heads, config.num_kv_heads
+    if not config.new_decoder_architecture and not config.multi_query:
+        groups = heads
+    rows = torch.arange((heads + 2 * groups) * (config.hidden_size // heads)).view(heads + 2 * groups, -1)
+    q, k, v = rows.split([heads, groups, groups])
+    return torch.cat([q.view(groups, -1, rows.shape[1]), k[:, None], v[:, None]], 1).reshape(-1)
 
 
 def stablelm(container: GgufContainer, facts: Facts) -> None:

@@ -38,7 +38,8 @@ class Architecture:
     scales_rope: scaling of rotary frequencies is that of llama.cpp's common keys; else `adjust` says what it is.
     turned_experts: transformers has their matrices [in, out], gate and up in turns.
     adjust: the rest of the configuration, by the file.
-    rows: the order of the rows of tensors of layers with states, by the configuration and the tensor's name.
+    rows: for a configuration and a tensor's name behind "blk.N.", the place in the file of each row in transformers'
+    order, of "ssm_out.weight" of each column; None where a file has that order.
     between: the order of the rows of two matrices of a file that are one.
     """
 
@@ -161,6 +162,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         fixed={"tie_word_embeddings": True},
         adjust=a.falcon,
+        rows=a.falcon_rows,
     ),
     "mamba": Architecture("mamba", _MAMBA, adjust=a.mamba),
     "stablelm": Architecture("stablelm", adjust=a.stablelm),

@@ -30,11 +30,11 @@ class Arrangement:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         own, arch = architecture(container), container.metadata["general.architecture"]
-        self.config, self.kind, self.turned = config, own.kind, own.turned_experts
+        self.config, self.turned = config, own.turned_experts
         self.rows, self.between, self.tensors = own.rows, own.between, container.tensors
         facts = {"n_head": getattr(config, "num_attention_heads", None), **config.to_dict()}
         self.processor: Any = TENSOR_PROCESSORS.get(own.like or arch, TensorProcessor)(config=facts)
-        self._plain = type(self.processor).process is TensorProcessor.process and self.kind != "falcon"
+        self._plain = type(self.processor).process is TensorProcessor.process
 
     def undone(self, weight: Weight, name: str) -> Weight:
         """The weight as transformers has it, of a tensor by its name in the file. UnsupportedModel for a quantized one
@@ -42,9 +42,11 @@ class Arrangement:
         if name.endswith(".ssm_a"):
             weight = derive(lambda values: torch.log(-values.to(torch.float32)), weight)
         layer, _, part = name.removeprefix("blk.").partition(".")
-        if part in _STATES and f"blk.{layer}.ssm_a" in self.tensors:
-            return self._of_states(weight, part)
-        if self._plain or name.endswith(("_exps.weight", "_exps.bias")):
+        order = self.rows(self.config, part) if self.rows is not None else None
+        if order is not None:
+            return _ordered(weight, order, columns=part == "ssm_out.weight")
+        of_states = part in _STATES and f"blk.{layer}.ssm_a" in self.tensors
+        if self._plain or of_states or name.endswith(("_exps.weight", "_exps.bias")):
             return weight
         if isinstance(weight, QuantizedWeight):
             return _blocks(weight, name, lambda values: self._values(values, name))
@@ -57,21 +59,6 @@ class Arrangement:
             return torch.from_numpy(np.ascontiguousarray(self._values(values.to(torch.float32).numpy(), name)))
 
         return Derived(load, (weight,), shown.shape, torch.float32)
-
-    def _of_states(self, weight: Weight, part: str) -> Weight:
-        """A tensor of a layer with states, its rows (of what reads its values the columns) in transformers' order."""
-        if self.rows is None:
-            return weight
-        order = self.rows(self.config, part)
-        if order is None:
-            return weight
-        if part == "ssm_out.weight":
-            if isinstance(weight, QuantizedWeight):
-                return SortedColumns(weight, order.argsort())
-            return derive(lambda values: values[:, order.to(values.device)], weight)
-        if isinstance(weight, QuantizedWeight):
-            return GivenRows((weight,), order)
-        return derive(lambda v: v.reshape(len(order), -1)[order.to(v.device)].reshape(v.shape), weight)
 
     def stacked(self, first: Weight, second: Weight) -> Weight:
         """One weight [N + M, K] of two matrices [N, K] and [M, K], its rows in transformers' order."""
@@ -88,23 +75,12 @@ class Arrangement:
         return derive(joined, first, second)
 
     def _values(self, values: np.ndarray, name: str) -> np.ndarray:
-        if self.kind == "falcon":
-            return self._falcon(values) if "attn_qkv" in name else values
         taken: dict[str, Any] = {"tensors": {}}
         result = self.processor.process(
             weights=values, name=name, tensor_key_mapping=None, parsed_parameters=taken
         ).weights
         found = next((v.numpy() for v in taken["tensors"].values()), result)
         return values if found.shape == (1, *values.shape) and values.ndim > 1 else found  # it takes it for a vector
-
-    def _falcon(self, values: np.ndarray) -> np.ndarray:
-        """Rows of queries, of keys, of values -> for each head of keys its queries, itself and its values."""
-        heads, groups = self.config.num_attention_heads, self.config.num_kv_heads
-        if not self.config.new_decoder_architecture and not self.config.multi_query:
-            groups = heads
-        q, k, v = np.split(values.reshape(heads + 2 * groups, -1, *values.shape[1:]), [heads, heads + groups])
-        q = q.reshape(groups, heads // groups, *q.shape[1:])
-        return np.concatenate([q, k[:, None], v[:, None]], 1).reshape(values.shape)
 
     def latent(self, found: dict[str, Weight]) -> dict[str, Weight]:
         """The products of latent attention in `found`, whose halves are taken out of it, by the parameter's name.
@@ -148,6 +124,15 @@ class Arrangement:
         if not self.turned or len(weight.shape) != 3:
             return weight
         return Transposed(weight) if isinstance(weight, QuantizedWeight) else derive(lambda values: values.mT, weight)
+
+
+def _ordered(weight: Weight, order: Tensor, columns: bool) -> Weight:
+    """The rows of a tensor, or its columns, in another order; groups of quantized ones stay as they are."""
+    if isinstance(weight, QuantizedWeight):
+        return SortedColumns(weight, order.argsort()) if columns else GivenRows((weight,), order)
+    if columns:
+        return derive(lambda values: values[:, order.to(values.device)], weight)
+    return derive(lambda v: v.reshape(len(order), -1)[order.to(v.device)].reshape(v.shape), weight)
 
 
 def shaped(weight: Weight, shape: tuple[int, ...]) -> Weight:

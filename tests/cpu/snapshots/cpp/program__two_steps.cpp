@@ -1,9 +1,9 @@
 // The program: its steps as a table, and the entry points of abi.h.
 // A thread walks the table, resolves each operand for this step's token count and calls the kernel; a barrier ends a step.
 // Params: ProgramParams.
-enum Space : uint8_t { NONE, BUFFER, WEIGHT, TOKEN_IDS, POSITIONS, LOGITS, DRAFTS };
+enum Space : uint8_t { NONE, BUFFER, WEIGHT, INPUT, LOGITS };
 
-// An operand. BUFFER: arena + at * tokens + offset bytes; WEIGHT: weight number `at` + offset bytes.
+// An operand. BUFFER: arena + at * tokens + offset bytes; WEIGHT, INPUT: weight or input number `at` + offset bytes.
 struct Arg { Space space; int64_t at, offset; };
 
 struct Step {
@@ -30,6 +30,7 @@ constexpr int NUM_GROUPS = 1;
 
 struct Handle {
     const void* const* weights;
+    const void* const* inputs;  // those that the program declares
     char *arena, *shared;
     char* kv[NUM_GROUPS];
     int64_t num_blocks[NUM_GROUPS];
@@ -45,14 +46,21 @@ struct Handle {
     std::atomic<int32_t>* next;  // [NUM_STEPS][threads]
 };
 
+// First the arrays that every program may read, then the program's own.
+static const void* input(const Handle& h, int64_t number) {
+    switch (number) {
+        case 0: return h.batch->token_ids;
+        case 1: return h.batch->positions;
+        default: return h.inputs[number - 2];
+    }
+}
+
 static void* resolve(const Handle& h, const Arg& a) {
     switch (a.space) {
         case BUFFER: return h.arena + a.at * h.batch->num_tokens + a.offset;
         case WEIGHT: return (char*)h.weights[a.at] + a.offset;
-        case TOKEN_IDS: return (void*)(h.batch->token_ids + a.offset / 4);
-        case POSITIONS: return (void*)(h.batch->positions + a.offset / 4);
+        case INPUT: return (char*)input(h, a.at) + a.offset;
         case LOGITS: return h.batch->logits;
-        case DRAFTS: return h.batch->drafts;
         default: return nullptr;
     }
 }
@@ -159,6 +167,8 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
     release(h, started);
     return nullptr;
 }
+
+extern "C" void icc_inputs(void* handle, const void* const* inputs) { ((Handle*)handle)->inputs = inputs; }
 
 static void move_slots(const Handle& h, const icc_batch* b) {
     for (int m = 0; m < b->num_moves; ++m) {

@@ -1,0 +1,65 @@
+"""What a call of attention is told besides its tensors, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..constant_argument import ConstantArgument
+from ..eviction import Eviction
+
+ALL_AHEAD = -1  # every later token of the sequence
+
+
+@dataclass(frozen=True)
+class AttentionMask(ConstantArgument):
+    """Which keys a query sees, by their positions.
+
+    window: of earlier keys, those less than so many tokens back, itself included (0: all). chunk: only keys of the
+    query's own chunk of so many tokens (0: all). ahead: so many later keys, too (0: none, causal; ALL_AHEAD: all).
+    """
+
+    window: int = 0
+    chunk: int = 0
+    ahead: int = 0
+
+    def visible(self, positions: Tensor) -> Tensor:
+        """Boolean [T, T]: may the query at positions[i] attend to the key at positions[j]?"""
+        return self.allows(positions[:, None], positions[None, :])
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        """Boolean, broadcast: may queries at the positions q attend to keys at the positions k?"""
+        allowed = torch.ones_like(k <= q) if self.ahead == ALL_AHEAD else k <= q + self.ahead
+        if self.window:
+            allowed = allowed & (k > q - self.window)
+        if self.chunk:
+            allowed = allowed & (k // self.chunk == q // self.chunk)
+        return allowed
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every earlier key is seen, and no later one."""
+        return not (self.window or self.chunk or self.ahead)
+
+
+@dataclass(frozen=True)
+class AttentionSpec(ConstantArgument):
+    """The numbers of one attention layer.
+
+    layer: the number of its KV cache; layers with one number read the same. scale: of the products of queries and keys;
+    0 weighs all that is seen alike. softcap: scores become softcap * tanh(score / softcap) (0: they stay). later,
+    key_later: columns of `row_bias` and `key_bias` that are for later keys. rope: how the vectors that are rotated
+    inside are paired, "half" or "interleaved". policy: which tokens the cache gives up; None keeps all.
+    """
+
+    layer: int
+    scale: float
+    mask: AttentionMask = AttentionMask()
+    softcap: float = 0.0
+    later: int = 0
+    key_later: int = 0
+    rope: Literal["half", "interleaved"] = "half"
+    policy: Eviction | None = None
