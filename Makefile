@@ -44,8 +44,9 @@ contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev
-	$(INSTALL) sphinx furo myst-parser
-	$(BIN)/python -m sphinx -q -W -b html docs build/docs
+	$(INSTALL) mkdocs-material 'mkdocstrings[python]'
+	@mkdir -p build/api && ln -sfn $(CURDIR) build/api/icc
+	$(BIN)/python -m mkdocs build --quiet --strict
 
 # Are kernels, packed weights and tokens what they were? CASES are patterns; all are 300 engines.
 CASES ?= '*'
