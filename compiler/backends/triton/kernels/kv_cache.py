@@ -11,17 +11,15 @@ from .....runtime.format.kv import KV_DTYPES, SCALED, KVLayer, vector_bytes
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
 from ....ops.kept import MIXED_BLOCK
-from ....program.steps.attention import Attention as AttentionStep
-from ....program.steps.attention import ChooseKeys as ChooseKeysStep
-from ....program.steps.attention import KvWrite as KvWriteStep
+from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
 KV_ALIGN = 16  # bytes that each key and value takes a multiple of: what one copy to shared memory takes
 _ROWS = 16  # (token, head) pairs that one program writes
-C = TypeVar("C", KvWriteStep, AttentionStep, ChooseKeysStep)
-R = TypeVar("R", KvWriteStep, AttentionStep)
+C = TypeVar("C", KvWrite, Attention, ChooseKeys)
+R = TypeVar("R", KvWrite, Attention)
 LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -217,7 +215,7 @@ class RotatingKernel(KvKernel[R]):
 
 
 @dataclass(frozen=True)
-class KvWrite(RotatingKernel[KvWriteStep]):
+class KvWriteKernel(RotatingKernel[KvWrite]):
     """Moves accepted guesses, then rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "triton/kv_write.py.jinja"
