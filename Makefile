@@ -36,6 +36,7 @@ overload: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lint_docstrings.py
 
 types: $(VENV)/.dev
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
