@@ -36,6 +36,7 @@ overload: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lint_docstrings.py
 
 types: $(VENV)/.dev
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
@@ -46,7 +47,7 @@ contracts: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(INSTALL) mkdocs-material 'mkdocstrings[python]'
 	@mkdir -p build/api && ln -sfn $(CURDIR) build/api/icc
-	$(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python -m mkdocs build --strict
 
 # Are kernels, packed weights and tokens what they were? CASES are patterns; all are 300 engines.
 CASES ?= '*'

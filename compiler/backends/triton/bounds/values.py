@@ -48,11 +48,15 @@ class UnclearError(Exception):
 
 
 class Values:
-    """What is known of the values of a kernel, as a walk through it tells; see `_Walk` in addresses.py.
+    """What is known of the values of a kernel; `_Walk` in addresses.py fills it while it goes through the kernel.
 
-    types, ops, facts: of each value, and what holds where it is computed. ranges: of what loops carry. choices: of what
-    conditions give, the values and what holds where they are. counters: of loops: begin, end, step. there: what holds
-    where values are looked at. wrapped: those that may leave 64 bits.
+    types, ops: the type of each value, and the operation that gives it.
+    facts: what holds where each value is computed.
+    ranges: the bounds of values that loops carry from one turn to the next.
+    choices: the values that a condition chooses from, each with what holds where it is chosen.
+    counters: begin, end and step of each loop's counter.
+    there: what holds where the access under examination is made, by its mask.
+    wrapped: values that may leave 64 bits.
     """
 
     def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
