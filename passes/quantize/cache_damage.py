@@ -11,9 +11,9 @@ from torch import fx
 
 from ...compiler.graph.graph import Graph, attention_spec
 from ...compiler.graph.together import Change, Variant
+from ...compiler.kv_formats import find_kv_format
 from ...compiler.ops import OPS
 from ...compiler.ops.attention import rotate
-from ...compiler.ops.kept import kept
 from ..allocation import Curve, Option
 from .damage import Progress, divergences, spread
 
@@ -71,6 +71,7 @@ def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
 
 def rounding(dtype: str) -> Change:
     """Attention over a cache of that type: what it reads of keys, which are rotated first, and of values."""
+    form = find_kv_format(dtype)
 
     def changed(args: list[Any]) -> list[Any]:
         names = list(OPS["paged_attention"].parameters)
@@ -81,8 +82,8 @@ def rounding(dtype: str) -> Change:
         latent = cos is None and width <= k.shape[-1] and torch.equal(k[..., :width], v)  # kept once
         if cos is not None and sin is not None:
             k = rotate(k, cos[positions], sin[positions], given["spec"].rope)
-        k = kept(k, dtype)
-        v = k[..., :width] if latent else kept(v, dtype)
+        k = form.kept(k)
+        v = k[..., :width] if latent else form.kept(v)
         return list(OPS["paged_attention"].ordered(**{**given, "k": k, "v": v, "k_cos": None, "k_sin": None}))
 
     return changed
