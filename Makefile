@@ -36,6 +36,7 @@ overload: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lint_docstrings.py
 
 types: $(VENV)/.dev
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
@@ -44,8 +45,9 @@ contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev
-	$(INSTALL) sphinx furo myst-parser
-	$(BIN)/python -m sphinx -q -W -b html docs build/docs
+	$(INSTALL) mkdocs-material 'mkdocstrings[python]'
+	@mkdir -p build/api && ln -sfn $(CURDIR) build/api/icc
+	$(BIN)/python -m mkdocs build --strict
 
 # Are kernels, packed weights and tokens what they were? CASES are patterns; all are 300 engines.
 CASES ?= '*'

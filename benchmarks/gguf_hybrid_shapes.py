@@ -308,7 +308,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "laguna": ("LagunaConfig", {**SIG, "num_hidden_layers": 4, "num_experts": 4, "sliding_window": 8}, {}),
+    "laguna": (
+        "LagunaConfig",
+        {
+            **SIG,
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        },
+        {},
+    ),
     "granitemoeshared": (
         "GraniteMoeSharedConfig",
         {**GQA, **SCALES, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 80},

@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 from gpu_w8a8 import Device, torch_seconds
-from icc.compiler.backends.triton.kernels.attention import Attention
+from icc.compiler.backends.triton.kernels.attention import AttentionKernel
 from icc.compiler.backends.triton.kernels.caches import KV_ALIGN
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.attention import (
     MOST_SPLITS,
-    Tiling,
+    AttentionTiling,
     Workload,
     _shared_bytes,
     decode_tiling,
@@ -59,14 +59,14 @@ class Layer:
     value_dim: int
     shared: bool = False
 
-    def kernel(self) -> Attention:
+    def kernel(self) -> AttentionKernel:
         """Over bf16 pages; queries are rotated already."""
         kv = KVLayer(self.kv_heads, self.key_dim, self.value_dim, shared=self.shared, align=KV_ALIGN)
         q = BufferOperand("q", "bf16", self.q_heads * self.key_dim)
         o = BufferOperand("o", "bf16", self.q_heads * self.value_dim)
         cached: dict[str, Any] = {"kv": kv, "cache": "bf16", "block_size": BLOCK}
         found = kernel_of(Step(kernel="a", q=q, o=o, q_heads=self.q_heads, scale=self.key_dim**-0.5, **cached))
-        assert isinstance(found, Attention)
+        assert isinstance(found, AttentionKernel)
         return found
 
 
@@ -131,7 +131,7 @@ def choices(case: Case, tuner: Tuner) -> Iterator[Choice]:
     splits = kernel._splits(shape, LIMITS, tuner)
     picked = decode_tiling(kernel.workload, tuner) if case.decode else mixed_tiling(*_facts(kernel, shape, tuner))
 
-    def made(name: str, tiling: Tiling, splits: int) -> Choice:
+    def made(name: str, tiling: AttentionTiling, splits: int) -> Choice:
         launches = kernel._decode(tiling, splits, shape) if case.decode else kernel._mixed(tiling, splits)
         return Choice(f"{name}{text_of(tiling)} /{splits}", launches, splits)
 
@@ -145,7 +145,7 @@ def choices(case: Case, tuner: Tuner) -> Iterator[Choice]:
             yield made("", tiling, count)
 
 
-def _facts(kernel: Attention, shape: Shape, tuner: Tuner) -> tuple[Workload, int, Tuner]:
+def _facts(kernel: AttentionKernel, shape: Shape, tuner: Tuner) -> tuple[Workload, int, Tuner]:
     return kernel.workload, shape.tiled_tokens, tuner
 
 
@@ -165,7 +165,7 @@ def _others(case: Case) -> Iterator[tuple[int, int, int, int, int]]:
                     yield min(group, rows), rows, tile, warps, stages
 
 
-def text_of(t: Tiling) -> str:
+def text_of(t: AttentionTiling) -> str:
     return f"m{t.rows} h{t.heads} n{t.tile} w{t.warps} p{t.stages}"
 
 

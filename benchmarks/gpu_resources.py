@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs
 from icc.compiler.backends.triton.plan import Planned, PlannedPhase, kernel_of, make_plan, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -60,7 +60,7 @@ def phase_row(program: Program, limits: Limits, phase: PlannedPhase, target: Tar
     modelled = read = done = 0.0
     for step in steps:
         kernel = kernel_of(step)
-        if isinstance(kernel, Linear):
+        if isinstance(kernel, LinearKernel):
             facts = kernel.product(tokens, target.level)
             modelled += Machine(target).seconds(facts, pick(facts, tuner))
             read += (facts.matrix_bytes + 2 * facts.k * tokens) / (target.bandwidth * 1e9)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from gpu_w8a8 import Device
-from icc.compiler.backends.triton.kernels.state import GatedScan, StateKernel
+from icc.compiler.backends.triton.kernels.state import GatedScanKernel, StateKernel
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
@@ -49,7 +49,7 @@ PROMPT, CHECKED = 2048, (300, 41)
 IMPRECISE = 2e-3  # of the largest: results are bf16
 
 
-def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -> GatedScan:
+def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -> GatedScanKernel:
     """A layer of bf16 rows with float32 decays."""
     widths = {"q": shared * key_dim, "k": shared * key_dim, "v": heads * value_dim, "o": heads * value_dim}
     operands = {name: BufferOperand(name, "bf16", width) for name, width in widths.items()}
@@ -59,7 +59,7 @@ def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -
         delta=delta, chunk=0, block_size=LIMITS.max_seq_len,
     )  # fmt: skip
     found = kernel_of(step)
-    assert isinstance(found, GatedScan)
+    assert isinstance(found, GatedScanKernel)
     return found
 
 
@@ -108,7 +108,7 @@ def time_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec
     print(f"  {name}, {kind} states, {batch} sequences: {1e6 * seconds:.1f} us, {nbytes / seconds / 1e9:.0f} GB/s")
 
 
-def tensors(made: GatedScan, lengths: tuple[int, ...], scratch: int) -> dict[str, torch.Tensor]:
+def tensors(made: GatedScanKernel, lengths: tuple[int, ...], scratch: int) -> dict[str, torch.Tensor]:
     """Random operands of sequences beside each other, whose states are left behind their last tokens."""
     s, count = made.step, sum(lengths)
     keys = torch.nn.functional.normalize(torch.randn(count, s.shared, s.key_dim, device="cuda"), dim=-1)
@@ -130,7 +130,7 @@ def tensors(made: GatedScan, lengths: tuple[int, ...], scratch: int) -> dict[str
     return found | {"solved": torch.empty(max(scratch, 256), dtype=torch.uint8, device="cuda")}
 
 
-def compare(device: Device, name: str, made: GatedScan, specs: tuple[LaunchSpec, ...], scratch: int) -> bool:
+def compare(device: Device, name: str, made: GatedScanKernel, specs: tuple[LaunchSpec, ...], scratch: int) -> bool:
     """Whether results of chunks are those of the reference, and the states that are left."""
     s, given = made.step, tensors(made, CHECKED, scratch)
     put(device, specs, given, len(CHECKED))

@@ -24,7 +24,7 @@ import icc
 import make_model
 import numpy as np
 from icc.compiler.backends.triton import dependent
-from icc.compiler.backends.triton.kernels.linear_source import Source
+from icc.compiler.backends.triton.kernels.linear_source import ProductSource
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import make_plan, plan_program
 from icc.compiler.backends.triton.spec import Shape
@@ -62,7 +62,7 @@ def variant(name: str) -> Iterator[None]:
         if name in ("off", "wait"):
             stack.enter_context(patch.object(dependent, "_done", plain))
         if name not in ("ask", "first"):
-            stack.enter_context(patch.object(Source, "asks", property(lambda self: [])))
+            stack.enter_context(patch.object(ProductSource, "asks", property(lambda self: [])))
         if name == "first":
             stack.enter_context(patch.object(dependent, "_waiting", early))
         yield

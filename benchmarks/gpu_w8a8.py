@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from icc.compiler.backends.triton.kernels.linear import Linear
-from icc.compiler.backends.triton.kernels.linear_source import Tiling
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
+from icc.compiler.backends.triton.kernels.linear_source import LinearTiling
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
@@ -97,11 +97,11 @@ def main() -> int:
 class Product:
     """A product and its launches for some rows."""
 
-    kernel: Linear
+    kernel: LinearKernel
     rows: int
     specs: tuple[LaunchSpec, ...]
     scratch: dict[str, int]
-    tiling: Tiling
+    tiling: LinearTiling
 
     @staticmethod
     def of(n: int, k: int, epilogue: Any, stored: str, rows: int, result: str, target: str) -> Product:
@@ -116,7 +116,7 @@ class Product:
             y=BufferOperand("y", result, width), stored=Stored(stored, "product"), epilogue=epilogue,
         )  # fmt: skip
         kernel, tuner, shape = kernel_of(step), Tuner(TARGETS[target]), Shape(rows, rows <= 256)
-        assert isinstance(kernel, Linear)
+        assert isinstance(kernel, LinearKernel)
         specs = kernel.launches(shape, LIMITS, tuner)
         if fast:
             old, new = "tl.zeros([BN, BM], tl.float32), max_num_imprecise_acc=BK)", "{sum})"

@@ -196,7 +196,7 @@ def _read_facts(program: dict[str, Any], contents: Contents) -> None:
     if program.get("plan"):
         contents.facts["scratch"] = f"{program['plan']['scratch_bytes']} bytes"
     for section in program.get("sections", ()):
-        bounds = f"steps {section['begin']} to {section['end']}, shared {section['shared']}"
+        bounds = f"steps {section['begin']} to {section['end']}, shared {section.get('shared', 0)}"
         contents.facts[f"section {section['name']}"] = bounds
     speculation = program.get("speculation")
     if speculation:

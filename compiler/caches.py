@@ -60,8 +60,8 @@ def choose_caches(
 
 
 def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Sizes, int]:
-    """Of each layer's cache what its types take of a sequence of full length, in bytes, those that the back end has;
-    and how many numbers all of them are."""
+    """What each layer's cache takes for a sequence of full length, in bytes by type, for the types that the back end
+    has; and how many numbers all caches together hold."""
     lowered = lower(graph, lowering)
     kv = lowered.program.kv
     sizes: dict[int, list[tuple[str, int]]] = {}

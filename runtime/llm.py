@@ -28,7 +28,7 @@ from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
 from .requests.request import Standing
-from .speculate.choose import choose_speculator
+from .speculate.choose import MakeExecutor, choose_speculator
 from .templates.messages import Messages, is_messages
 from .templates.source import TemplateSource
 from .tokenizer import Tokenizer
@@ -92,7 +92,7 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
     except BaseException:
         engine.close()
         raise
-    return LLM(engine.manifest, executor, tokenizer, engine, speculator)
+    return LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
 
 
 def _check_answers(engine: Engine, executor: Executor) -> None:
@@ -119,11 +119,13 @@ class LLM:
         engine: Engine | None = None,
         speculator: Speculator | None = None,
         template: TemplateSource | None = None,
+        make_executor: MakeExecutor = open_executor,
     ) -> None:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.engine = engine
         self.executor = executor
+        self._make_executor = make_executor
         self.prompting = Prompting(manifest, tokenizer, engine, template)
         embedding, tail = manifest.embedding, ()
         if engine is not None and embedding is not None and embedding.tail:
@@ -311,7 +313,7 @@ class LLM:
         Not `adaptive`, it drafts whatever it costs.
         """
         assert self.engine is not None
-        found = choose_speculator(spec, self.engine, self.executor, open_executor)
+        found = choose_speculator(spec, self.engine, self.executor, self._make_executor)
         if found is not None:
             found.adaptive = adaptive
         return found

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
-from icc.compiler.cli import COMMANDS
+from click.testing import CliRunner
+from icc.compiler.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,3 +50,17 @@ def test_every_command_has_a_page() -> None:
     told = "".join(page.read_text() for page in PAGES)
     assert not [name for name in COMMANDS if f"icc {name}" not in told], "commands that no page tells of"
     assert all(isinstance(lazy.load(), click.Command) for lazy in COMMANDS.values())
+
+
+def test_how_it_works_shows_real_graphs() -> None:
+    """The lines of graphs on the page are in the graph of the sample, as traced or after all passes."""
+    sample, page = str(ROOT / "samples" / "pystd"), (ROOT / "docs" / "how-it-works.md").read_text()
+    run = CliRunner()
+    passes = "dead-code", "canonicalize,quantize-rtn,attention,fuse"
+    graphs = [
+        run.invoke(main, ["opt", sample, "--max-seq-len", "1024", "-p", p], catch_exceptions=False) for p in passes
+    ]
+    lines = {re.sub(r"^ +| +#.*", "", line) for done in graphs for line in done.output.splitlines()}
+    shown = [re.sub(r" +#.*", "", line) for line in re.findall(r"^%\d+: .*$", page, re.M)]
+    assert len(shown) > 20
+    assert not [line for line in shown if line not in lines]

@@ -27,7 +27,7 @@ struct icc_batch {
                                     // index into the batch; negative elsewhere. NULL: no sequence does
     const int32_t* moves;           // [M, 2] slots whose K and V are copied, from and to, in order, before all else
     int32_t num_moves;              // M
-    int32_t* drafts;                // [L, heads, ranks] written by the section of the draft heads, if there is one
+    int32_t* drafts;                // [L, heads, ranks] written by the draft heads of libraries of format 2; others leave it
     const int32_t* prompt_lens;     // [S] tokens that a sequence began with
 };
 
@@ -56,8 +56,9 @@ void* icc_create(int32_t num_threads, const void* const* weights, void* arena, v
 void icc_inputs(void* handle, const void* const* inputs);
 
 // batches[g] is the step as KV group g sees it.
-// Executes the whole program once, or one of its sections (program.json, counted from 0). The section of draft heads
-// runs after a step: logit_rows are then rows of that step's logits, the other fields as they were. 0 on success.
+// Executes the whole program once, or one of its sections (program.json, counted from 0). One that runs
+// behind a step has logit_rows of its own, which are rows of that step's logits, and the other fields as they were: what it
+// is given and gives besides lies in the arena. 0 on success.
 int32_t icc_step(void* handle, const struct icc_batch* batches);
 int32_t icc_section(void* handle, int32_t section, const struct icc_batch* batches);
 

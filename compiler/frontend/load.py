@@ -15,7 +15,14 @@ from ..eviction import Eviction
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..handlers import joined
 from ..weights.handles import Weight
-from .convert import aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers
+from .convert import (
+    axis_handlers,
+    elementwise_handlers,
+    index_handlers,
+    reduce_handlers,
+    shift_handlers,
+    state_handlers,
+)
 from .convert.attending import InterfaceAttention
 from .convert.conversion import Conversion
 from .convert.index_scores import PickingIndex
@@ -35,7 +42,7 @@ from .source.scoring import read_words
 from .source.source import ModelSource, open_source
 from .words import score_words
 
-_TABLES = (aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
+_TABLES = (elementwise_handlers, axis_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
 HANDLERS = joined(*(file.HANDLERS for file in _TABLES))
 
 

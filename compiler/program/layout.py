@@ -17,9 +17,13 @@ from ..weights.formats.dense import Dense
 from ..weights.formats.registry import find_format
 
 Role = Literal["plain", "product", "screen", "table"]
-"""What reads a weight. plain: vectors, constants and the matrices of bmm, as rows of f32 or i32. product: linear
-layers, and tables that are tied to one. screen: the product that gives the logits and may first do with a part of its
-codes. table: an embedding that nothing else reads."""
+"""What reads a weight, which decides its layout.
+
+plain: vectors, constants and the matrices of bmm, as rows of f32 or i32.
+product: linear layers, and embeddings that are one matrix with a linear layer.
+screen: the linear layer that gives the logits, where the largest may be found from a part of its codes.
+table: an embedding that nothing else reads.
+"""
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

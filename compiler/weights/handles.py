@@ -211,8 +211,8 @@ class GatheredRows(QuantizedWeight):
 
 @dataclass
 class Transposed(Weight):
-    """Matrices [..., K, N] whose transpose `source` [..., N, K] is stored, in blocks along K. Who transposes them gets
-    that."""
+    """Matrices [..., K, N] of which the transpose `source` [..., N, K] is stored, in blocks along K. Whatever
+    transposes them gets `source`, blocks and all."""
 
     source: QuantizedWeight
     shape: tuple[int, ...] = field(init=False)

@@ -111,7 +111,7 @@ CPU_INPUTS = tuple(array for array in INPUTS if array.cpu)
 GPU_INPUTS = (*SAMPLING, *(array for array in INPUTS if array.gpu))  # in the order in which they travel
 OUTPUTS = (
     BatchArray("logits", ("L", "V"), "f32"),
-    BatchArray("drafts", ("L", "H", "R")),  # written by the section of the draft heads, if there is one
+    BatchArray("drafts", ("L", "H", "R")),  # of draft heads, in programs of format 2
 )
 
 # What else the arguments of launches point into, by name; see `LaunchPointer`.

@@ -39,7 +39,7 @@ class InputOperand(
 
 
 class OutputOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space", tag="output"):
-    """A result of the program by its name: LOGITS, float32 [logit_rows, vocab], or DRAFTS, what draft heads choose,
+    """A result of the program by its name: LOGITS, float32 [logit_rows, vocab]. In programs of format 2 also DRAFTS,
     int32 [logit_rows, heads, ranks]."""
 
     name: str

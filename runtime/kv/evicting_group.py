@@ -43,7 +43,8 @@ class EvictingGroup(Group):
         return TableOpening({}, [], 0, self.blocks_for(max(self.policy.held(n, table.prompt) for n in lengths)))
 
     def has_room(self, opening: TableOpening, headroom: int) -> bool:
-        """Those that run have a bound, which the pool has room for unless it was given less."""
+        """Whether the sequence can be let in. A policy that bounds its table needs no headroom: what runs never grows
+        beyond the bound. A policy without a bound needs the headroom."""
         return super().has_room(opening, headroom if self.policy.most(UNLIMITED) == UNLIMITED else 0)
 
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:

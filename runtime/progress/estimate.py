@@ -31,8 +31,11 @@ class Estimate:
         return min(self._done / self._total, 1.0) if self._total > 0 else None
 
     def update(self, done: float, total: float, now: float) -> None:
-        """So much of `total` is done. Another total than before, or less done, is another phase, which begins now: what
-        is done of it then, such as objects that were cached, took no time."""
+        """Hear at `now` (seconds) that `done` of `total` is done.
+
+        A new phase begins now where the total is another or less is done than before. What is done of it by then, such
+        as objects that were cached, took no time.
+        """
         if total != self._total or done < self._done:
             self._began = (now, done)
         self._done, self._total, self._heard_at = done, total, now

@@ -72,9 +72,11 @@ class Output(NamedTuple):
 class Request(msgspec.Struct, eq=False, kw_only=True):
     """What every request has, whether it samples (Generation) or is scored (Scores).
 
-    spec: as the scheduler gets it. arrival: by `time.perf_counter`. num_cached_tokens: of the prompt, found in the
-    prefix cache; None before the first step. queued_s: seconds from the arrival to the first step. fault: what ended
-    it with "error", unless that were numbers of the model that are none.
+    spec: the request as the scheduler gets it.
+    arrival: when it came, in seconds of `time.perf_counter`.
+    num_cached_tokens: tokens of the prompt that the prefix cache had; None before the first step.
+    queued_s: seconds from the arrival to the first step.
+    fault: the exception that ended it with "error"; None where the model's logits were no numbers, and before an end.
     """
 
     spec: RequestSpec

@@ -7,8 +7,8 @@ Its phase says what part it has in the step under way:
     IDLE --learn--> IDLE          a step that nobody was asked for, because it ran ahead or its requests are on trial
     RESTING --wake, forget--> IDLE
 
-Resting, it does next to nothing: that is the lot of most steps of a request without luck. The pauses of the accounts go
-on meanwhile, told at the end of the rest.
+While it rests it does next to nothing. Most steps of a request whose guesses fail are steps of rest. The pauses in the
+accounts of requests go on meanwhile: they are counted down together when the rest ends.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import icc
 import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.kernels.norm import Norm
+from icc.compiler.backends.triton.kernels.norm import NormKernel
 from icc.compiler.errors import (
     CheckpointError,
     IccError,
@@ -299,7 +299,7 @@ def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(
 ) -> None:
     model, engine = tmp_path / "model", tmp_path / "engine"
     tiny.save_tiny(tiny.tiny_configs()["llama"], model)
-    monkeypatch.setattr(Norm, "refusal", classmethod(lambda cls, step: "a planted reason"))
+    monkeypatch.setattr(NormKernel, "refusal", classmethod(lambda cls, step: "a planted reason"))
     with pytest.raises(CodegenError, match="a planted reason"):
         icc.compile(model, engine, target="h100", quant="gptq4")
     assert not engine.exists()

@@ -171,6 +171,17 @@ def test_a_longer_convolution_than_its_padding_is_refused() -> None:
         converted(3, 0, Long)
 
 
+def test_a_trace_of_one_number_of_tokens_is_refused() -> None:
+    """Such as a Fourier transform over the tokens makes (FNet)."""
+
+    class Transformed(Convolved):
+        def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
+            return CausalLMOutput(logits=self.head(torch.fft.fftn(self.embed(input_ids), dim=(1, 2)).real))
+
+    with pytest.raises(UnsupportedModel, match="number of tokens as one that is known"):
+        converted(3, 0, Transformed)
+
+
 def test_masks_over_the_batch_choose_what_is_written() -> None:
     """Of one sequence, all or nothing, which is known when the model is traced."""
 

@@ -15,7 +15,7 @@ from icc.compiler.program.verify import verify_lowered, verify_plan
 from icc.runtime.format.batch import BatchArray
 from icc.runtime.format.operands import BufferOperand, InputOperand, OutputOperand, WeightOperand
 from icc.runtime.format.plan import Call, Extent, KernelObject, KVArg, Launch, LaunchPlan, OperandArg, Phase
-from icc.runtime.format.program import Section
+from icc.runtime.format.program import Section, SectionArray
 from run_lowered import lower_graph, optimize
 
 replace = msgspec.structs.replace
@@ -68,6 +68,12 @@ def buffers(program: Program, **changes: Any) -> Program:
     return replace(program, buffers=[replace(program.buffers[0], **changes), *program.buffers[1:]])
 
 
+def with_section(program: Program, **changes: Any) -> Program:
+    """A section that runs behind a step, of all steps but the first two."""
+    found = Section("late", 2, len(program.steps))
+    return replace(program, sections=[replace(found, **changes)])
+
+
 BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "kernel": (lambda p: replace(p, kernels={}), "is not in the program"),
     "kernel of another op": (lambda p: with_step(p, "linear", kernel="softmax_0"), "'softmax_0' of op 'linear'"),
@@ -106,7 +112,19 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "arena": (lambda p: buffers(p, offset=p.arena_bytes_per_token), "do not lie in the arena"),
     "alignment": (lambda p: buffers(p, offset=4), "do not lie in the arena"),
     "lifetime": (lambda p: replace(p, steps=p.steps[number(p, "linear") :]), "before it is written"),
-    "section": (lambda p: replace(p, sections=[Section("medusa", 3, 99)]), "steps 3 to 99 are not in the program"),
+    "section": (lambda p: with_section(p, end=99), "section late: steps 2 to 99 are not in the program"),
+    "place of a section's input": (
+        lambda p: with_section(p, inputs={"x": SectionArray("f32", [16], "b99")}),
+        "section late: there is no buffer b99 for x",
+    ),
+    "type of a section's output": (
+        lambda p: with_section(p, outputs={"y": SectionArray("i32", [16], p.buffers[0].name)}),
+        r"y has rows of \[16\] i32, buffer b0 of \[16\] f32",
+    ),
+    "type of a section's input": (
+        lambda p: with_section(p, inputs={"x": SectionArray("i8", [16], "b0")}),
+        r"x has rows of \[16\] i8",
+    ),
 }
 
 

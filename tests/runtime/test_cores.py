@@ -46,6 +46,10 @@ def test_kernel_threads_stay_on_their_cores(engines: Path) -> None:
         llm.generate([[1, 5, 9]], SamplingParams(max_tokens=3, ignore_eos=True))
         assert threads()[str(os.getpid())] == last
     assert threads()[str(os.getpid())] == before[str(os.getpid())]
+    with load(engines / "gemma2.engine", threads=2, cores=last, spec="none") as llm:  # a second executor has them, too
+        speculator = llm.speculator("layer-skip")
+        assert [cores for thread, cores in threads().items() if thread not in before] == [last] * 2
+        speculator.drafter.close()
     with load(engines / "llama.engine", cores=last) as llm:  # as many threads as cores, if nobody says how many
         assert not threads().keys() - before.keys()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import icc
 import numpy as np
 import pytest
 from icc.runtime.batch.packed import host_arrays
@@ -220,3 +223,12 @@ def test_a_device_that_cannot_be_prepared_is_closed() -> None:
     with pytest.raises(OSError, match="no graph"):
         Player(broken)
     assert broken.calls == [("close",)]
+
+
+def test_no_section_has_a_meaning_of_its_own() -> None:
+    """Who uses a section names it: what formats, lowers, plays and runs programs knows none. Format 2 did."""
+    root = Path(icc.__file__).parent
+    places = ("runtime/format", "runtime/executor", "compiler/program", "compiler/graph", "compiler/backends")
+    files = [file for place in places for file in (root / place).rglob("*.py") if file.name != "version2.py"]
+    named = [file for file in files if re.search(r"\"(medusa|exit)\"|'(medusa|exit)'", file.read_text())]
+    assert len(files) > 100 and not named

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from icc.compiler.backends.triton.bounds.addresses import address_faults
 from icc.compiler.backends.triton.bounds.forms import Form, Unknown, lower, upper
-from icc.compiler.backends.triton.bounds.ttir import Type, parse
+from icc.compiler.backends.triton.bounds.ttir import TtirType, parse
 from icc.compiler.backends.triton.bounds.values import Memory, Samples
 
 ROWS = """module {{
@@ -145,4 +145,4 @@ def test_facts_are_put_together() -> None:
      ("tensor<8xi1>", (8,), "i1", False)],
 )  # fmt: skip
 def test_types_are_read(text: str, shape: tuple[int, ...], element: str, pointer: bool) -> None:
-    assert Type.parse(text) == Type(shape, element, pointer)
+    assert TtirType.parse(text) == TtirType(shape, element, pointer)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from attention_cases import Layer, Step
-from icc.compiler.backends.triton.kernels.attention import Attention
+from icc.compiler.backends.triton.kernels.attention import AttentionKernel
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.program.steps.attention import NewKeys
@@ -30,7 +30,7 @@ USUAL = [("grouped", "bf16", True), ("odd", "i8", True), ("odd", "bf16", False)]
 EVERY = [(name, cache, True) for name in LAYERS for cache in ("bf16", "f32", "i8", "f8", "i4", "i2")]
 
 
-def joined(step: Step) -> tuple[Attention, dict[str, torch.Tensor]]:
+def joined(step: Step) -> tuple[AttentionKernel, dict[str, torch.Tensor]]:
     """The layer's kernel as it is where it writes, and the operands of that."""
     layer, kind = step.layer, step.kind
     wide = {"k": layer.kv_heads * layer.key_dim + 5, "v": layer.kv_heads * layer.value_dim + 5}

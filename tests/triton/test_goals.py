@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.plan import phase_shapes
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.backends.triton.tiling.linear import ROWS, Machine, pick
@@ -17,7 +17,7 @@ from test_linear_objects import SHAPES, product
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 
 
-def modelled(kernel: Linear, rows: int, target: str) -> tuple[Config, float]:
+def modelled(kernel: LinearKernel, rows: int, target: str) -> tuple[Config, float]:
     """The tiling that is picked, and its seconds."""
     tuner = Tuner(TARGETS[target])
     facts = kernel.product(rows, tuner.target.level)

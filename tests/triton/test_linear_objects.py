@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.backends.triton.dependent import dependent
-from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.objects.cubin import _GLOBAL, check_launch
 from icc.compiler.backends.triton.objects.loops import (
@@ -24,7 +24,7 @@ from icc.compiler.backends.triton.objects.loops import (
 )
 from icc.compiler.backends.triton.objects.loops import _Asked as Asked
 from icc.compiler.backends.triton.objects.loops import _loop_texts as loop_texts
-from icc.compiler.backends.triton.objects.sass import Code, disassemble
+from icc.compiler.backends.triton.objects.sass import SassCode, disassemble
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.backends.triton.tiling.linear import ROWS, pick
@@ -44,7 +44,7 @@ SHAPES: dict[str, tuple[int, int, Epilogue | None]] = {
 FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "e4m3_kg128", "nf4g64", "mxfp4a8")
 
 
-def product(name: str, stored: str) -> Linear:
+def product(name: str, stored: str) -> LinearKernel:
     """One of the model's products, with its weight stored so."""
     n, k, epilogue = SHAPES[name]
     dense = stored == "bf16"
@@ -52,7 +52,7 @@ def product(name: str, stored: str) -> Linear:
     types = ("bf16", "bf16" if dense else "u8", "", *extras, "bf16")
     op = "linear" if dense else "linear_q"
     found = make_kernel(op, k=k, n=n, stored=stored, types=types, **({"epilogue": epilogue} if epilogue else {}))
-    assert isinstance(found, Linear)
+    assert isinstance(found, LinearKernel)
     return found
 
 
@@ -258,7 +258,7 @@ def test_a_kernel_that_takes_tensor_memory_waits_behind_that() -> None:
     """On every way to global memory, and to an end."""
 
     def waits(text: str) -> bool:
-        return Code(text).always_behind("ACQBULK", _GLOBAL)
+        return SassCode(text).always_behind("ACQBULK", _GLOBAL)
 
     assert waits(TAKES_TENSOR_MEMORY)
     for wrong in ("STG.E desc[UR4][R2.64], R0", "LDGSTS.E [R1], desc[UR4][R2.64]", "EXIT"):

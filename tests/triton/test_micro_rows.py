@@ -11,7 +11,7 @@ import pytest
 import torch
 from building import build
 from icc.compiler.backends.triton.interpreter import run_spec
-from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.targets import TARGETS
@@ -133,5 +133,5 @@ def test_where_rows_of_mxfp8_are_multiplied(target: str) -> None:
     level = TARGETS[target].level
     for stored, native in (("mxfp4a8", True), ("mxfp4", False)):
         kernel = make_kernel("linear_q", k=256, n=64, types=("bf16", "u8", "", "bf16"), stored=stored)
-        assert isinstance(kernel, Linear)
+        assert isinstance(kernel, LinearKernel)
         assert kernel.mode(level) == ("mxfp8" if native and target == "b200" else "blocks")

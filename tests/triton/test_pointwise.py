@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.kernels.body import Value, translate
+from icc.compiler.backends.triton.kernels.body import TritonValue, translate
 from icc.compiler.backends.triton.kernels.pointwise import column_offset
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.body import Body, Number
@@ -180,4 +180,4 @@ def test_column_offset() -> None:
 
 def test_gaps_are_named() -> None:
     with pytest.raises(CodegenError, match="'erfinv'"):
-        translate(Body.parse("t0 = erfinv a0"), [Value("x", "f")])
+        translate(Body.parse("t0 = erfinv a0"), [TritonValue("x", "f")])

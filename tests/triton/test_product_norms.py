@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -23,7 +23,7 @@ K, N, GAP = 64, 40, 3
 SPLIT = Forced({"decode": 0, "m": 16, "n": 16, "k": 16, "warps": 4, "stages": 2, "splits": 4})
 
 
-def joined(norm: str, kind: str) -> Linear:
+def joined(norm: str, kind: str) -> LinearKernel:
     """x W^T, added to r where the norm adds, normalized: r and the sum in float32, as a residual is."""
     plain = make_kernel("linear", k=K, n=N, stored=kind, types=(kind, kind, "", kind))
     adds = norm.startswith("add_")

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from icc.compiler.backends.triton.kernels.state import GatedScan
+from icc.compiler.backends.triton.kernels.state import GatedScanKernel
 from icc.compiler.backends.triton.objects.compile import compile_specs, spec_key
 from icc.compiler.backends.triton.spec import Shape, TritonKernel
 from icc.compiler.ops.body import Argument, BodyWriter, Literal, Operand
@@ -61,7 +61,7 @@ def test_compiles_without_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     target = TARGETS["h100"]
     shapes = (Shape(1, True), Shape(64, True))
     specs = [spec for kernel in kernels("bf16") for shape in shapes for spec in kernel.launches(shape, LIMITS, TUNER)]
-    [scan] = [kernel for kernel in kernels("bf16") if isinstance(kernel, GatedScan)]
+    [scan] = [kernel for kernel in kernels("bf16") if isinstance(kernel, GatedScanKernel)]
     specs += scan.launches(Shape(64, False), LIMITS, TUNER)  # as chunks
     found = compile_specs([*specs, *chain("f32").launches(Shape(1, True), LIMITS, TUNER)], target)
     assert {spec.entry: found[spec_key(spec)].spill_bytes for spec in specs} == dict.fromkeys(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from icc.compiler.backends.triton.interpreter import run_spec
-from icc.compiler.backends.triton.kernels.sample import Sample
+from icc.compiler.backends.triton.kernels.sample import SampleKernel
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.targets import TARGETS
@@ -35,7 +35,7 @@ class Row:
 def sample(logits: np.ndarray, rows: list[Row]) -> dict[str, np.ndarray]:
     """Run both kernels on float32 [L, vocab]; the rows lie 3 elements apart."""
     count, vocab = logits.shape
-    kernel = Sample(vocab=vocab, stride=vocab + 3)
+    kernel = SampleKernel(vocab=vocab, stride=vocab + 3)
     padded = torch.full((count, vocab + 3), torch.nan)
     padded[:, :vocab] = torch.from_numpy(logits)
     seeds = np.array([row.seed for row in rows], dtype=np.uint64).view(np.int32).reshape(-1, 2)
@@ -168,6 +168,6 @@ def test_distribution() -> None:
 def test_objects_do_not_spill() -> None:
     """Built for a GPU: sampling ends every decode step."""
     target = TARGETS["h100"]
-    kernels = [Sample(vocab=vocab) for vocab in (97, 128256)]
+    kernels = [SampleKernel(vocab=vocab) for vocab in (97, 128256)]
     specs = [spec for kernel in kernels for spec in kernel.launches(Shape(8, True), LIMITS, TUNER)]
     assert all(found.spill_bytes == 0 for found in compile_specs(specs, target).values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.backends.triton.kernels.state import CHUNK, GatedScan
+from icc.compiler.backends.triton.kernels.state import CHUNK, GatedScanKernel
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops import OPS
 from interpreting import make_kernel, run_kernel
@@ -55,7 +55,7 @@ def test_any_cut_of_a_prompt_gives_what_step_by_step_gives(
         rounded=rounded,
         types=(name, name, name, "f32", "f32" if beta else "", "f32"),
     )  # fmt: skip
-    assert isinstance(kernel, GatedScan)
+    assert isinstance(kernel, GatedScanKernel)
     sequences = [random_inputs(length, key, value, kind) for length in LENGTHS]
     wanted = [reference(x, delta, beta) for x in sequences]
     stride, state = kernel.state_stride, key * value
@@ -160,10 +160,10 @@ def test_rounded_states_are_those_of_any_cut(op: str) -> None:
 def test_which_steps_take_chunks() -> None:
     facts = {"delta": True, "block_size": 32, "heads": 4, "shared": 2, "value_dim": 32, "chunk": 0}
     kernel = make_kernel("gated_scan", key_dim=128, **facts)
-    assert isinstance(kernel, GatedScan) and CHUNK >= 16
+    assert isinstance(kernel, GatedScanKernel) and CHUNK >= 16
     assert kernel.by_chunks(Shape(512, False)) and not kernel.by_chunks(Shape(16, True))
     assert not kernel.by_chunks(Shape(512, False, typical=128))  # deterministic engines
     by_row = make_kernel("gated_scan", key_dim=128, row_decay=True, **facts)
     large = make_kernel("gated_scan", key_dim=512, **facts)
-    assert isinstance(by_row, GatedScan) and isinstance(large, GatedScan)
+    assert isinstance(by_row, GatedScanKernel) and isinstance(large, GatedScanKernel)
     assert not by_row.by_chunks(Shape(512, False)) and not large.by_chunks(Shape(512, False))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.backends.triton.dependent import dependent
-from icc.compiler.backends.triton.kernels.pending import Pending
-from icc.compiler.backends.triton.kernels.sample import Sample
+from icc.compiler.backends.triton.kernels.pending import PendingKernel
+from icc.compiler.backends.triton.kernels.sample import SampleKernel
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
@@ -83,7 +83,7 @@ class Fixed(Tuner):
         return config
 
 
-AROUND: dict[str, Any] = {"pending": Pending, "sample": Sample}
+AROUND: dict[str, Any] = {"pending": PendingKernel, "sample": SampleKernel}
 FEW = {"decode": 1, "m": 8, "n": 16, "k": 16, "warps": 2, "stages": 2, "splits": 1}
 MANY = {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 3, "splits": 1}
 SPLIT = {**MANY, "splits": 2}

@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from building import build
 from icc.compiler.backends.triton.interpreter import run_spec
-from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -247,7 +247,7 @@ def test_where_rows_of_e4m3_are_multiplied(target: str) -> None:
         ("e4m3w", False),
     ):
         kernel = make_kernel("linear_q", k=256, n=64, types=("bf16", "u8", "", "bf16"), stored=stored)
-        assert isinstance(kernel, Linear)
+        assert isinstance(kernel, LinearKernel)
         assert (kernel.mode(level) == "fp8") == (native and level >= 89)
     experts = make_kernel(
         "expert_linear_q", k=64, n=32, stored="e4m3", experts=3, topk=2, types=("bf16", "u8", "", "i32", "bf16")

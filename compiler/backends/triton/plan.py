@@ -15,8 +15,8 @@ from ...program.steps.base import Step
 from ...targets import Target
 from .bounds.forms import Number
 from .dependent import dependent
-from .kernels.pending import Pending
-from .kernels.sample import Sample
+from .kernels.pending import PendingKernel
+from .kernels.sample import SampleKernel
 from .kernels.table import TRITON_KERNELS
 from .objects.compile import Compiled, spec_key
 from .objects.loops import loop_faults
@@ -98,9 +98,9 @@ def plan_program(
     deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
     """
     kernels: dict[str, TritonKernel] = {name: kernel_of(step) for name, step in program.kernel_steps.items()}
-    around: dict[str, TritonKernel] = {BEFORE: Pending()}
+    around: dict[str, TritonKernel] = {BEFORE: PendingKernel()}
     if program.samples:
-        around[AFTER] = Sample(vocab=program.vocab_size, stride=program.vocab_size)
+        around[AFTER] = SampleKernel(vocab=program.vocab_size, stride=program.vocab_size)
     scratch_bytes, phases = 0, []
     for shape in shapes or phase_shapes(limits):
         chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape

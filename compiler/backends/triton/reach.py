@@ -29,7 +29,7 @@ from ....runtime.format.plan import (
 from ....runtime.format.program import Program
 from .bounds.addresses import address_faults
 from .bounds.forms import Number
-from .bounds.ttir import Function, parse
+from .bounds.ttir import TtirFunction, parse
 from .bounds.values import Memory, Samples
 from .objects.compile import spec_key
 from .plan import Planned, PlannedPhase
@@ -83,7 +83,7 @@ class Reach:
         return batch_limits(self.program, self.limits, _LOGITS_BYTES)
 
     def faults(
-        self, phase: PlannedPhase, kernel: str, spec: LaunchSpec, calls: Sequence[Call | None], function: Function,
+        self, phase: PlannedPhase, kernel: str, spec: LaunchSpec, calls: Sequence[Call | None], function: TtirFunction,
         seen: list[object],
     ) -> Iterator[tuple[str, ...]]:  # fmt: skip
         """Of one launch, for each kind of operands that the calls have; `seen` collects these."""

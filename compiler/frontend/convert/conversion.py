@@ -130,6 +130,10 @@ class Conversion:
             spec = specs[node.name]
             if spec.kind == InputKind.USER_INPUT:
                 new, dims = next(users), dims_of(node.meta["val"])
+                if T not in dims:
+                    raise UnsupportedModel(
+                        "the model's code takes the number of tokens as one that is known beforehand"
+                    )
                 self.values[node] = self.view(TracedValue(new, (T, *type_of(new).shape)), dims)
             elif node.users and spec.kind == InputKind.CONSTANT_TENSOR:
                 self.values[node] = self._lifted(node, str(spec.target))

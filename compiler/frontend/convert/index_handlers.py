@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from ...graph.graph import type_of
-from .aten_handlers import _val, cat_parts, expand_to, per_token
+from .axis_handlers import cat_parts
+from .broadcasting import expand_to, per_token, val_of
 from .conversion import Conversion
 from .reduce_handlers import icc, last_axis
 from .table import Table
@@ -36,13 +37,13 @@ def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
         raise ValueError("a gather of tokens")
     if math.prod(index.features) != 1:
         flat = index.node
-        return TracedValue(conv.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
+        return TracedValue(conv.emit(icc("embedding"), flat, table.node), dims_of(val_of(node)))
     if not index.per_token:  # every token takes the same row
         row = conv.emit(icc("embedding"), conv.view(TracedValue(index.node, index.features), (1,)).node, table.node)
-        return conv.view(TracedValue(row, (1, *table.dims[1:])), dims_of(_val(node)))
+        return conv.view(TracedValue(row, (1, *table.dims[1:])), dims_of(val_of(node)))
     index = conv.view(index, (T,))
     out = conv.emit(icc("embedding"), index.node, table.node)
-    return conv.view(TracedValue(out, (T, *table.dims[1:])), dims_of(_val(node)))
+    return conv.view(TracedValue(out, (T, *table.dims[1:])), dims_of(val_of(node)))
 
 
 @HANDLERS.handles("aten.index")
@@ -51,7 +52,7 @@ def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, An
     table, indices = args
     if table.per_token or len(indices) != 1:
         raise ValueError("advanced indexing")
-    return TracedValue(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
+    return TracedValue(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(val_of(node)))
 
 
 @HANDLERS.handles("aten.index_put")
@@ -100,9 +101,9 @@ def gather(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     value, axis, index_ = args
     axis %= len(value.dims)
     if index_.dims[axis] is T and not value.per_token:
-        return _table_rows(conv, value, axis, index_, dims_of(_val(node)))
+        return _table_rows(conv, value, axis, index_, dims_of(val_of(node)))
     value = last_axis(conv, value, axis)
-    return TracedValue(conv.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
+    return TracedValue(conv.emit(icc("gather"), value.node, index_.node), dims_of(val_of(node)))
 
 
 def _table_rows(conv: Conversion, table: TracedValue, axis: int, index_: TracedValue, dims: Dims) -> TracedValue:
@@ -133,7 +134,7 @@ def _same_along_features(value: TracedValue) -> TracedValue | None:
 @HANDLERS.handles("aten.copy", "aten.copy_")
 def copy(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """`source` in the shape of what it is copied over."""
-    return expand_to(conv, args[1], dims_of(_val(node)))
+    return expand_to(conv, args[1], dims_of(val_of(node)))
 
 
 @HANDLERS.handles("aten.slice_scatter")
@@ -197,4 +198,4 @@ def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
         source = per_token(conv, source, (T, *source.features))
     src, number = (source.node, 0.0) if isinstance(source, TracedValue) else (None, float(source))
     out = conv.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
-    return TracedValue(out, dims_of(_val(node)))
+    return TracedValue(out, dims_of(val_of(node)))

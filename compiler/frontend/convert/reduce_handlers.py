@@ -10,7 +10,7 @@ from torch import fx
 
 from ...graph.graph import TOKENS, type_of
 from ...ops import OPS
-from .aten_handlers import _val, align, expand_to
+from .broadcasting import align, expand_to, val_of
 from .conversion import Conversion
 from .table import Table
 from .values import T, TracedValue, dims_of, op_name
@@ -32,9 +32,9 @@ def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     if weight.per_token:
         raise ValueError("a product whose right side depends on tokens")
     if weight.dims[1] == 0:  # of a module that the configuration makes as wide as nothing: what it adds is nothing
-        return expand_to(conv, bias or conv.constant("nothing", torch.zeros(weight.dims[0])), dims_of(_val(node)))
+        return expand_to(conv, bias or conv.constant("nothing", torch.zeros(weight.dims[0])), dims_of(val_of(node)))
     out = conv.emit(icc("linear"), x.node, weight.node, bias.node if bias is not None else None)
-    return TracedValue(out, dims_of(_val(node)))
+    return TracedValue(out, dims_of(val_of(node)))
 
 
 @HANDLERS.handles("aten.addmm", "aten.mm", "aten.matmul", "aten.bmm", "aten.baddbmm")
@@ -44,7 +44,7 @@ def matmul(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     bias, (a, b) = (args[0], args[1:3]) if "addmm" in name or "baddbmm" in name else (None, args[:2])
     if bias is not None and (kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1):
         raise ValueError("a scaled product")
-    dims = dims_of(_val(node))
+    dims = dims_of(val_of(node))
     if a.per_token and not b.per_token and len(b.dims) == 2:
         turned = conv.emit(aten.permute.default, b.node, [1, 0])
         fused = bias is not None and not bias.per_token and len(bias.dims) == 1
@@ -106,7 +106,7 @@ def reduce(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     """A reduction over axes of each token. ValueError over the tokens."""
     value: TracedValue = args[0]
     name = op_name(node.target).split(".")[1]
-    result = _val(node)
+    result = val_of(node)
     if name in ("max", "min"):
         if not isinstance(result, (tuple, list)):
             raise ValueError("a maximum over all tokens")
@@ -135,7 +135,7 @@ def vector_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
     total = _reduce_axes(conv, TracedValue(terms, value.dims), "sum", list(axes))
     if order == 2:
         total = TracedValue(conv.emit(aten.sqrt.default, total.node), total.dims)
-    return conv.view(total, dims_of(_val(node)))
+    return conv.view(total, dims_of(val_of(node)))
 
 
 def _reduce_axes(conv: Conversion, value: TracedValue, kind: str, axes: list[int]) -> TracedValue:
@@ -160,7 +160,7 @@ def var(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     total = _reduce_axes(conv, squares, "sum", axes)
     count = math.prod(value.dims[a] for a in axes) - (1 if correction is None else correction)
     variance = TracedValue(conv.emit(aten.div.Tensor, total.node, float(count)), total.dims)
-    result = _val(node)
+    result = val_of(node)
     if isinstance(result, (tuple, list)):
         return [conv.view(variance, dims_of(result[0])), conv.view(mean, dims_of(result[1]))]
     return conv.view(variance, dims_of(result))
@@ -211,19 +211,19 @@ def positions_of(conv: Conversion) -> fx.Node:
 @HANDLERS.handles("aten.arange")
 def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A range of numbers: the positions where its length is the number of tokens, else a constant."""
-    dims = dims_of(_val(node))
+    dims = dims_of(val_of(node))
     numbers = [a for a in args if not isinstance(a, torch.dtype)]
     if T not in dims:
         name = str(node.target)
         start = numbers[0] if "start" in name else 0
         step = numbers[2] if "step" in name and len(numbers) > 2 else 1
-        value = torch.arange(start, start + step * dims[0], step, dtype=_val(node).dtype)[: dims[0]]
+        value = torch.arange(start, start + step * dims[0], step, dtype=val_of(node).dtype)[: dims[0]]
         return conv.constant("arange", value)
     start = numbers[0] if len(numbers) > 1 else 0
     if start != 0 or (len(numbers) > 2 and numbers[2] != 1):
         raise ValueError("a range over tokens that does not count from 0")
     positions = TracedValue(positions_of(conv), (T,))
-    if _val(node).dtype.is_floating_point:
+    if val_of(node).dtype.is_floating_point:
         out = conv.emit(torch.ops.prims.convert_element_type.default, positions.node, torch.float32)
         return TracedValue(out, (T,))
     return positions
@@ -256,8 +256,8 @@ def full(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
         fill = args[0]
     if isinstance(fill, torch.SymInt):
         raise ValueError("a tensor filled with the number of tokens")
-    dims = dims_of(_val(node))
-    dtype = torch.float32 if _val(node).dtype.is_floating_point else _val(node).dtype
+    dims = dims_of(val_of(node))
+    dtype = torch.float32 if val_of(node).dtype.is_floating_point else val_of(node).dtype
     value = torch.full([d for d in dims if d is not T], fill, dtype=dtype)
     return TracedValue(conv.constant(name, value).node, dims)
 
@@ -292,4 +292,4 @@ def expert_linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict
     x, weight, bias, index_ = args
     out = conv.emit(icc("expert_linear"), x.node, weight.node, bias.node if bias else None, index_.node)
     assert type_of(out).rows == TOKENS
-    return TracedValue(out, dims_of(_val(node)))
+    return TracedValue(out, dims_of(val_of(node)))

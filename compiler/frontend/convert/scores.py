@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from ...graph.graph import type_of
 from ...ops import OPS
-from .aten_handlers import per_token
 from .attending import emit_attention
+from .broadcasting import per_token
 from .conversion import Conversion
 from .masks import MASKED, SMALL_TABLE, Mask, MaskStep, analyse
 from .row_bias import PairBias, pair_dims

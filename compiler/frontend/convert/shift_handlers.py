@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ...graph.graph import type_of
-from .aten_handlers import cat_parts
+from .axis_handlers import cat_parts
 from .conversion import Conversion
 from .reduce_handlers import icc
 from .shifts import shifted

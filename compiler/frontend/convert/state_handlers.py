@@ -9,7 +9,7 @@ from torch import fx
 
 from ...graph.graph import type_of
 from ...ops import OPS
-from .aten_handlers import per_token
+from .broadcasting import per_token
 from .conversion import Conversion
 from .table import Table
 from .values import T, TracedValue, dims_of

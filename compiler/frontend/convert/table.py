@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from ...handlers import HandlerTable
 
-# (conversion, exported node, operands, keyword operands) -> the node's value: a Value, a list of them, or a number.
-# Operands are values. ValueError with a reason refuses the op.
+# (conversion, exported node, operands, keyword operands) -> what the node becomes: a TracedValue, a list of them, or a
+# number. Operands are such values. ValueError with a reason refuses the op.
 Handler: TypeAlias = Callable[[Any, Any, list[Any], dict[str, Any]], Any]
 Handlers: TypeAlias = Mapping[str, Handler]
 Table: TypeAlias = HandlerTable[Handler]

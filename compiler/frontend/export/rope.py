@@ -49,7 +49,7 @@ def _settle(
 
 
 def _tell_longest(module: nn.Module, max_seq_len: int) -> None:
-    """What a module itself asks of the largest position (PhiMoE's scale), it hears of the longest sequence."""
+    """Make a module's forward take the longest sequence for the largest position that it asks for (PhiMoE's scale)."""
     forward, largest = module.forward, torch.max
 
     def longest(x: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -95,7 +95,7 @@ def _without_logged_errors() -> Iterator[None]:
 
 
 def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
-    """Keep torch.export from noting with every node where in the model's code it comes from, which nobody reads."""
+    """Keep torch.export from noting with every node where in the model's code it comes from: icc does not read it."""
     return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
 
 

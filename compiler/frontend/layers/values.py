@@ -94,7 +94,8 @@ class LayerCall:
 
 
 def _writable(value: Any) -> list[Any]:
-    """The lists and mappings in `value`, which whoever is given it can write to."""
+    """The lists and mappings in `value`, which a layer that is given it can write to. Raises Opaque for one inside
+    another."""
     if type(value) is tuple:
         return [c for v in value for c in _writable(v)]
     if isinstance(value, (list, MutableMapping)):

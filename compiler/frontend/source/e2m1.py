@@ -1,8 +1,9 @@
-"""Checkpoints whose matrices are 4-bit floats (E2M1) with scales beside them, in whoever's layout.
+"""Checkpoints whose matrices are 4-bit floats (E2M1) with scales beside them, in any of the layouts that quantizers
+write.
 
 MXFP4: a power of two per 32 values; gpt-oss (`*_blocks`, `*_scales`) and compressed-tensors (mxfp4-pack-quantized).
-NVFP4: an 8-bit float per 16 values and one float32 for all; ModelOpt (`weight_scale_2` multiplies) and
-compressed-tensors (nvfp4-pack-quantized, `weight_global_scale` divides).
+NVFP4: an 8-bit float per 16 values and one float32 for all; ModelOpt (`weight_scale_2` multiplies) and compressed-
+tensors (nvfp4-pack-quantized, `weight_global_scale` divides).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Checkpoints whose matrices are 8-bit floats (E4M3) with scales beside them, in whoever's layout.
+"""Checkpoints whose matrices are 8-bit floats (E4M3) with scales beside them, in any of the layouts that quantizers
+write.
 
 Hugging Face's `fp8` (DeepSeek-V3, Qwen3-FP8), vLLM's and FBGEMM's, compressed-tensors (float-quantized) and ModelOpt
-differ in what they call the scales, and in how many there are: one, one per output channel, or one per block.
-Static scales of activations are left: where products round their rows, each row has a scale of its own.
+differ in what they call the scales, and in how many there are: one, one per output channel, or one per block. Static
+scales of activations are left out: where products round their rows, each row has a scale of its own.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Float8Layer(QuantizedWeight):
 
 
 def _floats(scales: Tensor) -> Tensor:
-    """As float32, exactly. Bytes are exponents, 2^(e - 127)."""
+    """The values as float32, exactly. Bytes are exponents, 2^(e - 127)."""
     if scales.dtype == torch.uint8:
         return torch.ldexp(torch.ones(scales.shape), scales.to(torch.int32) - 127)
     return scales.to(torch.float32)

@@ -1,4 +1,4 @@
-"""A model of which only the configuration is at hand: shapes and types, for whoever asks what a compile would give."""
+"""A model of which only the configuration is at hand: shapes and types, for plans of a compile without its weights."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 @dataclass(frozen=True)
-class Value:
+class CppValue:
     """A C++ expression and its kind: "f" (VF), "i" (VI) or "b" (VI of 0 and 1)."""
 
     text: str
@@ -56,49 +56,49 @@ class Value:
         return f"ne({self.text}, vf(0.0f))" if self.kind == "f" else f"is_true({self.text})"
 
 
-def literal(value: Number) -> Value:
+def literal(value: Number) -> CppValue:
     """A number of the body."""
     if isinstance(value, bool):
-        return Value(f"vi({int(value)})", "b")
+        return CppValue(f"vi({int(value)})", "b")
     if isinstance(value, int):
-        return Value(f"vi({max(-(2**31) + 1, min(2**31 - 1, value))})", "i")
+        return CppValue(f"vi({max(-(2**31) + 1, min(2**31 - 1, value))})", "i")
     if math.isnan(value):
-        return Value("vf(NAN)", "f")
+        return CppValue("vf(NAN)", "f")
     if math.isinf(value):
-        return Value("vf(INFINITY)" if value > 0 else "vf(-INFINITY)", "f")
-    return Value(f"vf({value!r}f)", "f")
+        return CppValue("vf(INFINITY)" if value > 0 else "vf(-INFINITY)", "f")
+    return CppValue(f"vf({value!r}f)", "f")
 
 
-def _numeric(opcode: str, args: list[Value], floats: list[str], ints: list[str], whole: bool) -> Value:
+def _numeric(opcode: str, args: list[CppValue], floats: list[str], ints: list[str], whole: bool) -> CppValue:
     """Opcodes that keep integers integers."""
     if opcode in ("maximum", "minimum"):
         name = "vmax" if opcode == "maximum" else "vmin"
-        return Value(f"{name}({', '.join(ints if whole else floats)})", "i" if whole else "f")
+        return CppValue(f"{name}({', '.join(ints if whole else floats)})", "i" if whole else "f")
     if opcode in ("floordiv", "remainder"):
-        return Value(f"v{opcode}({', '.join(ints if whole else floats)})", "i" if whole else "f")
+        return CppValue(f"v{opcode}({', '.join(ints if whole else floats)})", "i" if whole else "f")
     if opcode == "pow":
         power = f"vpow({', '.join(floats)})"
         if args[1].text in ("vi(2)", "vf(2.0f)"):
             power = f"({floats[0]} * {floats[0]})"
-        return Value(f"to_int_nearest({power})", "i") if whole else Value(power, "f")
-    return Value(f"v{opcode}({args[0].text})", "i" if whole else "f")  # abs and sign
+        return CppValue(f"to_int_nearest({power})", "i") if whole else CppValue(power, "f")
+    return CppValue(f"v{opcode}({args[0].text})", "i" if whole else "f")  # abs and sign
 
 
-def apply(opcode: str, args: list[Value]) -> Value:
+def apply(opcode: str, args: list[CppValue]) -> CppValue:
     """The value of one instruction."""
     floats = [a.as_float() for a in args]
     ints = [a.text for a in args]
     whole = all(a.kind != "f" for a in args)
     if opcode in FLOAT_FUNCTIONS:
-        return Value(f"{FLOAT_FUNCTIONS[opcode]}({floats[0]})", "f")
+        return CppValue(f"{FLOAT_FUNCTIONS[opcode]}({floats[0]})", "f")
     if opcode in OPERATORS:
         left, right = ints if whole else floats
-        return Value(f"({left} {OPERATORS[opcode]} {right})", "i" if whole else "f")
+        return CppValue(f"({left} {OPERATORS[opcode]} {right})", "i" if whole else "f")
     if opcode in COMPARISONS:
         left, right = ints if whole else floats
-        return Value(f"to_bool({opcode}({left}, {right}))", "b")
+        return CppValue(f"to_bool({opcode}({left}, {right}))", "b")
     if opcode in ROUNDINGS:
-        return args[0] if whole else Value(f"vround<{ROUNDINGS[opcode]}>({floats[0]})", "f")
+        return args[0] if whole else CppValue(f"vround<{ROUNDINGS[opcode]}>({floats[0]})", "f")
     if opcode in NUMERIC:
         return _numeric(opcode, args, floats, ints, whole)
     if opcode == "where":
@@ -106,19 +106,19 @@ def apply(opcode: str, args: list[Value]) -> Value:
         both_whole = left.kind != "f" and right.kind != "f"
         kind = ("b" if left.kind == right.kind == "b" else "i") if both_whole else "f"
         sides = (left.text, right.text) if both_whole else (left.as_float(), right.as_float())
-        return Value(f"select({args[0].as_mask()}, {sides[0]}, {sides[1]})", kind)
+        return CppValue(f"select({args[0].as_mask()}, {sides[0]}, {sides[1]})", kind)
     simple = {
-        "div": lambda: Value(f"({floats[0]} / {floats[-1]})", "f"),
-        "neg": lambda: Value(f"(vi(0) - {ints[0]})", "i") if whole else Value(f"vneg({floats[0]})", "f"),
-        "relu": lambda: apply("maximum", [args[0], Value("vi(0)", "i")]),
-        "rsqrt": lambda: Value(f"(vf(1.0f) / vsqrt({floats[0]}))", "f"),
-        "reciprocal": lambda: Value(f"(vf(1.0f) / {floats[0]})", "f"),
-        "logical_and": lambda: Value(f"to_bool(both({args[0].as_mask()}, {args[1].as_mask()}))", "b"),
-        "logical_or": lambda: Value(f"(to_bool({args[0].as_mask()}) | to_bool({args[1].as_mask()}))", "b"),
-        "logical_not": lambda: Value(f"(vi(1) - to_bool({args[0].as_mask()}))", "b"),
-        "to_f32": lambda: Value(floats[0], "f"),
-        "to_i32": lambda: Value(args[0].as_int(), "i"),
-        "to_bool": lambda: Value(f"to_bool({args[0].as_mask()})", "b"),
+        "div": lambda: CppValue(f"({floats[0]} / {floats[-1]})", "f"),
+        "neg": lambda: CppValue(f"(vi(0) - {ints[0]})", "i") if whole else CppValue(f"vneg({floats[0]})", "f"),
+        "relu": lambda: apply("maximum", [args[0], CppValue("vi(0)", "i")]),
+        "rsqrt": lambda: CppValue(f"(vf(1.0f) / vsqrt({floats[0]}))", "f"),
+        "reciprocal": lambda: CppValue(f"(vf(1.0f) / {floats[0]})", "f"),
+        "logical_and": lambda: CppValue(f"to_bool(both({args[0].as_mask()}, {args[1].as_mask()}))", "b"),
+        "logical_or": lambda: CppValue(f"(to_bool({args[0].as_mask()}) | to_bool({args[1].as_mask()}))", "b"),
+        "logical_not": lambda: CppValue(f"(vi(1) - to_bool({args[0].as_mask()}))", "b"),
+        "to_f32": lambda: CppValue(floats[0], "f"),
+        "to_i32": lambda: CppValue(args[0].as_int(), "i"),
+        "to_bool": lambda: CppValue(f"to_bool({args[0].as_mask()})", "b"),
         "copy": lambda: args[0],
     }
     if opcode not in simple:
@@ -192,13 +192,13 @@ def _lines(body: Body, inputs: Sequence[Access], output: Access) -> Iterator[str
     for i, access in enumerate(inputs):
         whole = access.dtype in INTEGER_DTYPES
         yield f"const {'VI' if whole else 'VF'} v{i} = load_{'i' if whole else 'f'}<{access.strides[-1]}>(a{i}, j, n);"
-        arguments.append(Value(f"v{i}", {"i32": "i", "bool": "b"}.get(access.dtype, "f")))
+        arguments.append(CppValue(f"v{i}", {"i32": "i", "bool": "b"}.get(access.dtype, "f")))
     lines = []
 
-    def assign(register: str, opcode: str, args: list[Value]) -> Value:
+    def assign(register: str, opcode: str, args: list[CppValue]) -> CppValue:
         value = apply(opcode, args)
         lines.append(f"const {'VF' if value.kind == 'f' else 'VI'} {register} = {value.text};")
-        return Value(register, value.kind)
+        return CppValue(register, value.kind)
 
     result = body.evaluate(arguments, literal, assign)
     yield from lines

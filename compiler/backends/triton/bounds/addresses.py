@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .forms import Form, lower, upper
-from .ttir import Block, Function, Op
+from .ttir import TtirBlock, TtirFunction, TtirOp
 from .values import Memory, Samples, UnclearError, Values, View, joined, whole_range
 
 _PASSES = 4  # through a loop, until what it carries is taken to be anything
@@ -27,7 +27,7 @@ class IndexFault(str):
     __slots__ = ()
 
 
-def address_faults(function: Function, memory: Mapping[int, Memory], samples: Samples) -> tuple[str, ...]:
+def address_faults(function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> tuple[str, ...]:
     """What cannot be shown of a kernel, in words: accesses outside of their buffers, indices beyond 32 bits.
 
     memory: of its pointers, by the number of the argument.
@@ -38,12 +38,12 @@ def address_faults(function: Function, memory: Mapping[int, Memory], samples: Sa
 
 
 class _Walk:
-    def __init__(self, function: Function, memory: Mapping[int, Memory], samples: Samples) -> None:
+    def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
         self.faults: dict[str, None] = {}
         self._memory, self._values = memory, Values(function, memory, samples)
         self._quiet = 0  # while a loop is looked at for what it carries
 
-    def blocks(self, blocks: Sequence[Block], facts: tuple[Form, ...]) -> Op | None:
+    def blocks(self, blocks: Sequence[TtirBlock], facts: tuple[Form, ...]) -> TtirOp | None:
         """All of a region, where `facts` hold; its last operation."""
         reached: dict[str, list[tuple[Form, ...]]] = {}
         last = None
@@ -60,7 +60,7 @@ class _Walk:
                     reached.setdefault(label, []).append(here[len(facts) :] + more)
         return last
 
-    def _jumps(self, op: Op) -> Iterator[tuple[str, tuple[Form, ...]]]:
+    def _jumps(self, op: TtirOp) -> Iterator[tuple[str, tuple[Form, ...]]]:
         labels = re.findall(r"\^\w+", op.text)
         if op.name == "cf.br":
             yield labels[0], ()
@@ -68,7 +68,7 @@ class _Walk:
             for label, holds in zip(labels, (True, False), strict=True):
                 yield label, tuple(self._values.given(op.operands[0], (), holds))
 
-    def _visit(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def _visit(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         self._values.define(op, facts)
         if op.name in ("tt.load", "tt.store") or op.name.startswith("tt.atomic"):
             self._access(op, facts)
@@ -81,7 +81,7 @@ class _Walk:
 
     # -- regions -------------------------------------------------------------------------------------------------------
 
-    def _for(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def _for(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         known = self._values
         begin, end, step = (known.form(name, ()) for name in op.bounds)
         known.types[op.counter] = known.types[op.bounds[0]]
@@ -100,7 +100,7 @@ class _Walk:
             if name in known.ranges:
                 known.ranges[result] = known.ranges[name]
 
-    def _while(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def _while(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         known = self._values
         self._carry(op, facts)
         after = [name for name, _ in op.regions[1][0].arguments]
@@ -121,7 +121,7 @@ class _Walk:
 
         self._until_stable(op, once, facts)
 
-    def _if(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def _if(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         for holds, region in zip((True, False), op.regions, strict=False):
             here = (*facts, *self._values.given(op.operands[0], (), holds))
             last = self.blocks(region, here)
@@ -130,14 +130,14 @@ class _Walk:
                     self._values.types.setdefault(name, self._values.types[value])
                     self._values.choices.setdefault(name, {})[value] = here
 
-    def _carry(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def _carry(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         """What a loop begins with."""
         self._values.forget()  # what was found when the loop was walked before
         for name, value in op.carried:
             self._values.types[name] = self._values.types[value]
             self._set_range(name, value, facts)
 
-    def _until_stable(self, op: Op, once: Callable[[], list[str]], facts: tuple[Form, ...]) -> None:
+    def _until_stable(self, op: TtirOp, once: Callable[[], list[str]], facts: tuple[Form, ...]) -> None:
         """Walk a loop's body until what it carries is within what it was taken to be; only then does it say faults."""
         ranges, types = self._values.ranges, self._values.types
         first = {name: ranges[name] for name, _ in op.carried if name in ranges}
@@ -178,7 +178,7 @@ class _Walk:
 
     # -- accesses ------------------------------------------------------------------------------------------------------
 
-    def _access(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def _access(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         if self._quiet:
             return
         known, pointer = self._values, op.operands[0]
@@ -211,7 +211,7 @@ class _Walk:
         low, high = lower(offset, facts, 0), upper(end, facts, 0)
         return root, max(-int(np.min(low)), 0), max(int(np.max(high)), 0)
 
-    def _mask_of(self, op: Op) -> str:
+    def _mask_of(self, op: TtirOp) -> str:
         """Its mask; "" if it has none."""
         operands = op.operands[1 if op.name == "tt.load" else 2 :]
         kinds = ((name, self._values.types[name]) for name in operands)

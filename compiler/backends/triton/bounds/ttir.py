@@ -15,7 +15,7 @@ _LOCATION = re.compile(r"\s+loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)")
 
 
 @dataclass(frozen=True)
-class Type:
+class TtirType:
     """`element` is i32, f16 and such, or of pointers what they point to; shape () is a scalar's."""
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Type:
         return int(re.sub(r"\D.*", "", self.element.lstrip("bfi").replace("index", "64")) or 8)
 
     @staticmethod
-    def parse(text: str) -> Type:
+    def parse(text: str) -> TtirType:
         """From tensor<4x32x!tt.ptr<bf16>>, !tt.ptr<i8>, i32 and such."""
         text = text.strip()
         shape: tuple[int, ...] = ()
@@ -39,12 +39,12 @@ class Type:
             shape = tuple(int(d) for d in dims[0].split("x") if d)
             text = inner[dims.end() :]
         if text.startswith("!tt.ptr<"):
-            return Type(shape, text[len("!tt.ptr<") :].rstrip(">").split(",")[0], True)
-        return Type(shape, text)
+            return TtirType(shape, text[len("!tt.ptr<") :].rstrip(">").split(",")[0], True)
+        return TtirType(shape, text)
 
 
 @dataclass
-class Op:
+class TtirOp:
     """One operation. text: all of its line behind the name. types: those behind the last colon, in their order.
 
     regions: their blocks. Of a loop, carried: what its body knows a value by, and the value that is the first; counter
@@ -55,8 +55,8 @@ class Op:
     results: tuple[str, ...]
     operands: tuple[str, ...]
     text: str
-    types: tuple[Type, ...]
-    regions: list[list[Block]] = field(default_factory=list)
+    types: tuple[TtirType, ...]
+    regions: list[list[TtirBlock]] = field(default_factory=list)
     carried: tuple[tuple[str, str], ...] = ()
     counter: str = ""
     bounds: tuple[str, ...] = ()
@@ -70,36 +70,36 @@ class Op:
 
 
 @dataclass
-class Block:
+class TtirBlock:
     """Operations in a row. label: of a block that is jumped to."""
 
     label: str = ""
-    arguments: tuple[tuple[str, Type], ...] = ()
-    ops: list[Op] = field(default_factory=list)
+    arguments: tuple[tuple[str, TtirType], ...] = ()
+    ops: list[TtirOp] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Function:
+class TtirFunction:
     """The kernel: its arguments by name in order, and its blocks."""
 
-    arguments: tuple[tuple[str, Type], ...]
-    blocks: list[Block]
+    arguments: tuple[tuple[str, TtirType], ...]
+    blocks: list[TtirBlock]
 
 
-def parse(text: str) -> Function:
+def parse(text: str) -> TtirFunction:
     """The function of a module; ValueError where the text is of another form. Every value has a name of its own."""
     lines = iter([line.strip() for line in _LOCATION.sub("", text).splitlines()])
     for line in lines:
         if line.startswith("tt.func"):
             found = re.search(r"\((%.*)\)(?: attributes .*)? \{$", line)
-            reader = _Reader(lines)
+            reader = _TtirReader(lines)
             scope: dict[str, str] = {}
             arguments = tuple(reader.arguments(found[1] if found else "", scope))
-            return Function(arguments, reader.region(scope)[0])
+            return TtirFunction(arguments, reader.region(scope)[0])
     raise ValueError("there is no function")
 
 
-class _Reader:
+class _TtirReader:
     """Regions that are beside each other use the same names for different values: they are told apart here."""
 
     def __init__(self, lines: Iterator[str]) -> None:
@@ -110,21 +110,21 @@ class _Reader:
         scope[name] = f"{name}@{self._count}"
         return scope[name]
 
-    def arguments(self, text: str, scope: dict[str, str]) -> Iterator[tuple[str, Type]]:
+    def arguments(self, text: str, scope: dict[str, str]) -> Iterator[tuple[str, TtirType]]:
         """Names and types in a list of either."""
         for name, kind in re.findall(r"(%[\w.$-]+): ((?:tensor<[^%]*?>+|!tt\.ptr<\w+(?:, \d+)?>|\w+))", text):
-            yield self._new(name, scope), Type.parse(kind)
+            yield self._new(name, scope), TtirType.parse(kind)
 
-    def region(self, scope: dict[str, str]) -> tuple[list[Block], str]:
+    def region(self, scope: dict[str, str]) -> tuple[list[TtirBlock], str]:
         """The blocks up to the brace that closes the region, and that line."""
-        blocks = [Block()]
+        blocks = [TtirBlock()]
         for line in self._lines:
             if line.startswith("}"):
                 return blocks, line
             if line.startswith("^"):
                 label = re.match(r"\^\w+", line)
                 assert label is not None
-                found = Block(label[0], tuple(self.arguments(line, scope)))
+                found = TtirBlock(label[0], tuple(self.arguments(line, scope)))
                 if blocks[-1].ops or blocks[-1].label:
                     blocks.append(found)
                 else:
@@ -133,7 +133,7 @@ class _Reader:
                 blocks[-1].ops.append(self._op(line, scope))
         raise ValueError("a region has no end")
 
-    def _op(self, line: str, scope: dict[str, str]) -> Op:
+    def _op(self, line: str, scope: dict[str, str]) -> TtirOp:
         given: list[str] = []
         if found := _RESULTS.match(line):
             count = int(found[2] or 0)
@@ -143,7 +143,7 @@ class _Reader:
         if name is None:
             raise ValueError(f"no operation: {line[:80]}")
         rest = line[name.end() :]
-        op = Op(name[1], (), (), rest, ())
+        op = TtirOp(name[1], (), (), rest, ())
         inner = dict(scope)
         if op.name in ("scf.for", "scf.while"):
             self._loop(op, scope, inner)
@@ -159,7 +159,7 @@ class _Reader:
         op.results = tuple(self._new(result, scope) for result in given)
         return op
 
-    def _loop(self, op: Op, scope: dict[str, str], inner: dict[str, str]) -> None:
+    def _loop(self, op: TtirOp, scope: dict[str, str], inner: dict[str, str]) -> None:
         """What a loop counts by and carries."""
         text = op.text
         if op.name == "scf.for":
@@ -175,9 +175,9 @@ class _Reader:
         op.operands = (*op.bounds, *(value for _, value in op.carried))
 
 
-def _types(text: str) -> Iterator[Type]:
+def _types(text: str) -> Iterator[TtirType]:
     """All types in a text, in their order."""
     for found in re.finditer(
         r"tensor<(?:\d+x)*(?:!tt\.ptr<[\w, ]+>|\w+)>|!tt\.ptr<[\w, ]+>|\b(?:[iuf]\d+\w*|bf16|index)\b", text
     ):
-        yield Type.parse(found[0])
+        yield TtirType.parse(found[0])

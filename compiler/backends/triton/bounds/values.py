@@ -15,7 +15,7 @@ import numpy as np
 
 from .arithmetic import DIVISIONS, OPERATIONS, Operation
 from .forms import Form, Number, Unknown, least, lower, most, upper
-from .ttir import Function, Op, Type
+from .ttir import TtirFunction, TtirOp, TtirType
 
 Range = tuple[Number, Number, int]  # least, most, and what it is a multiple of
 View = tuple[object, ...]  # for each axis of a value, what its place along it is called; None where it has one place
@@ -48,16 +48,20 @@ class UnclearError(Exception):
 
 
 class Values:
-    """What is known of the values of a kernel, as a walk through it tells; see `_Walk` in addresses.py.
+    """What is known of the values of a kernel; `_Walk` in addresses.py fills it while it goes through the kernel.
 
-    types, ops, facts: of each value, and what holds where it is computed. ranges: of what loops carry. choices: of what
-    conditions give, the values and what holds where they are. counters: of loops: begin, end, step. there: what holds
-    where values are looked at. wrapped: those that may leave 64 bits.
+    types, ops: the type of each value, and the operation that gives it.
+    facts: what holds where each value is computed.
+    ranges: the bounds of values that loops carry from one turn to the next.
+    choices: the values that a condition chooses from, each with what holds where it is chosen.
+    counters: begin, end and step of each loop's counter.
+    there: what holds where the access under examination is made, by its mask.
+    wrapped: values that may leave 64 bits.
     """
 
-    def __init__(self, function: Function, memory: Mapping[int, Memory], samples: Samples) -> None:
-        self.types: dict[str, Type] = dict(function.arguments)
-        self.ops: dict[str, Op] = {}
+    def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
+        self.types: dict[str, TtirType] = dict(function.arguments)
+        self.ops: dict[str, TtirOp] = {}
         self.facts: dict[str, tuple[Form, ...]] = {}
         self.ranges: dict[str, Range] = {}
         self.choices: dict[str, dict[str, tuple[Form, ...]]] = {}
@@ -71,7 +75,7 @@ class Values:
         self._sums: dict[str, dict[str, None]] = {}  # what is reduced: the results
         self._widened: dict[str, dict[str, None]] = {}  # bits: the same as integers
 
-    def define(self, op: Op, facts: tuple[Form, ...]) -> None:
+    def define(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
         """An operation that is met where facts hold."""
         for name, kind in zip(op.results, _result_types(op), strict=False):
             self.types[name], self.ops[name] = kind, op
@@ -95,7 +99,7 @@ class Values:
         form = self.form(value, _own_view(self.types[value], value))
         return lower(form, facts), upper(form, facts), form.divisor
 
-    def operand_views(self, op: Op, view: View) -> list[tuple[str, View]]:
+    def operand_views(self, op: TtirOp, view: View) -> list[tuple[str, View]]:
         """The operands of an operation, each with its view."""
         match op.name:
             case "tt.splat":
@@ -190,7 +194,7 @@ class Values:
         unknown.facts = [begin.plus(found, -1), found.plus(end, -1).plus(Form(1))]
         return found
 
-    def _binary(self, op: Op, name: str, view: View) -> Form | None:
+    def _binary(self, op: TtirOp, name: str, view: View) -> Form | None:
         a, b = (self.form(*operand) for operand in self.operand_views(op, view))
         key: object = (name, view)
         here, positive = self.facts.get(name, ()), True
@@ -203,35 +207,35 @@ class Values:
 
         return OPERATIONS[op.name](Operation(self.types[name].bits, unknown, here, positive), a, b)
 
-    def _constant(self, op: Op, name: str, view: View) -> Form | None:
+    def _constant(self, op: TtirOp, name: str, view: View) -> Form | None:
         found = constant(op)
         return None if found is None else Form(found)
 
-    def _place(self, op: Op, name: str, view: View) -> Form | None:
+    def _place(self, op: TtirOp, name: str, view: View) -> Form | None:
         axis = "xyz".index(op.text.split()[0])
         return Form((self._samples.place if op.name == "tt.get_program_id" else self._samples.grid)[axis])
 
-    def _lanes(self, op: Op, name: str, view: View) -> Form | None:
+    def _lanes(self, op: TtirOp, name: str, view: View) -> Form | None:
         start, end = op.attribute("start"), op.attribute("end")
         return self._unknown((name, view), start, end - 1) if end - start > 1 else Form(start)
 
-    def _alike(self, op: Op, name: str, view: View) -> Form | None:
+    def _alike(self, op: TtirOp, name: str, view: View) -> Form | None:
         if op.name == "arith.extsi" and self.types[op.operands[0]].element == "i1":
             return self._unknown((name, view), -1, 0)
         return self.form(*self.operand_views(op, view)[0])
 
-    def _narrowed(self, op: Op, name: str, view: View) -> Form | None:
+    def _narrowed(self, op: TtirOp, name: str, view: View) -> Form | None:
         form, (low, high) = self.form(*self.operand_views(op, view)[0]), whole_range(self.types[name])
         return form if np.all(form.low >= low) and np.all(form.high <= high) else None
 
-    def _unsigned(self, op: Op, name: str, view: View) -> Form | None:
+    def _unsigned(self, op: TtirOp, name: str, view: View) -> Form | None:
         source = self.types[op.operands[0]]
         if source.element == "i1":
             return self._unknown((name, view), 0, 1)
         form = self.form(*self.operand_views(op, view)[0])
         return form if np.all(form.low >= 0) else self._unknown((name, view), 0, 2**source.bits - 1)
 
-    def _loaded(self, op: Op, name: str, view: View) -> Form | None:
+    def _loaded(self, op: TtirOp, name: str, view: View) -> Form | None:
         """A number out of memory lies where its argument says."""
         try:
             root, _ = self.pointer(op.operands[0], view)
@@ -246,7 +250,7 @@ class Values:
             low, high = least(low, other.low), most(high, other.high)
         return self._unknown((name, view), low, high)
 
-    def _chosen(self, op: Op, name: str, view: View) -> Form | None:
+    def _chosen(self, op: TtirOp, name: str, view: View) -> Form | None:
         (condition, place), one, other = self.operand_views(op, view)
         return self._either((name, view), condition, place, self.form(*one), self.form(*other))
 
@@ -264,7 +268,7 @@ class Values:
             unknown.facts = [found.plus(one, -1), other.plus(found, -1)]
         return found
 
-    def _anywhere(self, op: Op, name: str, view: View) -> Form | None:
+    def _anywhere(self, op: TtirOp, name: str, view: View) -> Form | None:
         """Elements in another order: between the least and the most of all."""
         views = self.operand_views(op, view)
         forms = [self.form(*operand) for operand in views[: 1 if op.name == "tt.gather" else None]]
@@ -273,7 +277,7 @@ class Values:
             low, high = least(low, form.low), most(high, form.high)
         return self._unknown((name, view), low, high)
 
-    def _reduced(self, op: Op, name: str, view: View) -> Form | None:
+    def _reduced(self, op: TtirOp, name: str, view: View) -> Form | None:
         """Sums, and the least and most of what there is."""
         source = op.operands[op.results.index(name)] if len(op.results) > 1 else op.operands[0]
         if not self.integer(source):
@@ -285,7 +289,7 @@ class Values:
         picks = inner & {"arith.minsi", "arith.maxsi", "arith.select", "arith.ori", "arith.andi"}
         return self._unknown((name, view), form.low, form.high) if picks else None
 
-    def _summed(self, op: Op, name: str, view: View, source: str, form: Form) -> Form:
+    def _summed(self, op: TtirOp, name: str, view: View, source: str, form: Form) -> Form:
         axis = op.attribute("axis")
         if op.name == "tt.reduce" and self._one_hot(source):
             return self._unknown((name, view), form.low, form.high)
@@ -341,7 +345,7 @@ class Values:
             yield from _compared(kind if holds else _OPPOSITE.get(kind, ""), *(self.form(*o) for o in operands))
 
 
-_READERS: dict[str, Callable[[Values, Op, str, View], Form | None]] = {
+_READERS: dict[str, Callable[[Values, TtirOp, str, View], Form | None]] = {
     "arith.constant": Values._constant, "tt.get_program_id": Values._place, "tt.get_num_programs": Values._place,
     "tt.make_range": Values._lanes, "arith.trunci": Values._narrowed, "arith.extui": Values._unsigned,
     "tt.load": Values._loaded, "arith.select": Values._chosen, "tt.reduce": Values._reduced, "tt.scan": Values._reduced,
@@ -373,12 +377,12 @@ def joined(one: Range, other: Range) -> Range:
     return least(one[0], other[0]), most(one[1], other[1]), gcd(one[2], other[2])
 
 
-def whole_range(kind: Type) -> tuple[int, int]:
+def whole_range(kind: TtirType) -> tuple[int, int]:
     """All integers of a type, as far as they are followed."""
     return max(-(2 ** (kind.bits - 1)), -_FAR), min(2 ** (kind.bits - 1) - 1, _FAR)
 
 
-def constant(op: Op) -> int | None:
+def constant(op: TtirOp) -> int | None:
     """The integer that a constant is everywhere; None if it is no such."""
     found = re.match(r" (?:dense<)?(-?\d+|true|false)>?(?: :|$)", op.text)
     if found is None:
@@ -386,22 +390,22 @@ def constant(op: Op) -> int | None:
     return {"true": 1, "false": 0}[found[1]] if found[1] in ("true", "false") else int(found[1])
 
 
-def _own_view(kind: Type, name: str) -> View:
+def _own_view(kind: TtirType, name: str) -> View:
     """A view for who asks only what a value can be anywhere."""
     return tuple((name, axis) if size > 1 else None for axis, size in enumerate(kind.shape))
 
 
-def _result_types(op: Op) -> list[Type]:
+def _result_types(op: TtirOp) -> list[TtirType]:
     """The types of what an operation gives; none of those of regions, which are what these are given."""
     if op.name == "arith.constant" and not op.types:
-        return [Type((), "i1")]
+        return [TtirType((), "i1")]
     if not op.results or op.name in ("scf.for", "scf.while", "scf.if") or not op.types:
         return []
     match op.name:
         case "arith.cmpi" | "arith.cmpf":
-            return [Type(op.types[0].shape, "i1")]
+            return [TtirType(op.types[0].shape, "i1")]
         case "tt.load":
-            return [Type(op.types[0].shape, op.types[0].element)]
+            return [TtirType(op.types[0].shape, op.types[0].element)]
         case "tt.addptr":
             return [op.types[0]]
         case "tt.split":

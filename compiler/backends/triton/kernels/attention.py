@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import COUNTERS, CountersArg, Extent, OperandArg, ScratchArg, Term
-from ....program.steps.attention import Attention as AttentionStep
+from ....program.steps.attention import Attention
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
-from ..tiling.attention import MOST_SPLITS, Tiling, Workload, decode_tiling, mixed_tiling, split_count
+from ..tiling.attention import MOST_SPLITS, AttentionTiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
-from .kv_cache import KvWrite, Piece, RotatingKernel, pieces, product_type
+from .kv_cache import KvWriteKernel, Piece, RotatingKernel, pieces, product_type
 
 JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
 SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
@@ -23,14 +23,14 @@ STATES = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks
 
 
 @dataclass(frozen=True)
-class Attention(RotatingKernel[AttentionStep]):
+class AttentionKernel(RotatingKernel[Attention]):
     """What operands and facts mean is told in compiler/ops/attention.py."""
 
     @classmethod
-    def refusal(cls, step: AttentionStep) -> str:
+    def refusal(cls, step: Attention) -> str:
         if step.scale < 0:
             return f"scale {step.scale}: negative ones are not supported"
-        if step.write and (reason := KvWrite.refusal(step.write)):
+        if step.write and (reason := KvWriteKernel.refusal(step.write)):
             return reason
         return super().refusal(step)
 
@@ -64,9 +64,9 @@ class Attention(RotatingKernel[AttentionStep]):
         return Workload(kv.kv_heads, self.step.group, key, value, *sizes, shared=kv.shared)
 
     @cached_property
-    def writer(self) -> KvWrite | None:
+    def writer(self) -> KvWriteKernel | None:
         """What writes new keys and values, where the step has some."""
-        return KvWrite(self.step.write) if self.step.write else None
+        return KvWriteKernel(self.step.write) if self.step.write else None
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         moves, write = map(_of_new, self.writer.launches(shape, limits, tuner)) if self.writer else (None, None)
@@ -104,7 +104,7 @@ class Attention(RotatingKernel[AttentionStep]):
             tiles = -(-shape.max_tokens // (tiling.rows // tiling.heads))
         return split_count(self.workload, tiling, tiles, self.span(limits), tuner, shape.decode)
 
-    def _mixed(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
+    def _mixed(self, tiling: AttentionTiling, splits: int) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(
             self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, trees=True
         )
@@ -118,7 +118,7 @@ class Attention(RotatingKernel[AttentionStep]):
         )  # fmt: skip
         return (attend, self._merge(splits)) if splits > 1 else (attend,)
 
-    def _decode(self, tiling: Tiling, splits: int, shape: Shape) -> tuple[LaunchSpec, ...]:
+    def _decode(self, tiling: AttentionTiling, splits: int, shape: Shape) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(
             self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps,
             joins=shape.max_tokens <= JOINED,
@@ -156,7 +156,7 @@ class Attention(RotatingKernel[AttentionStep]):
 
 
 def _of_new(spec: LaunchSpec) -> LaunchSpec:
-    """The launch of a KvWrite with operands of an attention step."""
+    """The launch of a key-value write with operands of an attention step."""
 
     def found(arg: Arg) -> Arg:
         return replace(arg, value=OperandArg(f"new.{arg.value.name}")) if isinstance(arg.value, OperandArg) else arg
@@ -174,7 +174,7 @@ class AttentionSource:
     guesses.
     """
 
-    layer: Attention
+    layer: AttentionKernel
     entry: str
     rows: int
     heads: int
@@ -249,7 +249,7 @@ class AttentionSource:
 class MergeSource:
     """What attention_merge is rendered for."""
 
-    layer: Attention
+    layer: AttentionKernel
     entry: str
     splits: int
 

@@ -20,7 +20,7 @@ ITEM = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 @dataclass(frozen=True)
-class Bmm(StepKernel[steps.Bmm]):
+class BmmKernel(StepKernel[steps.Bmm]):
     """c [rows, batch, m, n] = a [rows, batch, m, k] b [rows, batch, k, n], or b [.., n, k] if transposed.
 
     Where all rows have one b, the m lines of many rows make one tile.
@@ -83,7 +83,7 @@ class Bmm(StepKernel[steps.Bmm]):
 class Tile:
     """What the template takes: the product and the tile that one program makes."""
 
-    kernel: Bmm = field(repr=False)
+    kernel: BmmKernel = field(repr=False)
     m: int
     n: int
     k: int

@@ -41,7 +41,7 @@ POWERS = {
 
 
 @dataclass(frozen=True)
-class Value:
+class TritonValue:
     """A Triton expression and its kind, "f" (float32), "i" (int32) or "b" (int1); `number` is set for literals."""
 
     text: str
@@ -55,13 +55,13 @@ class Value:
             return self.text
         return f"tl.full((), {self.text}, {({'f': 'tl.float32', 'i': 'tl.int32', 'b': 'tl.int1'})[self.kind]})"
 
-    def to(self, kind: str) -> Value:
+    def to(self, kind: str) -> TritonValue:
         """Converted to kind "f" or "i"; floats are truncated."""
         if kind == self.kind:
             return self
         if self.number is not None:
             return _number(self.number) if kind == "f" else _whole(int(self.number))
-        return Value(f"{self.text}.to({'tl.float32' if kind == 'f' else 'tl.int32'})", kind)
+        return TritonValue(f"{self.text}.to({'tl.float32' if kind == 'f' else 'tl.int32'})", kind)
 
     @property
     def mask(self) -> str:
@@ -69,69 +69,69 @@ class Value:
         return self.tensor if self.kind == "b" else f"({self.tensor} != 0)"
 
 
-def _number(value: float) -> Value:
+def _number(value: float) -> TritonValue:
     """A float literal, rounded to float32 where Triton would otherwise make it a float64."""
     try:
         rounded = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
         rounded = math.copysign(math.inf, value)
     if math.isnan(value) or math.isinf(rounded):
-        return Value(f'float("{rounded}")', "f", rounded)
+        return TritonValue(f'float("{rounded}")', "f", rounded)
     if rounded != 0 and abs(rounded) < 2**-126:
-        return Value(f"tl.full((), {rounded!r}, tl.float32)", "f")
-    return Value(repr(rounded if abs(value) > 3e38 else value), "f", value)
+        return TritonValue(f"tl.full((), {rounded!r}, tl.float32)", "f")
+    return TritonValue(repr(rounded if abs(value) > 3e38 else value), "f", value)
 
 
-def _whole(value: int) -> Value:
+def _whole(value: int) -> TritonValue:
     clamped = max(-(2**31) + 1, min(2**31 - 1, value))
-    return Value(str(clamped), "i", clamped)
+    return TritonValue(str(clamped), "i", clamped)
 
 
-def literal(value: Number) -> Value:
+def literal(value: Number) -> TritonValue:
     """A number of the body."""
     if isinstance(value, bool):
-        return Value(str(value), "b", float(value))
+        return TritonValue(str(value), "b", float(value))
     return _whole(value) if isinstance(value, int) else _number(value)
 
 
-def _pow(base: Value, exponent: Value, kind: str) -> Value:
+def _pow(base: TritonValue, exponent: TritonValue, kind: str) -> TritonValue:
     number = exponent.number
     if number in POWERS and (kind == "f" or number in (1, 2, 3, 4)):
-        return Value(POWERS[number].format(base.to(kind).tensor), kind)
+        return TritonValue(POWERS[number].format(base.to(kind).tensor), kind)
     return _pair("pow", [base, exponent], kind)
 
 
-def _pair(opcode: str, args: Sequence[Value], kind: str) -> Value:
+def _pair(opcode: str, args: Sequence[TritonValue], kind: str) -> TritonValue:
     function = PAIRS[opcode][kind == "i"]
-    return Value(f"{function}({', '.join(a.to(kind).tensor for a in args)})", kind)
+    return TritonValue(f"{function}({', '.join(a.to(kind).tensor for a in args)})", kind)
 
 
-def _where(condition: Value, left: Value, right: Value) -> Value:
+def _where(condition: TritonValue, left: TritonValue, right: TritonValue) -> TritonValue:
     kinds = left.kind + right.kind
     kind = "f" if "f" in kinds else "b" if kinds == "bb" else "i"
-    return Value(f"tl.where({condition.mask}, {left.to(kind).text}, {right.to(kind).text})", kind)
+    return TritonValue(f"tl.where({condition.mask}, {left.to(kind).text}, {right.to(kind).text})", kind)
 
 
-def apply(opcode: str, args: Sequence[Value]) -> Value:
+def apply(opcode: str, args: Sequence[TritonValue]) -> TritonValue:
     """The value of one instruction, as an expression over its operands."""
     if all(a.number is not None for a in args):  # Triton would fold Python numbers instead of making a tensor
-        args = [Value(args[0].tensor, args[0].kind), *args[1:]]
+        args = [TritonValue(args[0].tensor, args[0].kind), *args[1:]]
     kinds = {a.kind for a in args}
     kind = "f" if "f" in kinds else "i"
     first = args[0]
     if opcode in FLOAT_FUNCTIONS:
-        return Value(f"{FLOAT_FUNCTIONS[opcode]}({first.to('f').tensor})", "f")
+        return TritonValue(f"{FLOAT_FUNCTIONS[opcode]}({first.to('f').tensor})", "f")
     if opcode in BOOLEAN and kinds == {"b"}:
-        return Value(f"{first.tensor} {BOOLEAN[opcode]} {args[1].tensor}", "b")
+        return TritonValue(f"{first.tensor} {BOOLEAN[opcode]} {args[1].tensor}", "b")
     if opcode in OPERATORS or opcode in COMPARISONS:
         left, right = (a.to(kind).text for a in args)
         sign = (OPERATORS | COMPARISONS)[opcode]
-        return Value(f"{left} {sign} {right}", "b" if opcode in COMPARISONS else kind)
+        return TritonValue(f"{left} {sign} {right}", "b" if opcode in COMPARISONS else kind)
     if opcode in EXTREMES:
         both = ", ".join(a.to(kind).text for a in args)
-        return Value(f"{EXTREMES[opcode]}({both}, propagate_nan=tl.PropagateNan.ALL)", kind)
+        return TritonValue(f"{EXTREMES[opcode]}({both}, propagate_nan=tl.PropagateNan.ALL)", kind)
     if opcode in ROUNDINGS:
-        return Value(f"{ROUNDINGS[opcode]}({first.tensor})", "f") if kind == "f" else first
+        return TritonValue(f"{ROUNDINGS[opcode]}({first.tensor})", "f") if kind == "f" else first
     if opcode == "pow":
         return _pow(args[0], args[1], kind)
     if opcode in PAIRS:
@@ -141,24 +141,24 @@ def apply(opcode: str, args: Sequence[Value]) -> Value:
     return _simple(opcode, args, kind)
 
 
-def _simple(opcode: str, args: Sequence[Value], kind: str) -> Value:
+def _simple(opcode: str, args: Sequence[TritonValue], kind: str) -> TritonValue:
     """Opcodes whose form is their own."""
     x = args[0]
     same = x if kind == "f" else x.to("i")
     if opcode == "div":
-        return Value(f"{x.to('f').text} / {args[1].to('f').text}", "f")
+        return TritonValue(f"{x.to('f').text} / {args[1].to('f').text}", "f")
     if opcode in ("logical_and", "logical_or"):
-        return Value(f"{x.mask} {'&' if opcode == 'logical_and' else '|'} {args[1].mask}", "b")
+        return TritonValue(f"{x.mask} {'&' if opcode == 'logical_and' else '|'} {args[1].mask}", "b")
     unary = {
-        "neg": Value(f"{same.text} * -1{'.0' if kind == 'f' else ''}", kind),  # Triton's -x is 0 - x: 0.0 for 0.0
-        "abs": Value(f"tl.abs({same.tensor})", kind),
-        "sign": Value(f"sign_of({same.tensor})", kind),
-        "relu": Value(f"tl.maximum({same.text}, 0, propagate_nan=tl.PropagateNan.ALL)", kind),
-        "reciprocal": Value(f"1.0 / {x.to('f').text}", "f"),
-        "logical_not": Value(f"~{x.mask}", "b"),
+        "neg": TritonValue(f"{same.text} * -1{'.0' if kind == 'f' else ''}", kind),  # Triton's -x is 0 - x: 0.0 for 0.0
+        "abs": TritonValue(f"tl.abs({same.tensor})", kind),
+        "sign": TritonValue(f"sign_of({same.tensor})", kind),
+        "relu": TritonValue(f"tl.maximum({same.text}, 0, propagate_nan=tl.PropagateNan.ALL)", kind),
+        "reciprocal": TritonValue(f"1.0 / {x.to('f').text}", "f"),
+        "logical_not": TritonValue(f"~{x.mask}", "b"),
         "to_f32": x.to("f"),
         "to_i32": x.to("i"),
-        "to_bool": Value(x.mask, "b"),
+        "to_bool": TritonValue(x.mask, "b"),
         "copy": x,
     }
     if opcode not in unary:
@@ -166,13 +166,13 @@ def _simple(opcode: str, args: Sequence[Value], kind: str) -> Value:
     return unary[opcode]
 
 
-def translate(body: Body, arguments: Sequence[Value]) -> tuple[list[str], Value]:
+def translate(body: Body, arguments: Sequence[TritonValue]) -> tuple[list[str], TritonValue]:
     """The lines, and the result, given the inputs a<i>."""
     lines: list[str] = []
 
-    def assign(register: str, opcode: str, args: list[Value]) -> Value:
+    def assign(register: str, opcode: str, args: list[TritonValue]) -> TritonValue:
         value = apply(opcode, args)
         lines.append(f"{register} = {value.tensor}")
-        return Value(register, value.kind)
+        return TritonValue(register, value.kind)
 
     return lines, body.evaluate(arguments, literal, assign)

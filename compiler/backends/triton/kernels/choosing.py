@@ -8,7 +8,7 @@ from typing import ClassVar
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, ScratchArg, Term, extent
 from ....ops.selecting import LEFT_OUT
-from ....program.steps.attention import ChooseKeys as ChooseKeysStep
+from ....program.steps.attention import ChooseKeys
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
@@ -18,7 +18,7 @@ SCORES = Arg("scores_ptr", "*fp32", ScratchArg("scores"))
 
 
 @dataclass(frozen=True)
-class ChooseKeys(KvKernel[ChooseKeysStep]):
+class ChooseKeysKernel(KvKernel[ChooseKeys]):
     """Scores, by distance, go to scratch memory, a row of float32 per token, where the second kernel reads them."""
 
     chunk: ClassVar[int] = 1024
@@ -37,7 +37,7 @@ class ChooseKeys(KvKernel[ChooseKeysStep]):
         return {"scores": 4 * shape.max_tokens * self.step.width}
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        source = ChooseScores(self, shape.decode)
+        source = ChooseScoresKernel(self, shape.decode)
         names = ("context_lens", "block_tables", *(() if shape.decode else ("seq_starts", "positions", "tree_masks")))
         args = (*self.pointers(q="q_ptr", w="w_ptr"), SCORES, *self.kv_args(), *map(batch_arg, names))
         sizes = ("max_blocks",) if shape.decode else ("num_seqs", "max_blocks")
@@ -57,11 +57,11 @@ class ChooseKeys(KvKernel[ChooseKeysStep]):
 
 
 @dataclass(frozen=True)
-class ChooseScores:
+class ChooseScoresKernel:
     """What the template of scores is rendered for: a program has `tokens` of a sequence and a `segment` of its keys,
     and takes `heads` of the index and `tile` keys at a time."""
 
-    layer: ChooseKeys
+    layer: ChooseKeysKernel
     decode: bool
     tile: ClassVar[int] = 64
 

@@ -10,23 +10,22 @@ from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, SizeArg, extent
 from ....program.layout import Layout
 from ....program.steps import rowwise as steps
-from ....program.steps.embedding import Embedding as EmbeddingStep
-from ....program.steps.embedding import SelectRows as SelectRowsStep
+from ....program.steps.embedding import Embedding, SelectRows
 from ....targets import Target
 from ...render import render
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner, power_of_two
-from .lines import BLOCK, Lines, even_block, warps
+from .lines import BLOCK, LinesKernel, even_block, warps
 
 WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once
-R = TypeVar("R", EmbeddingStep, SelectRowsStep)
+R = TypeVar("R", Embedding, SelectRows)
 
 
 @dataclass(frozen=True)
-class Topk(Lines[steps.Topk]):
+class TopkKernel(LinesKernel[steps.Topk]):
     """x [rows, outer, n] -> values and indices [rows, outer, k] in order; ties go to the lower index."""
 
     template: ClassVar[str] = "triton/topk.py.jinja"
@@ -54,7 +53,7 @@ class Topk(Lines[steps.Topk]):
 
 
 @dataclass(frozen=True)
-class Gather(Lines[steps.Gather]):
+class GatherKernel(LinesKernel[steps.Gather]):
     """y [rows, outer, m] = x[..., index[..., j]] of x [rows, outer, n]; indices are clamped."""
 
     template: ClassVar[str] = "triton/gather.py.jinja"
@@ -70,7 +69,7 @@ class Gather(Lines[steps.Gather]):
 
 
 @dataclass(frozen=True)
-class Scatter(Lines[steps.Scatter]):
+class ScatterKernel(LinesKernel[steps.Scatter]):
     """y = x [rows, outer, n] with elements at index [rows, outer, m] set or added to; indices outside are skipped.
 
     Of equal indices that are set the last one stays. The order of additions is that of the indices, so results do not
@@ -99,7 +98,7 @@ class Scatter(Lines[steps.Scatter]):
 
 
 @dataclass(frozen=True)
-class TakeRows(StepKernel[R]):
+class TakeRowsKernel(StepKernel[R]):
     """y [R, n] = source[ids]; ids are clamped to the rows that there are."""
 
     template: ClassVar[str] = "triton/take_rows.py.jinja"
@@ -150,11 +149,11 @@ class TakeRows(StepKernel[R]):
 
 
 @dataclass(frozen=True)
-class Embedding(TakeRows[EmbeddingStep]):
+class EmbeddingKernel(TakeRowsKernel[Embedding]):
     """Of a table [table_rows, n], row-major or quantized, as the product has it that shares it."""
 
     @classmethod
-    def refusal(cls, step: EmbeddingStep) -> str:
+    def refusal(cls, step: Embedding) -> str:
         return LAYOUTS.refusal(step.stored, Layout) or super().refusal(step)
 
     @property
@@ -190,7 +189,7 @@ class Embedding(TakeRows[EmbeddingStep]):
 
 
 @dataclass(frozen=True)
-class SelectRows(TakeRows[SelectRowsStep]):
+class SelectRowsKernel(TakeRowsKernel[SelectRows]):
     """Of x, one row per token: one row per wanted logit row."""
 
     @property

@@ -10,17 +10,15 @@ from .....runtime.format.kv_numbers import KVNumbers
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
 from ....kv_formats import MIXED_BLOCK, find_kv_format
-from ....program.steps.attention import Attention as AttentionStep
-from ....program.steps.attention import ChooseKeys as ChooseKeysStep
-from ....program.steps.attention import KvWrite as KvWriteStep
+from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 from .caches import LONG, TRITON_CACHES, CacheElements
 
 _ROWS = 16  # (token, head) pairs that one program writes
-C = TypeVar("C", KvWriteStep, AttentionStep, ChooseKeysStep)
-R = TypeVar("R", KvWriteStep, AttentionStep)
+C = TypeVar("C", KvWrite, Attention, ChooseKeys)
+R = TypeVar("R", KvWrite, Attention)
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class RotatingKernel(KvKernel[R]):
 
 
 @dataclass(frozen=True)
-class KvWrite(RotatingKernel[KvWriteStep]):
+class KvWriteKernel(RotatingKernel[KvWrite]):
     """Moves accepted guesses, then rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "triton/kv_write.py.jinja"

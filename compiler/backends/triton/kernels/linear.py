@@ -22,10 +22,10 @@ from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
-from ..tiling.linear import INLINE, Product, pick
+from ..tiling.linear import INLINE, ProductFacts, pick
 from .linear_around import EIGHT_BITS, RowsSource, SortSource, UnpackSource
-from .linear_source import Source, Tiling, epilogue_operands
-from .norm import Norm
+from .linear_source import LinearTiling, ProductSource, epilogue_operands
+from .norm import NormKernel
 
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 _NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
@@ -37,7 +37,7 @@ P = TypeVar("P", bound=steps.Product)
 
 
 @dataclass(frozen=True)
-class RowProducts(StepKernel[P]):
+class ProductKernel(StepKernel[P]):
     """y = finish(x W^T + bias), for rows that all have one matrix, or that are sent to some of several."""
 
     template: ClassVar[str] = "triton/linear"
@@ -47,7 +47,7 @@ class RowProducts(StepKernel[P]):
         if reason := LAYOUTS.refusal(step.stored, Layout):
             return reason
         normed = step.normed if isinstance(step, steps.RowProduct) else None
-        if normed and (reason := Norm.refusal(normed)):
+        if normed and (reason := NormKernel.refusal(normed)):
             return reason
         layout = LAYOUTS.of(step.stored)
         if isinstance(layout, CodeGroups) and (reason := layout.misfit(step.n, step.k)):
@@ -89,7 +89,7 @@ class RowProducts(StepKernel[P]):
         """Whether rows come in 8 bits, too."""
         return isinstance(self.step, steps.RowProduct) and self.step.x_coded is not None
 
-    def _codes_rows(self, tile: Tiling, shape: Shape, mode: str) -> bool:
+    def _codes_rows(self, tile: LinearTiling, shape: Shape, mode: str) -> bool:
         """Whether a kernel brings rows to 8 bits first."""
         return mode in EIGHT_BITS and not self.coded and not _inline(tile, shape, mode)
 
@@ -119,10 +119,10 @@ class RowProducts(StepKernel[P]):
         return (*launches, *map(_behind, self.norm.launches(shape, limits, tuner)))
 
     @cached_property
-    def norm(self) -> Norm | None:
+    def norm(self) -> NormKernel | None:
         """What normalizes y, where the step does."""
         normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
-        return Norm(normed) if normed else None
+        return NormKernel(normed) if normed else None
 
     def _products(self, shape: Shape, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
@@ -157,18 +157,18 @@ class RowProducts(StepKernel[P]):
         slots = sizes[self.num_rows] * self.topk
         return {"slots": (-1, slots - 1), "counts": (0, slots), "experts": (-1, self.experts)} if self.experts else {}
 
-    def _tile(self, shape: Shape, tuner: Tuner) -> Tiling:
+    def _tile(self, shape: Shape, tuner: Tuner) -> LinearTiling:
         rows = shape.tiled_tokens
         if shape.typical and self.codes:
             rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.step.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
-        return Tiling.of(pick(self.product(rows, tuner.target.level), tuner))
+        return LinearTiling.of(pick(self.product(rows, tuner.target.level), tuner))
 
-    def product(self, rows: int, level: int) -> Product:
+    def product(self, rows: int, level: int) -> ProductFacts:
         """The facts that its tiling for that many rows depends on."""
         operands, s = epilogue_operands(self), self.step
-        return Product(
+        return ProductFacts(
             self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
             self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class RowProducts(StepKernel[P]):
         grid = (Extent(-(-self.step.n // 16)), Extent(-(-self.step.k // 256)), ONE)
         return LaunchSpec(source, "linear_unpack", args, grid, num_warps=4, num_stages=1)
 
-    def _dense_launches(self, tile: Tiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
+    def _dense_launches(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
         """Those of the same product with W as `_unpack` leaves it."""
         kind, step = self.x.dtype, self.step
         stored = msgspec.structs.replace(step.stored, format=kind)
@@ -199,13 +199,13 @@ class RowProducts(StepKernel[P]):
         return {arg.name: arg for arg in args}
 
     def _spec(
-        self, name: str, tile: Tiling, tuner: Tuner, args: Sequence[Arg], grid: tuple[Extent, Extent, Extent]
+        self, name: str, tile: LinearTiling, tuner: Tuner, args: Sequence[Arg], grid: tuple[Extent, Extent, Extent]
     ) -> LaunchSpec:
-        source = Source(self, tile, tuple(args), tuner.target.level)
+        source = ProductSource(self, tile, tuple(args), tuner.target.level)
         file, entry = f"{self.template}/{name}.py.jinja", f"linear_{name.split('_')[0]}"
         return LaunchSpec(render(file, source, self.step), entry, tuple(args), grid, tile.warps, tile.stages)
 
-    def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
+    def _decode(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
         mode = self.mode(tuner.target.level)
         inline = not self.coded and _inline(tile, shape, mode)
         args = [*self._read_args("" if inline else mode).values(), *self._padding(shape)]
@@ -234,11 +234,11 @@ class RowProducts(StepKernel[P]):
         given = self.pointers(**{"x_coded.codes": "codes_ptr", "x_coded.scales": "scales_ptr"})
         return {arg.name: arg for arg in (*(given or _row_scratch(mode)), *args.values()) if arg.name != "x_ptr"}
 
-    def _tiles(self, tile: Tiling, shape: Shape) -> int:
+    def _tiles(self, tile: LinearTiling, shape: Shape) -> int:
         """Of the output, at most."""
         return -(-self.step.columns // tile.n) * -(-shape.max_tokens // tile.m)
 
-    def _many(self, tile: Tiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
+    def _many(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
         mode = self.mode(tuner.target.level)
         args = self._read_args(mode)
         args.pop("index_ptr", None)
@@ -260,14 +260,14 @@ class RowProducts(StepKernel[P]):
         many = self._spec(name, tile, tuner, [*args.values(), *more, self.count], grid)
         return (many,) if merges or tile.splits == 1 else (many, *self._reduce(tile, tuner))
 
-    def _counted(self, tile: Tiling, shape: Shape) -> list[Arg]:
+    def _counted(self, tile: LinearTiling, shape: Shape) -> list[Arg]:
         """What a program takes that finds out whether it ends last: operands of a norm, and counters."""
         found: list[Arg] = []
         if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
             found += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
         return [*found, Arg("counters_ptr", "*i32", CountersArg())]
 
-    def _reduce(self, tile: Tiling, tuner: Tuner) -> tuple[LaunchSpec]:
+    def _reduce(self, tile: LinearTiling, tuner: Tuner) -> tuple[LaunchSpec]:
         args = [arg for name, arg in self._args().items() if name not in ("x_ptr", "w_ptr")]
         grid = (extent(self.num_rows), Extent(-(-self.step.columns // 512)), ONE)
         spec = self._spec("reduce", tile, tuner, [*args, _scratch("sums", "*fp32"), self.count], grid)
@@ -291,7 +291,7 @@ class RowProducts(StepKernel[P]):
         """What tells which rows only fill a graph: of steps of one token per sequence, the context lengths."""
         return (batch_arg("context_lens"),) if self.experts and shape.decode and self.step.rows == "tokens" else ()
 
-    def _sort(self, tile: Tiling, shape: Shape) -> tuple[LaunchSpec, LaunchSpec]:
+    def _sort(self, tile: LinearTiling, shape: Shape) -> tuple[LaunchSpec, LaunchSpec]:
         """Two kernels that put the slots in the order of their experts."""
         padding = self._padding(shape)
         source = render(f"{self.template}/expert_sort.py.jinja", SortSource(self, tile.m, bool(padding)), self.step)
@@ -306,12 +306,12 @@ class RowProducts(StepKernel[P]):
 
 
 @dataclass(frozen=True)
-class Linear(RowProducts[steps.RowProduct]):
+class LinearKernel(ProductKernel[steps.RowProduct]):
     """All rows with one matrix."""
 
 
 @dataclass(frozen=True)
-class ExpertLinear(RowProducts[steps.ExpertProduct]):
+class ExpertLinearKernel(ProductKernel[steps.ExpertProduct]):
     """Each row with the matrices of the experts it was sent to: y is [rows, topk, columns]."""
 
     @property
@@ -333,7 +333,7 @@ def _behind(spec: LaunchSpec) -> LaunchSpec:
     return replace(spec, args=tuple(args))
 
 
-def _inline(tile: Tiling, shape: Shape, mode: str) -> bool:
+def _inline(tile: LinearTiling, shape: Shape, mode: str) -> bool:
     """Whether programs of few rows make codes of 8 bits themselves, where those are wanted."""
     return bool(tile.decode) and (mode == "mxfp8" or shape.max_tokens <= INLINE)
 

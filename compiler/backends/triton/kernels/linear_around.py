@@ -11,7 +11,7 @@ from ....program.layout import Layout
 from ..tiling.choice import power_of_two
 
 if TYPE_CHECKING:
-    from .linear import RowProducts
+    from .linear import ProductKernel
 
 EIGHT_BITS = ("int8", "fp8", "mxfp8")  # modes in which rows are brought to 8 bits first
 MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
@@ -21,9 +21,9 @@ MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 
 class SortSource:
     """The slots of a product with experts, sorted into blocks."""
 
-    op: RowProducts[Any]
+    op: ProductKernel[Any]
     block: int
-    padded: bool  # see Source
+    padded: bool  # see ProductSource
 
     @property
     def experts(self) -> int:
@@ -46,7 +46,7 @@ class SortSource:
 class RowsSource:
     """The rows of a product in 8 bits. mode: "int8", "fp8" or "mxfp8"."""
 
-    op: RowProducts[Any]
+    op: ProductKernel[Any]
     mode: str
 
     @property
@@ -90,7 +90,7 @@ UNPACKED = 256  # columns of a program of linear/unpack.py.jinja
 class UnpackSource:
     """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
 
-    op: RowProducts[Any]
+    op: ProductKernel[Any]
 
     @property
     def macros(self) -> str:

@@ -13,17 +13,17 @@ from ....weights.formats.float8 import Float8
 from ..spec import Arg
 from ..tiling.choice import Config, power_of_two
 from ..tiling.linear import merges, sums_of_steps, whole_groups
-from .body import Value, translate
-from .norm import Norm
+from .body import TritonValue, translate
+from .norm import NormKernel
 
 if TYPE_CHECKING:
-    from .linear import RowProducts
+    from .linear import ProductKernel
 
 ASKED = 256  # bytes of W that a thread asks for before it waits
 
 
 @dataclass(frozen=True)
-class Tiling:
+class LinearTiling:
     """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
 
     decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
@@ -40,9 +40,9 @@ class Tiling:
     unpacked: int = 0
 
     @staticmethod
-    def of(config: Config) -> Tiling:
+    def of(config: Config) -> LinearTiling:
         """From what the tuner picked."""
-        return Tiling(**config)
+        return LinearTiling(**config)
 
     def merges(self, tiles: int) -> bool:
         """See `merges`. tiles: of the output."""
@@ -84,7 +84,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Extra:
+class ExtraOperand:
     """Another operand of the epilogue."""
 
     name: str
@@ -103,36 +103,36 @@ class EpilogueOperands:
     """Parts of the product, other operands, and each input of the epilogue as a value."""
 
     parts: tuple[Part, ...]
-    extras: tuple[Extra, ...] = ()
-    arguments: tuple[Value, ...] = ()
+    extras: tuple[ExtraOperand, ...] = ()
+    arguments: tuple[TritonValue, ...] = ()
 
 
-def epilogue_operands(op: RowProducts[Any]) -> EpilogueOperands:
+def epilogue_operands(op: ProductKernel[Any]) -> EpilogueOperands:
     """What the epilogue reads; without one, the product."""
     epilogue = op.step.epilogue
     if epilogue is None:
         return EpilogueOperands((Part(0, 1, 0),))
     parts: dict[Columns, Part] = {}
-    extras: list[Extra] = []
-    arguments: list[Value] = []
+    extras: list[ExtraOperand] = []
+    arguments: list[TritonValue] = []
     for operand in epilogue.inputs:
         if isinstance(operand, Columns):
             part = parts.setdefault(operand, Part(operand.offset, operand.stride, len(parts)))
-            arguments.append(Value(part.acc, "f"))
+            arguments.append(TritonValue(part.acc, "f"))
         else:
             found = op.step.extras[len(extras)]
             kind = "i" if found.dtype == "i32" else "f"
-            extras.append(Extra(f"e{len(extras)}", found.stride, operand.stride, kind))
-            arguments.append(Value(extras[-1].name, kind))
+            extras.append(ExtraOperand(f"e{len(extras)}", found.stride, operand.stride, kind))
+            arguments.append(TritonValue(extras[-1].name, kind))
     return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(arguments))
 
 
 @dataclass(frozen=True)
-class Source:
+class ProductSource:
     """A product and how it is cut; what the templates ask for."""
 
-    op: RowProducts[Any]
-    tile: Tiling
+    op: ProductKernel[Any]
+    tile: LinearTiling
     args: tuple[Arg, ...]
     level: int  # compute capability, 0 for HIP
 
@@ -350,7 +350,7 @@ class Source:
         return "tl.cdiv(num_rows, BM)"
 
     @property
-    def norm(self) -> Norm | None:
+    def norm(self) -> NormKernel | None:
         """What the program that ends last does with all of y."""
         return self.op.norm if any(arg.name == "norm_y_ptr" for arg in self.args) else None
 
@@ -408,7 +408,7 @@ class Source:
         return self._operands.parts
 
     @property
-    def extras(self) -> tuple[Extra, ...]:
+    def extras(self) -> tuple[ExtraOperand, ...]:
         return self._operands.extras
 
     @property

@@ -37,7 +37,7 @@ def even_block(cols: int, largest: int = BLOCK) -> int:
 
 
 @dataclass(frozen=True)
-class Lines(StepKernel[L]):
+class LinesKernel(StepKernel[L]):
     """x [rows, outer, n] -> y."""
 
     entry: ClassVar[str]

@@ -15,7 +15,7 @@ from ..tiling.choice import Tuner
 
 
 @dataclass(frozen=True)
-class Norm(StepKernel[steps.Norm]):
+class NormKernel(StepKernel[steps.Norm]):
     """y = norm(x) or norm(x + r) over groups of `d` elements."""
 
     template: ClassVar[str] = "triton/norm.py.jinja"

@@ -13,7 +13,7 @@ from ..tiling.choice import Tuner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending(TritonKernel):
+class PendingKernel(TritonKernel):
     """token_ids[t] = sampled[-1 - token_ids[t]] where token_ids[t] < 0, in place."""
 
     template: ClassVar[str] = "triton/pending.py.jinja"

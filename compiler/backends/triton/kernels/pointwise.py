@@ -15,14 +15,14 @@ from ....program.strides import Access
 from ...render import render
 from ..spec import LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
-from .body import Value, translate
+from .body import TritonValue, translate
 from .lines import BLOCK, even_block, warps
 
 KINDS = {"f32": "f", "bf16": "f", "f16": "f", "i32": "i", "bool": "b"}
 
 
 @dataclass(frozen=True)
-class Place:
+class AccessPlace:
     """An operand in the rendered source: pointer, address and mask expressions, and what is read into or written."""
 
     pointer: str
@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Pointwise(StepKernel[steps.Pointwise]):
+class PointwiseKernel(StepKernel[steps.Pointwise]):
     """y = body(args) over the shape per row, in blocks of rows and columns."""
 
     template: ClassVar[str] = "triton/pointwise.py.jinja"
@@ -94,8 +94,8 @@ class Pointwise(StepKernel[steps.Pointwise]):
         return [*(f"a{i}_ptr" for i in range(len(self.inputs))), "y0_ptr"]
 
     @cached_property
-    def _translated(self) -> tuple[list[str], Value]:
-        return translate(self.step.body, [Value(f"a{i}", KINDS[a.dtype]) for i, a in enumerate(self.inputs)])
+    def _translated(self) -> tuple[list[str], TritonValue]:
+        return translate(self.step.body, [TritonValue(f"a{i}", KINDS[a.dtype]) for i, a in enumerate(self.inputs)])
 
     @property
     def lines(self) -> list[str]:
@@ -103,18 +103,18 @@ class Pointwise(StepKernel[steps.Pointwise]):
         return self._translated[0]
 
     @property
-    def read(self) -> list[Place]:
+    def read(self) -> list[AccessPlace]:
         """What is loaded, each into the variable a<i>."""
         convert = {"f": ".to(tl.float32)", "i": "", "b": " != 0"}
         return [self._place(i, convert[KINDS[access.dtype]]) for i, access in enumerate(self.inputs)]
 
     @property
-    def written(self) -> Place:
+    def written(self) -> AccessPlace:
         """What is stored."""
         value, kind = self._translated[1], KINDS[self.output.dtype]
         return self._place(len(self.inputs), value.mask if kind == "b" else value.to(kind).text)
 
-    def _place(self, i: int, value: str) -> Place:
+    def _place(self, i: int, value: str) -> AccessPlace:
         access = self.accesses[i]
         pointer, offset = self.names[i], column_offset(self.shape, access.strides)
         by_row = i >= len(self.inputs) or access.row_stride != 0
@@ -123,10 +123,10 @@ class Pointwise(StepKernel[steps.Pointwise]):
             not rows and not offset
         ):  # a block all the same: Triton's interpreter broadcasts scalar comparisons to floats
             offset = "tl.zeros([1, 1], tl.int32)"
-            return Place(pointer, f"{pointer} + {offset}", "", value)
+            return AccessPlace(pointer, f"{pointer} + {offset}", "", value)
         masks = ["in_rows"] * (by_row and self.block_rows > 1) + ["in_cols"] * (bool(offset) and self.partial)
         mask = f", mask={' & '.join(masks)}" if masks else ""
-        return Place(pointer, f"{pointer}{rows}{' + ' if offset else ''}{offset}", mask, value)
+        return AccessPlace(pointer, f"{pointer}{rows}{' + ' if offset else ''}{offset}", mask, value)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         args = self.pointers(**dict(zip(self.step.operands, self.names, strict=True)))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....program.steps import rowwise as steps
-from .lines import Lines
+from .lines import LinesKernel
 
 
 @dataclass(frozen=True)
-class Reduce(Lines[steps.Reduce]):
+class ReduceKernel(LinesKernel[steps.Reduce]):
     """x [rows, outer, n, inner] -> y [rows, outer, inner]."""
 
     template: ClassVar[str] = "triton/reduce.py.jinja"
@@ -34,7 +34,7 @@ class Reduce(Lines[steps.Reduce]):
 
 
 @dataclass(frozen=True)
-class Softmax(Lines[steps.Softmax]):
+class SoftmaxKernel(LinesKernel[steps.Softmax]):
     """y = softmax(x) over lines; y may be the memory of x."""
 
     template: ClassVar[str] = "triton/softmax.py.jinja"
@@ -43,7 +43,7 @@ class Softmax(Lines[steps.Softmax]):
 
 
 @dataclass(frozen=True)
-class Hadamard(Lines[steps.Hadamard]):
+class HadamardKernel(LinesKernel[steps.Hadamard]):
     """y = the Walsh-Hadamard transform of each line; y may be the memory of x."""
 
     template: ClassVar[str] = "triton/hadamard.py.jinja"
@@ -61,7 +61,7 @@ class Hadamard(Lines[steps.Hadamard]):
 
 
 @dataclass(frozen=True)
-class Cumsum(Lines[steps.Cumsum]):
+class CumsumKernel(LinesKernel[steps.Cumsum]):
     """y = running sum of x along lines."""
 
     template: ClassVar[str] = "triton/cumsum.py.jinja"

@@ -26,7 +26,7 @@ _MOST_PARTS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample(TritonKernel):
+class SampleKernel(TritonKernel):
     """Draws a token per row of logits, float32 with rows `stride` elements apart (0: without gaps).
 
     How rows are sampled: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), seed [L, 2] (low and

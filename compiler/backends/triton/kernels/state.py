@@ -40,7 +40,7 @@ class StateKernel(StepKernel[S]):
 
 
 @dataclass(frozen=True)
-class CausalConv(StateKernel[steps.CausalConv]):
+class CausalConvKernel(StateKernel[steps.CausalConv]):
     """A program takes a block of channels."""
 
     template: ClassVar[str] = "triton/causal_conv.py.jinja"
@@ -58,7 +58,7 @@ class CausalConv(StateKernel[steps.CausalConv]):
 
 
 @dataclass(frozen=True)
-class GatedScan(StateKernel[steps.GatedScan]):
+class GatedScanKernel(StateKernel[steps.GatedScan]):
     """A program takes a block of value columns of one head."""
 
     template: ClassVar[str] = "triton/gated_scan.py.jinja"
@@ -75,7 +75,7 @@ class GatedScan(StateKernel[steps.GatedScan]):
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if self.by_chunks(shape):
-            return GatedChunks(self.step, limits.max_batch_size).launches(shape, limits, tuner)
+            return GatedChunksKernel(self.step, limits.max_batch_size).launches(shape, limits, tuner)
         operands = {name: f"{name}_ptr" for name in ("q", "k", "v", "decay", "beta", "o")}
         grid = (extent("num_seqs"), Extent(self.step.heads), Extent(-(-self.step.value_dim // self.block)))
         source = render(self.template, self, self.step)
@@ -93,7 +93,7 @@ class GatedScan(StateKernel[steps.GatedScan]):
 
 
 @dataclass(frozen=True)
-class GatedChunks(StateKernel[steps.GatedScan]):
+class GatedChunksKernel(StateKernel[steps.GatedScan]):
     """Prompts of a GatedScan as products over chunks of tokens. most_seqs: of a step.
 
     One kernel solves the chunks, all at once; another goes through those of a sequence, a program for a block of value
@@ -146,7 +146,7 @@ class GatedChunks(StateKernel[steps.GatedScan]):
 
 
 @dataclass(frozen=True)
-class SelectiveScan(StateKernel[steps.SelectiveScan]):
+class SelectiveScanKernel(StateKernel[steps.SelectiveScan]):
     """A program takes a block of channels."""
 
     template: ClassVar[str] = "triton/selective_scan.py.jinja"
@@ -169,7 +169,7 @@ class SelectiveScan(StateKernel[steps.SelectiveScan]):
 
 
 @dataclass(frozen=True)
-class ChannelScan(StateKernel[steps.ChannelScan]):
+class ChannelScanKernel(StateKernel[steps.ChannelScan]):
     """A program takes a block of channels."""
 
     template: ClassVar[str] = "triton/channel_scan.py.jinja"

@@ -8,29 +8,29 @@ from ....program.steps import attention, embedding, linear, norm, pointwise, row
 from ....program.steps.base import Step
 from ...kernel_table import KernelTable
 from ..spec import StepKernel
-from .attention import Attention
-from .bmm import Bmm
-from .choosing import ChooseKeys
-from .index import Embedding, Gather, Scatter, SelectRows, Topk
-from .kv_cache import KvWrite
-from .linear import ExpertLinear, Linear
-from .norm import Norm
-from .pointwise import Pointwise
-from .rowwise import Cumsum, Hadamard, Reduce, Softmax
-from .state import CausalConv, ChannelScan, GatedScan, SelectiveScan
+from .attention import AttentionKernel
+from .bmm import BmmKernel
+from .choosing import ChooseKeysKernel
+from .index import EmbeddingKernel, GatherKernel, ScatterKernel, SelectRowsKernel, TopkKernel
+from .kv_cache import KvWriteKernel
+from .linear import ExpertLinearKernel, LinearKernel
+from .norm import NormKernel
+from .pointwise import PointwiseKernel
+from .rowwise import CumsumKernel, HadamardKernel, ReduceKernel, SoftmaxKernel
+from .state import CausalConvKernel, ChannelScanKernel, GatedScanKernel, SelectiveScanKernel
 
 _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
-    linear.Linear: Linear, linear.LinearQ: Linear,
-    linear.ExpertLinear: ExpertLinear, linear.ExpertLinearQ: ExpertLinear,
-    embedding.Embedding: Embedding, embedding.SelectRows: SelectRows,
-    norm.RmsNorm: Norm, norm.AddRmsNorm: Norm, norm.LayerNorm: Norm, norm.AddLayerNorm: Norm,
-    rowwise.Reduce: Reduce, rowwise.Softmax: Softmax, rowwise.Cumsum: Cumsum, rowwise.Topk: Topk,
-    rowwise.Gather: Gather, rowwise.Scatter: Scatter, rowwise.Bmm: Bmm,
-    rowwise.Hadamard: Hadamard,
-    attention.KvWrite: KvWrite, attention.Attention: Attention, attention.ChooseKeys: ChooseKeys,
-    pointwise.Pointwise: Pointwise,
-    state.CausalConv: CausalConv, state.ChannelScan: ChannelScan, state.GatedScan: GatedScan,
-    state.SelectiveScan: SelectiveScan,
+    linear.Linear: LinearKernel, linear.LinearQ: LinearKernel,
+    linear.ExpertLinear: ExpertLinearKernel, linear.ExpertLinearQ: ExpertLinearKernel,
+    embedding.Embedding: EmbeddingKernel, embedding.SelectRows: SelectRowsKernel,
+    norm.RmsNorm: NormKernel, norm.AddRmsNorm: NormKernel, norm.LayerNorm: NormKernel, norm.AddLayerNorm: NormKernel,
+    rowwise.Reduce: ReduceKernel, rowwise.Softmax: SoftmaxKernel, rowwise.Cumsum: CumsumKernel,
+    rowwise.Topk: TopkKernel, rowwise.Gather: GatherKernel, rowwise.Scatter: ScatterKernel, rowwise.Bmm: BmmKernel,
+    rowwise.Hadamard: HadamardKernel,
+    attention.KvWrite: KvWriteKernel, attention.Attention: AttentionKernel, attention.ChooseKeys: ChooseKeysKernel,
+    pointwise.Pointwise: PointwiseKernel,
+    state.CausalConv: CausalConvKernel, state.ChannelScan: ChannelScanKernel, state.GatedScan: GatedScanKernel,
+    state.SelectiveScan: SelectiveScanKernel,
 }  # fmt: skip
 
 TRITON_KERNELS: KernelTable[type[StepKernel[Any]]] = KernelTable("Triton")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .....runtime.format.plan import HIDDEN_POINTERS
 from ...errors import CodegenError
 from ..spec import LaunchSpec
-from .sass import Code, disassemble
+from .sass import SassCode, disassemble
 
 _KPARAM_INFO, _REQNTID, _CBANK_PARAM_SIZE = 0x17, 0x10, 0x19
 _SIZED = 4  # the format of attributes whose value follows them
@@ -69,7 +69,7 @@ def waits_first(cubin: bytes) -> bool:
 
     Most wait before they branch at all; those that take tensor memory do that first.
     """
-    return _waits_at_once(cubin) or Code(disassemble(cubin)).always_behind("ACQBULK", _GLOBAL)
+    return _waits_at_once(cubin) or SassCode(disassemble(cubin)).always_behind("ACQBULK", _GLOBAL)
 
 
 def _waits_at_once(cubin: bytes) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ...errors import CodegenError
-from .sass import MATRIX, Code, Line, disassemble
+from .sass import MATRIX, SassCode, SassLine, disassemble
 
 BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
 _NO_RESULT = {"ST", "STG", "STS", "STSM", "STL", "RED", "REDG", "LDGSTS", "BRA", "EXIT", "BAR", "WARPSYNC"}
@@ -60,7 +60,7 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
     asked = [found for found in asked if found.flops]
     if not asked:
         return ()
-    code = Code(disassemble(cubin))
+    code = SassCode(disassemble(cubin))
     loops = [loop for loop in code.loops() if any(MATRIX.match(line.name) for line in loop)]
     unrolled = _overwritten(code.lines, again=False) if len(loops) != len(asked) else set()
     if registers := sorted(unrolled.union(*map(_overwritten, loops))):
@@ -78,7 +78,7 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
 
 def longest_loop(cubin: bytes) -> int:
     """How many instructions one warp takes in a step of the longest innermost loop; 0 where there is none."""
-    return max(map(len, Code(disassemble(cubin)).loops(matrix=False)), default=0)
+    return max(map(len, SassCode(disassemble(cubin)).loops(matrix=False)), default=0)
 
 
 def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tupl
     return tuple(found)
 
 
-def _facts(loop: Sequence[Line], code: Code, asked: _Asked, warps: int) -> MatrixLoop:
+def _facts(loop: Sequence[SassLine], code: SassCode, asked: _Asked, warps: int) -> MatrixLoop:
     names = Counter(line.name for line in loop if line.guard != "!PT")
     whole = loop is code.lines
 
@@ -131,10 +131,10 @@ def _facts(loop: Sequence[Line], code: Code, asked: _Asked, warps: int) -> Matri
 
 def overwritten_registers(text: str) -> set[int]:
     """Registers that the loops of a disassembly write while matrix instructions may still read them."""
-    return set().union(*map(_overwritten, Code(text).loops()))
+    return set().union(*map(_overwritten, SassCode(text).loops()))
 
 
-def _overwritten(lines: Sequence[Line], again: bool = True) -> set[int]:
+def _overwritten(lines: Sequence[SassLine], again: bool = True) -> set[int]:
     """Registers of a loop that instructions of a warp group may still read as operands when others write them.
 
     Those instructions run on by themselves; WARPGROUP.DEPBAR waits until only so many of the last are left. The loop is
@@ -155,7 +155,7 @@ def _overwritten(lines: Sequence[Line], again: bool = True) -> set[int]:
     return found
 
 
-def _written(line: Line) -> set[int]:
+def _written(line: SassLine) -> set[int]:
     """The registers that an instruction writes, those of one result."""
     kind, *modifiers = line.name.split(".")
     result = re.match(r"R(\d+)", line.operands)
@@ -166,7 +166,7 @@ def _written(line: Line) -> set[int]:
     return set(range(int(result[1]), int(result[1]) + count))
 
 
-def _flops(line: Line, code: Code, warps: int) -> float:
+def _flops(line: SassLine, code: SassCode, warps: int) -> float:
     """What one instruction does, of all warps of a block."""
     kind, _, rest = line.name.partition(".")
     if kind.startswith("UTC"):  # issued once; its shape is in a descriptor: N / 8 from bit 17, M / 16 from bit 24

@@ -33,7 +33,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class SassLine:
     """One instruction: its predicate, name with modifiers, and the rest."""
 
     guard: str
@@ -41,19 +41,19 @@ class Line:
     operands: str
 
 
-class Code:
+class SassCode:
     """The instructions of a kernel and its natural loops."""
 
     def __init__(self, text: str) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[SassLine] = []
         self._labels: dict[str, int] = {}
         for line in text.splitlines():
             if label := _LABEL.match(line):
                 self._labels[label[1]] = len(self.lines)
             elif found := _LINE.match(line):
-                self.lines.append(Line(found[1] or "", found[2], found[3]))
+                self.lines.append(SassLine(found[1] or "", found[2], found[3]))
 
-    def loops(self, matrix: bool = True) -> list[list[Line]]:
+    def loops(self, matrix: bool = True) -> list[list[SassLine]]:
         """Natural loops, by their first instruction: with matrix instructions of their own, or else the innermost ones.
         Of each what is in no loop within it."""
         starts, successors = self._blocks()
@@ -92,7 +92,7 @@ class Code:
                 reached |= new
         return True
 
-    def descriptor(self, register: str, user: Line) -> int:
+    def descriptor(self, register: str, user: SassLine) -> int:
         """The constant that a uniform register is given last before it is used; 0 if it is given none."""
         at = next((i for i, line in enumerate(self.lines) if line is user), 0)
         for line in reversed(self.lines[:at]):

@@ -46,7 +46,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class AttentionTiling:
     """See AttentionSource for rows, heads, tile and widest."""
 
     rows: int
@@ -57,7 +57,7 @@ class Tiling:
     stages: int
 
 
-def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> Tiling:
+def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> AttentionTiling:
     """For steps that mix prompts and decodes. Tiny, short and long ones differ: in a short one, most of a tile of many
     keys is masked (for 64 tokens of 8 x 4 heads of 64 on an H100, 128 rows and keys took twice the time of 64)."""
     size = "few" if max_tokens * work.group <= 64 else "many" if max_tokens <= _SHORT else "long"
@@ -74,10 +74,10 @@ def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> Tiling:
     ]
     key = f"attention_mixed_{work.key}_{size}"
     best = tuner.pick(key, candidates, lambda config: _mixed_cost(work, tuner.target, config))
-    return Tiling(widest=_widest(work, tuner.target, best["rows"]), **best)
+    return AttentionTiling(widest=_widest(work, tuner.target, best["rows"]), **best)
 
 
-def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
+def decode_tiling(work: Workload, tuner: Tuner) -> AttentionTiling:
     """For steps of one token per sequence, whatever their number, so that they share an object."""
     long = work.multiplied == 4
     candidates: list[Config] = [
@@ -90,10 +90,12 @@ def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
     best = tuner.pick(
         f"attention_decode_{work.key}", candidates, lambda config: _decode_cost(work, tuner.target, config)
     )
-    return Tiling(widest=256, **best)
+    return AttentionTiling(widest=256, **best)
 
 
-def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner: Tuner, decode: bool = True) -> int:
+def split_count(
+    work: Workload, tiling: AttentionTiling, sequences: int, span: int, tuner: Tuner, decode: bool = True
+) -> int:
     """How many programs share the keys of a sequence, of which a query sees at most `span`. decode: the last of them
     merges their results; else another kernel does."""
     candidates: list[Config] = [
@@ -194,7 +196,7 @@ def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
     return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * (1 + crowded)
 
 
-def _tile_seconds(tiling: Config | Tiling, block_size: int) -> float:
+def _tile_seconds(tiling: Config | AttentionTiling, block_size: int) -> float:
     """One step of a decode kernel's loop: mostly waiting at barriers and for shared memory."""
     tile = tiling["tile"] if isinstance(tiling, dict) else tiling.tile
     return 0.4e-6 + tile * 4.5e-9 + (0 if block_size % tile == 0 else 0.1e-6)
@@ -224,7 +226,7 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
 
 
 def _split_cost(
-    work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int, decode: bool
+    work: Workload, tiling: AttentionTiling, sequences: int, span: int, target: Target, splits: int, decode: bool
 ) -> float:
     """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
     heads = work.kv_heads * -(-work.group // tiling.heads)

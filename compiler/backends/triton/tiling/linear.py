@@ -62,7 +62,7 @@ def sums_of_steps(level: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductFacts:
     """The facts of a product that its tiling depends on.
 
     parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
@@ -139,12 +139,12 @@ class Product:
         return self.apart is not None and self.x_type != "f32" and self.rows >= 16 and not self.experts
 
     @property
-    def dense(self) -> Product:
+    def dense(self) -> ProductFacts:
         """The same product with W in 16 bits."""
         return replace(self, mode="dense", codes=None)
 
 
-def pick(product: Product, tuner: Tuner) -> Config:
+def pick(product: ProductFacts, tuner: Tuner) -> Config:
     """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
     rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
     if product.few:
@@ -171,7 +171,7 @@ class Machine:
         """Compute capability, 0 for HIP."""
         return self.target.level
 
-    def candidates(self, p: Product) -> list[Config]:
+    def candidates(self, p: ProductFacts) -> list[Config]:
         """All tilings worth a try."""
         if p.micro:
             return [*(self._few(p) if p.few else []), *self._scaled(p)]
@@ -185,7 +185,7 @@ class Machine:
         found = [*(self._decode(p) if p.rows <= 16 else []), *self._tiles(p)]
         return [*(config for config in found if self._keeps_registers(p, config)), *unpacked]
 
-    def _decode(self, p: Product) -> list[Config]:
+    def _decode(self, p: ProductFacts) -> list[Config]:
         least = 16 if self.hip else 8  # columns of the smallest matrix instruction
         m = least if p.experts else max(p.rows, least)
         slices = (p.codes.group,) if p.codes else (64, 128)
@@ -199,7 +199,7 @@ class Machine:
             for depth in stages
         ]  # fmt: skip
 
-    def _tiles(self, p: Product) -> list[Config]:
+    def _tiles(self, p: ProductFacts) -> list[Config]:
         m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
         m += [64] if p.rows >= 128 else []
         m += [32] if p.rows == 64 and 0 < self.level < 90 and p.parts > 1 else []
@@ -225,14 +225,14 @@ class Machine:
             if self._apart(p, rows, n, warps)
         ]  # fmt: skip
 
-    def _apart(self, p: Product, rows: int, n: int, warps: int) -> bool:
+    def _apart(self, p: ProductFacts, rows: int, n: int, warps: int) -> bool:
         """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time: of
         codes of 4 bits each of four pieces by itself. Codes of two fields have no other tiles that fit registers."""
         if p.codes is None or p.doubled or not 0 < self.level < 90:
             return True
         return (n >= 16 * warps or rows >= 16 * warps) and (p.codes.bits > 4 or rows >= 8 * warps)
 
-    def _keeps_registers(self, p: Product, c: Config) -> bool:
+    def _keeps_registers(self, p: ProductFacts, c: Config) -> bool:
         """Whether a tile fits into registers; found by compiling all of them for sm_80, sm_90, sm_100 and gfx942."""
         if c["decode"]:
             return True
@@ -241,7 +241,7 @@ class Machine:
         if not p.codes:
             crowded = old and (sums > 64 or (p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)))
             whole = sums * (p.parts + p.extras) <= 128 and not crowded
-            halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
+            halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see ProductSource.halves
             return whole or (sums * p.parts <= 128 and halves)
         if self._whole(p, c):
             room = c["warps"] >= 8 and not p.doubled
@@ -258,12 +258,12 @@ class Machine:
         crowded = old and p.parts > 1 and (c["n"] > 64 or (c["m"] == 64 and (c["n"] == 64 or p.codes.bits == 8)))
         return sums * p.parts <= limit and c["m"] <= most and not crowded
 
-    def _whole(self, p: Product, c: Config) -> bool:
-        """Whether values are multiplied, not codes; see Source.whole_values."""
+    def _whole(self, p: ProductFacts, c: Config) -> bool:
+        """Whether values are multiplied, not codes; see ProductSource.whole_values."""
         whole = p.apart is not None and p.apart.whole
         return whole and not c["decode"] and whole_groups(self.level, c["n"], c["warps"])
 
-    def _eight(self, p: Product) -> list[Config]:
+    def _eight(self, p: ProductFacts) -> list[Config]:
         """Products of 8 bits on matrix units, which take at least 16 rows and 32 of K.
 
         Sums of int8 are whole numbers, and stay so: K is not split.
@@ -285,11 +285,11 @@ class Machine:
             if rows * n * (p.parts + self._beside(p)) <= sums * self.target.warp_size * warps
         ]  # fmt: skip
 
-    def _beside(self, p: Product) -> bool:
+    def _beside(self, p: ProductFacts) -> bool:
         """Whether the sums of a step of 8-bit floats are beside those of all."""
         return p.mode == "fp8" and (sums_of_steps(self.level) or p.blocks)
 
-    def _scaled(self, p: Product) -> list[Config]:
+    def _scaled(self, p: ProductFacts) -> list[Config]:
         """Tiles of MXFP4 and MXFP8, whose instructions take 128 columns."""
         m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
         m += ([64] if p.rows >= 128 else []) + ([256] if p.rows >= 256 else []) if not p.experts else []
@@ -302,7 +302,7 @@ class Machine:
             for split in (1, *(s for s in (2, 4, 8) if -(-p.k // k) >= 4 * s and p.rows <= 1024 and not p.experts))
         ]  # fmt: skip
 
-    def _few(self, p: Product) -> list[Config]:
+    def _few(self, p: ProductFacts) -> list[Config]:
         """The kernel for few rows in float32."""
         assert p.codes is not None
         m = 1 if p.experts else power_of_two(p.rows)
@@ -310,7 +310,7 @@ class Machine:
         n = max(power_of_two(4 * sums // p.codes.bits // (2 * m * p.parts)), 1)
         return [{"decode": 1, "m": m, "n": n, "k": WIDE_SLICE, "warps": 4, "stages": 2, "splits": 1}]
 
-    def _blocks(self, p: Product) -> list[Config]:
+    def _blocks(self, p: ProductFacts) -> list[Config]:
         """Tiles of values of blocks, on matrix units. On sm_100 of two warps: four would compute 32 columns twice, and
         wait for each other at 8 barriers a step with more."""
         assert p.codes is not None
@@ -328,14 +328,14 @@ class Machine:
             if rows * n * p.parts <= (32 if 0 < self.level < 90 or warps == 2 else 64) * self.target.warp_size * warps
         ]  # fmt: skip
 
-    def _wide(self, p: Product) -> list[Config]:
+    def _wide(self, p: ProductFacts) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""
         if p.few:
             return self._few(p)
         split = next((s for s in (8, 4, 2) if p.k >= 256 * s and p.rows <= 64 and not p.experts), 1)
         return [{"decode": 0, "m": 16, "n": 32, "k": 32, "warps": 4, "stages": 2, "splits": split}]
 
-    def seconds(self, p: Product, c: Config) -> float:
+    def seconds(self, p: ProductFacts, c: Config) -> float:
         """Estimated time; infinity where the tiling does not fit."""
         if c.get("unpacked"):
             dense = self.seconds(p.dense, {k: v for k, v in c.items() if k != "unpacked"})
@@ -393,7 +393,7 @@ class Machine:
             extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
         return extra + max(bounds) + 0.1 * sum(bounds)
 
-    def _unpack_seconds(self, p: Product) -> float:
+    def _unpack_seconds(self, p: ProductFacts) -> float:
         """Estimated time in which all of W becomes a 16-bit matrix: read, computed value by value, written."""
         assert p.codes is not None
         values = p.n * p.k
@@ -402,7 +402,7 @@ class Machine:
         issue = values * each / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
         return LAUNCH + LATENCY + max(memory, issue)
 
-    def _few_seconds(self, p: Product) -> float:
+    def _few_seconds(self, p: ProductFacts) -> float:
         """Estimated time of few rows in float32."""
         assert p.codes is not None
         active = min(p.rows * p.topk, p.experts) if p.experts else 1
@@ -412,7 +412,7 @@ class Machine:
         )
         return LAUNCH + LATENCY + max(active * p.matrix_bytes / (0.85e9 * self.target.bandwidth), issue)
 
-    def _matrix_rate(self, p: Product, c: Config, resident: int) -> float:
+    def _matrix_rate(self, p: ProductFacts, c: Config, resident: int) -> float:
         """The share of the peak that matrix instructions reach."""
         if p.mode == "wide":
             return 0.02
@@ -427,7 +427,7 @@ class Machine:
             return (0.6 if p.apart else 0.75 if p.eight else DENSE) * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
 
-    def _instructions(self, p: Product, c: Config) -> float:
+    def _instructions(self, p: ProductFacts, c: Config) -> float:
         """Instructions that the warps of a program issue per step, as counted in disassembled kernels."""
         per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
         loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
@@ -445,7 +445,7 @@ class Machine:
         products = c["n"] * p.parts * c["m"] / 32 * each
         return per_slice * unpack + products + c["warps"] * 60 + loads
 
-    def _resident(self, p: Product, c: Config) -> int:
+    def _resident(self, p: ProductFacts, c: Config) -> int:
         """Programs that a multiprocessor holds at once; 0 if not even one fits."""
         fit = self.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
         lanes = self.target.warp_size * c["warps"]
@@ -455,7 +455,7 @@ class Machine:
             fit = min(fit, 512 // power_of_two(max(columns, 32)))
         return min(fit, self.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1))
 
-    def shared_bytes(self, p: Product, c: Config) -> int:
+    def shared_bytes(self, p: ProductFacts, c: Config) -> int:
         """Estimated shared memory."""
         slices = c["warps"] if c["decode"] else 1
         row = p.codes.shared_bytes(c["k"]) if p.codes and not p.micro else c["k"] * p.item
@@ -471,7 +471,7 @@ class Machine:
             total += x if p.apart else w + x
         return max(total, sums)
 
-    def registers(self, p: Product, c: Config) -> int:
+    def registers(self, p: ProductFacts, c: Config) -> int:
         """Estimated registers per thread, after those of compiled kernels."""
         old = 40 if self.level < 90 else 0  # operands of a warp's instructions all pass through registers
         if c["decode"]:

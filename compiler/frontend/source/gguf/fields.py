@@ -27,7 +27,7 @@ class UnreadKey(enum.Enum):
 
 
 ANYTHING, NOTHING, REFUSED = UnreadKey.ANYTHING, UnreadKey.NOTHING, UnreadKey.REFUSED
-Expected = Any  # a value, an Unread, or a function that gives one of them for the configuration as a dict
+Expected = Any  # a value, an UnreadKey, or a function that gives one of them for the configuration as a dict
 
 
 @dataclass(frozen=True)
