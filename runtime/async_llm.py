@@ -15,7 +15,7 @@ from .embed_prompts import EmbedOptions
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
 from .llm import LLM, load_with_fields, open_llm
-from .loop.engine_thread import EngineThread, News, Question, Reading
+from .loop.engine_thread import EngineThread, News, Question
 from .options import LoadOptions
 from .prompting import Prompt, Prompting
 from .query import Query
@@ -175,41 +175,30 @@ class AsyncLLM:
         pairs = [await asyncio.to_thread(self.prompting.pair, query, one, longest) for one in documents]
         return ranked(documents, await self._vectors(pairs), facts)[:top_n]
 
-    async def _vectors(self, encoded: Sequence[Query]) -> list[np.ndarray]:
+    async def _vectors(self, queries: Sequence[Query]) -> list[np.ndarray]:
         """What the engine makes of each prompt."""
-        loop, readings = asyncio.get_running_loop(), list[Reading]()
-        news: list[asyncio.Queue[np.ndarray | BaseException]] = []
-        try:
-            for prompt in encoded:
-                news.append(asyncio.Queue())
-                tell = partial(_post, loop, news[-1].put_nowait)
-                readings.append(Reading(prompt.token_ids, tell, prompt.skipped, prompt.extras))
-                self._send(readings[-1])
-            vectors = []
-            for queue in news:
-                told = await queue.get()
-                if isinstance(told, BaseException):
-                    raise told
-                vectors.append(told)
-        finally:
-            self._cancel(readings)
-        return vectors
+        return cast("list[np.ndarray]", await self._told(queries))
 
     async def _complete(self, queries: Sequence[Query]) -> list[Completion]:
+        told = cast("list[list[Completion]]", await self._told(queries))
+        return [one.read_by(query.read) for query, found in zip(queries, told, strict=True) for one in found]
+
+    async def _told(self, queries: Sequence[Query]) -> list[News]:
+        """What the engine tells of each query in the end. Raises what it says of one that has failed."""
         questions: list[Question] = []
         try:
-            asked = []
+            asked: list[asyncio.Queue[News]] = []
             for query in queries:
                 question, news = await self._ask(query)
                 questions.append(question)
                 asked.append(news)
-            completions: list[Completion] = []
-            for query, news in zip(queries, asked, strict=True):
-                told = await news.get()
-                if isinstance(told, BaseException):
-                    raise told
-                completions += [one.read_by(query.read) for one in cast("list[Completion]", told)]
-            return completions
+            told: list[News] = []
+            for news in asked:
+                found = await news.get()
+                if isinstance(found, BaseException):
+                    raise found
+                told.append(found)
+            return told
         finally:
             self._cancel(questions)
 
@@ -217,16 +206,14 @@ class AsyncLLM:
         """Put a question to the engine; what it tells comes in the queue."""
         constrain = None if not query.grammar else await asyncio.to_thread(self.prompting.compiled, query.grammar)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
-        question = Question(query.token_ids, query.params, constrain, partial(_post, loop, news.put_nowait), streamed)
-        self._send(question)
-        return question, news
-
-    def _send(self, question: Question | Reading) -> None:
+        tell = partial(_post, loop, news.put_nowait)
+        question = Question(query, constrain=constrain, tell=tell, streamed=streamed)
         if self._thread is None:
             raise IccError("the engine was closed")
         self._thread.ask(question)
+        return question, news
 
-    def _cancel(self, questions: Sequence[Question | Reading]) -> None:
+    def _cancel(self, questions: Sequence[Question]) -> None:
         """End what has not ended of them."""
         for question in questions:
             if self._thread is not None:

@@ -18,13 +18,14 @@ from .executor.base import Executor
 from .executor.open import Resources, open_executor
 from .format.load import Engine
 from .format.manifest import Manifest
+from .loop.driver import EngineTask, LoopDriver
 from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import Prompt, Prompting
 from .query import Query
-from .requests.embedding import PooledRequest, Ranked, ranked, stacked
-from .requests.generation import Completion, Generation
+from .requests.embedding import Ranked, ranked, stacked
+from .requests.generation import Completion
 from .requests.increment import Increment
 from .requests.params import SamplingParams
 from .requests.request import Standing
@@ -36,7 +37,7 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-    from .reading.answer import Answer, MakeReader
+    from .reading.answer import Answer
     from .speculate.speculator import Speculator
 else:
     from .late import np
@@ -133,6 +134,7 @@ class LLM:
 
             tail = read_tail(embedding, engine.files.read)
         self.loop = EngineLoop(manifest, executor, tokenizer, speculator, tail)
+        self.driver: LoopDriver[EngineTask] = LoopDriver(self.loop)
         self._closed = False
 
     def generate(
@@ -198,33 +200,34 @@ class LLM:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
         return self._increments(query)
 
-    def add(self, query: Query) -> list[Generation]:
-        """Queue a query of `prompting` with the engine loop."""
-        constrain = self.prompting.compiled(query.grammar)
-        return self.loop.add(query.token_ids, query.params, Standing(extras=query.extras), constrain)
+    def submit(self, query: Query) -> EngineTask:
+        """Queue a query of `prompting`; `driver` runs it, and ends it early."""
+        task = EngineTask(query, constrain=self.prompting.compiled(query.grammar))
+        self.driver.submit(task)
+        return task
 
     def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
-        generations: list[Generation] = []
-        reads: list[MakeReader | None] = []
+        tasks: list[EngineTask] = []
         try:
             for query in queries:
-                generations += self.add(query)
-                reads += [query.read] * query.params.n
+                tasks.append(self.submit(query))
+            generations = [generation for task in tasks for generation in task.generations]
             left = len(generations) + 1
             while running := sum(generation.finish_reason is None for generation in generations):
                 if progress is not None and running < left:
                     progress(len(generations) - running, len(generations))
                 left = running
-                self.loop.step()
+                self.driver.step()
             if progress is not None:
                 progress(len(generations), len(generations))
         finally:  # after an error or an interrupt nothing may run on
-            for generation in generations:
-                self.loop.end(generation)
-        return [one.completion().read_by(read) for one, read in zip(generations, reads, strict=True)]
+            for task in tasks:
+                self.driver.abort(task)
+        return [one.completion().read_by(task.query.read) for task in tasks for one in task.generations]
 
     def _increments(self, query: Query) -> Iterator[Increment]:
-        [generation] = self.add(query)
+        task = self.submit(query)
+        [generation] = task.generations
         answer: Answer | None = None
         if query.read is not None:
             from .reading.answer import Answer
@@ -237,13 +240,13 @@ class LLM:
                     yield increment
                     if increment.finish_reason is not None:
                         return
-                self.loop.step()
+                self.driver.step()
         finally:
-            self.loop.end(generation)
+            self.driver.abort(task)
 
     def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> np.ndarray:
         """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i.
-        extras: see `add`."""
+        extras: see `Prompting.completion`."""
         result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
         row = 0
         for chunk in self.iter_logits(token_ids, extras):
@@ -253,7 +256,7 @@ class LLM:
 
     def iter_logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> Iterator[np.ndarray]:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
-        return self.loop.score(token_ids, Standing(extras=extras))
+        return self.driver.scores(token_ids, Standing(extras=extras))
 
     def embed(
         self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
@@ -283,21 +286,20 @@ class LLM:
 
     def _vectors(self, prompts: Iterable[Query]) -> list[np.ndarray]:
         """What the engine makes of each prompt."""
-        embeddings: list[PooledRequest] = []
+        tasks: list[EngineTask] = []
         try:
             for prompt in prompts:
-                standing = Standing(extras=prompt.extras)
-                embeddings.append(self.loop.add_embedding(prompt.token_ids, prompt.skipped, standing))
-            waiting = list(embeddings)
-            while waiting:
-                self.loop.step()
-                for embedding in waiting:
-                    embedding.advance()
-                waiting = [embedding for embedding in waiting if not embedding.complete]
+                tasks.append(self.submit(prompt))
+            waiting = tasks
+            while waiting := [task for task in waiting if task.vector is None]:
+                for task in waiting:
+                    if task.error is not None:
+                        raise task.error
+                self.driver.step()
         finally:
-            for embedding in embeddings:
-                self.loop.end(embedding.scores)
-        return [embedding.vector() for embedding in embeddings]
+            for task in tasks:
+                self.driver.abort(task)
+        return [task.vector for task in tasks if task.vector is not None]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""

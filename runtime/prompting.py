@@ -127,8 +127,8 @@ class Prompting:
 
         if isinstance(text, str):
             ids, skipped = encode_prompted(self._text_tokenizer, self._manifest, text, options)
-            return Query(ids, skipped=skipped)
-        return Query(cut(self.encode(text), self._manifest, options))
+            return Query(ids, vector=True, skipped=skipped)
+        return Query(cut(self.encode(text), self._manifest, options), vector=True)
 
     def pair(self, query: str, document: str, longest: int | None = None) -> Query:
         """A query and a document, with the type of each token if the model takes any (see EmbeddingFacts); see
@@ -137,14 +137,14 @@ class Prompting:
             raise RequestError("query and documents must be texts", field="documents")
         facts = self._manifest.embedding
         if facts is not None and facts.around:
-            return Query(self._text_tokenizer.encode_between(facts.around, (query, document), longest))
+            return Query(self._text_tokenizer.encode_between(facts.around, (query, document), longest), vector=True)
         ids, types = self._text_tokenizer.encode_pair(query, document, longest)
         if facts is not None and facts.types_input:
-            return Query(ids, extras={facts.types_input: array("i", types).tobytes()})
+            return Query(ids, vector=True, extras={facts.types_input: array("i", types).tobytes()})
         if facts is not None and facts.coded_types:
             size = self._manifest.model.vocab_size
-            return Query([token + size * kind for token, kind in zip(ids, types, strict=True)])
-        return Query(ids)
+            return Query([token + size * kind for token, kind in zip(ids, types, strict=True)], vector=True)
+        return Query(ids, vector=True)
 
     def render(
         self,

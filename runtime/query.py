@@ -21,8 +21,8 @@ class Query(msgspec.Struct, frozen=True):
 
     grammar: what the answer must follow, a text of `grammars.sources`, "" for any text; `params` are then those of a
     form. read: makes a reader of the answer, None where it is nothing but words. extras: what the model is told of each
-    token besides its id, see `ScheduledSequence.extras`. skipped: so many of the first tokens are not pooled, where the
-    engine embeds.
+    token besides its id, see `ScheduledSequence.extras`. vector: whether the prompt is to become one vector, into which
+    so many first tokens, `skipped`, are not pooled.
     """
 
     token_ids: Sequence[int]
@@ -30,4 +30,5 @@ class Query(msgspec.Struct, frozen=True):
     grammar: str = ""
     read: MakeReader | None = None
     extras: Extras = NO_EXTRAS
+    vector: bool = False
     skipped: int = 0

@@ -86,20 +86,21 @@ class Session:
             prompt, forgotten = self._fit()
             params = SamplingParams(**self.settings) if "max_tokens" in self.settings else self._open_ended(len(prompt))
             query = self._llm.prompting.completion(prompt, self._resolved(params, len(prompt)))
-            [generation] = self._llm.add(query)
+            task = self._llm.submit(query)
         except BaseException:
             self.history.take_back()
             raise
+        [generation] = task.generations
         try:
             while generation.finish_reason is None:
-                self._llm.loop.step()
+                self._llm.driver.step()
                 for output in generation.outputs:
                     show(output.text)
                 generation.outputs.clear()
                 if stopped():
-                    self._llm.loop.end(generation)
+                    self._llm.driver.abort(task)
         finally:
-            self._llm.loop.end(generation)
+            self._llm.driver.abort(task)
             for output in generation.outputs:  # what was held back
                 show(output.text)
             if "".join(generation.pieces):

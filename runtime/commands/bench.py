@@ -115,15 +115,15 @@ def _round(
 
 def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[float, float, int]:
     """Run prompts together: seconds until all have a first token, seconds after that, tokens generated after that."""
-    loop = llm.loop
-    generations = [generation for prompt in prompts for generation in loop.add(prompt, params)]
+    queries = [llm.prompting.completion(prompt, params) for prompt in prompts]
+    generations = [generation for query in queries for generation in llm.submit(query).generations]
     start = time.perf_counter()
     while any(generation.first_token is None for generation in generations):
-        loop.step()
+        llm.driver.step()
     middle = time.perf_counter()
     before = sum(len(generation.token_ids) for generation in generations)
     while any(generation.finish_reason is None for generation in generations):
-        loop.step()
+        llm.driver.step()
     end = time.perf_counter()
     after = sum(len(generation.token_ids) for generation in generations)
     return middle - start, end - middle, after - before

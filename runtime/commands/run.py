@@ -25,14 +25,15 @@ class RunResult(msgspec.Struct, frozen=True):
 
 def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show: Callable[[str], object]) -> RunResult:
     """Generate one completion; `show` gets each piece of text (token ids where there is no tokenizer) as it comes."""
-    [generation] = llm.add(llm.prompting.completion(token_ids, params))
+    task = llm.submit(llm.prompting.completion(token_ids, params))
+    [generation] = task.generations
     try:
         while generation.finish_reason is None:
-            llm.loop.step()
+            llm.driver.step()
             while generation.outputs:
                 show(_text(llm, generation.outputs.popleft()))
     finally:
-        llm.loop.end(generation)
+        llm.driver.abort(task)
     completion = generation.completion()
     timing = completion.timing
     decode_s = timing.total - timing.ttft

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ..batch.scheduled import Draft, ScheduledBatch, Verdict
@@ -24,8 +24,6 @@ from ..tokenizer import Tokenizer
 from .stepping import Flight, Stepper, StepResult
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..speculate.speculator import Speculator
 
 DEFAULT_STANDING = Standing()
@@ -113,22 +111,6 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         return bool(self.requests.live)
-
-    def score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> Iterator[np.ndarray]:
-        """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
-
-        Each chunk is valid until the next is asked for. Other requests go on beside it.
-        """
-        scores = self.add_score(token_ids, standing)
-        remaining = len(scores.prompt)
-        try:
-            while remaining:
-                self.step()
-                for chunk in scores.take():
-                    remaining -= len(chunk)
-                    yield chunk
-        finally:
-            self.end(scores)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 

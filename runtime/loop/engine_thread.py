@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..batch.scheduled import Extras
 from ..errors import IccError
-from ..requests.embedding import PooledRequest
-from ..requests.generation import Completion, Generation
+from ..requests.generation import Completion
 from ..requests.increment import Increment
-from ..requests.params import SamplingParams
-from ..requests.request import Standing
-from ..requests.sampler import Constrain
-from .engine_loop import DEFAULT_STANDING, EngineLoop
+from .driver import EngineTask, LoopDriver, TaskListener
+from .engine_loop import EngineLoop
 
 
 class Opened(Protocol):
@@ -32,40 +28,25 @@ class Opened(Protocol):
 
 Model = TypeVar("Model", bound=Opened)
 
-# what is told about a question: a piece of a streamed completion, all its completions (the end), or why there are none
-News = Increment | list[Completion] | BaseException
+# what is told about a question: a piece of a streamed completion; then all its completions or its vector, or why there
+# are none
+News = Increment | list[Completion] | np.ndarray | BaseException
 
 
-@dataclass(slots=True, eq=False)
-class Question:
-    """A prompt for the engine. `tell` is called in the engine's thread; its last call has no Increment.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Question(EngineTask):
+    """A task for the engine. `tell` is called in the engine's thread; its last call has no Increment.
 
     streamed: pieces are told as they come; of one completion only.
     """
 
-    token_ids: Sequence[int]
-    params: SamplingParams
-    constrain: Constrain | None
     tell: Callable[[News], object]
     streamed: bool = False
-    generations: list[Generation] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Reading:
-    """A prompt that is to become one vector. `tell` is called in the engine's thread, once: with the vector, or why
-    there is none. skipped: so many of its first tokens are not pooled. extras: what it gives per token besides ids."""
-
-    token_ids: Sequence[int]
-    tell: Callable[[np.ndarray | BaseException], object]
-    skipped: int = 0
-    extras: Extras = field(default_factory=dict)
-    embedding: PooledRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    question: Question | Reading
+    question: Question
 
 
 class _Close:
@@ -78,18 +59,16 @@ class EngineThread(Generic[Model]):
 
     def __init__(self, open_model: Callable[[], Model], opened: Callable[[Model | BaseException], object]) -> None:
         """opened: is called in the thread with the model, or with why it could not be opened."""
-        self._messages: queue.SimpleQueue[Question | Reading | _Cancel | _Close] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Question | _Cancel | _Close] = queue.SimpleQueue()
         self._open_model, self._opened = open_model, opened
-        self._asked: dict[int, Question] = {}  # by the loop's ids of their completions
-        self._readings: list[Reading] = []
         self._end: BaseException | None = None  # why nothing can be asked any more
         self._thread = threading.Thread(target=self._run, name="icc-engine", daemon=True)
         self._thread.start()
 
-    def ask(self, question: Question | Reading) -> None:
+    def ask(self, question: Question) -> None:
         self._messages.put(question)
 
-    def cancel(self, question: Question | Reading) -> None:
+    def cancel(self, question: Question) -> None:
         """Nobody waits for the answer any more: its requests end, and nothing more is told."""
         self._messages.put(_Cancel(question))
 
@@ -109,103 +88,69 @@ class EngineThread(Generic[Model]):
             self._opened(error)
             return
         self._opened(model)
+        driver = LoopDriver(model.loop, _Teller())
         try:
-            while self._turn(model.loop):
+            while self._turn(driver):
                 pass
         finally:
-            self._close(model.loop)
+            self._close(driver)
             model.close()
 
-    def _turn(self, loop: EngineLoop) -> bool:
+    def _turn(self, driver: LoopDriver[Question]) -> bool:
         """All messages that are here, of an idle engine at least one; then a step. False at the end."""
-        while not loop.has_work() or not self._messages.empty():
+        while not driver.has_work() or not self._messages.empty():
             message = self._messages.get()
             if isinstance(message, _Close):
                 return False
             if isinstance(message, _Cancel):
-                self._forget(message.question, loop)
+                driver.abort(message.question)
             else:
-                self._take_up(message, loop)
-        self._step(loop)
+                self._take_up(message, driver)
+        try:
+            driver.step()
+        except Exception as error:  # the device has failed for good
+            self._end = error
         return True
 
-    def _take_up(self, question: Question | Reading, loop: EngineLoop) -> None:
+    def _take_up(self, question: Question, driver: LoopDriver[Question]) -> None:
         if self._end is not None:
             question.tell(self._end)
             return
         try:
-            if isinstance(question, Reading):
-                standing = Standing(extras=question.extras)
-                question.embedding = loop.add_embedding(question.token_ids, question.skipped, standing)
-                self._readings.append(question)
-                return
-            found = loop.add(question.token_ids, question.params, DEFAULT_STANDING, question.constrain)
+            driver.submit(question)
         except Exception as error:
             question.tell(error)
-            return
-        question.generations = found
-        self._asked.update((generation.request_id, question) for generation in found)
-        self._report(question)  # a prompt that fills the context has ended already
 
-    def _step(self, loop: EngineLoop) -> None:
-        try:
-            outputs = loop.step()
-        except Exception as error:  # the device has failed for good
-            self._end = error
-            for question in [*set(self._asked.values()), *self._readings]:
-                self._forget(question, loop)
-                question.tell(error)
-            return
-        self._read(loop)
-        for question in {self._asked[o.request_id]: None for o in outputs if o.request_id in self._asked}:
-            self._report(question)
-
-    def _read(self, loop: EngineLoop) -> None:
-        """Take in what a step has read; tell the vectors that are complete."""
-        for reading in list(self._readings):
-            assert reading.embedding is not None
-            try:
-                reading.embedding.advance()
-                if not reading.embedding.complete:
-                    continue
-                told = reading.embedding.vector()
-            except Exception as error:  # the fault that ended it
-                told = error
-            self._forget(reading, loop)
-            reading.tell(told)
-
-    def _report(self, question: Question) -> None:
-        generations = question.generations
-        for generation in generations:
-            while generation.outputs:
-                output = generation.outputs.popleft()
-                if question.streamed:
-                    question.tell(Increment.of(output))
-        if any(generation.finish_reason is None for generation in generations):
-            return
-        for generation in generations:
-            del self._asked[generation.request_id]
-        try:
-            question.tell([generation.completion() for generation in generations])
-        except Exception as error:  # the fault that ended it
-            question.tell(error)
-
-    def _forget(self, question: Question | Reading, loop: EngineLoop) -> None:
-        if isinstance(question, Reading):
-            if question in self._readings and question.embedding is not None:
-                self._readings.remove(question)
-                loop.end(question.embedding.scores)
-            return
-        for generation in question.generations:
-            loop.end(generation)
-            self._asked.pop(generation.request_id, None)
-
-    def _close(self, loop: EngineLoop) -> None:
-        self._end = IccError("the engine was closed")
-        for question in [*set(self._asked.values()), *self._readings]:
-            self._forget(question, loop)
-            question.tell(self._end)
+    def _close(self, driver: LoopDriver[Question]) -> None:
+        self._end = error = IccError("the engine was closed")
+        driver.close(error)
         while not self._messages.empty():
             message = self._messages.get()
-            if isinstance(message, Question | Reading):
-                message.tell(self._end)
+            if isinstance(message, Question):
+                message.tell(error)
+
+
+class _Teller(TaskListener[Question]):
+    """Tells those who have asked."""
+
+    def outputs(self, task: Question) -> None:
+        ended = False
+        for generation in task.generations:
+            while generation.outputs:
+                output = generation.outputs.popleft()
+                ended = ended or output.finish_reason is not None
+                if task.streamed:
+                    task.tell(Increment.of(output))
+        if not ended or not task.done:
+            return
+        try:
+            task.tell([generation.completion() for generation in task.generations])
+        except Exception as error:  # the fault that ended it
+            task.tell(error)
+
+    def read(self, task: Question) -> None:
+        if task.vector is not None:
+            task.tell(task.vector)
+
+    def failed(self, task: Question, error: Exception) -> None:
+        task.tell(error)

@@ -120,7 +120,8 @@ def llm(toy_manifest: Callable[..., Any]) -> LLM:
 
 def test_rows_travel_with_their_request_from_the_first_chunk_to_the_last_token(llm: LLM) -> None:
     extras, greedy = {"mark": rows(MARK, 30, 0)}, SamplingParams(max_tokens=3, temperature=0.0)
-    generations = [*llm.add(Query(range(20), greedy, extras=extras)), *llm.add(Query([1, 2, 3], greedy))]
+    queries = Query(range(20), greedy, extras=extras), Query([1, 2, 3], greedy)
+    generations = [generation for query in queries for generation in llm.submit(query).generations]
     while llm.loop.has_work():
         llm.loop.step()
     first = generations[0].request_id
@@ -140,14 +141,14 @@ def test_rows_travel_with_their_request_from_the_first_chunk_to_the_last_token(l
 )
 def test_what_the_program_does_not_declare_is_refused(llm: LLM, extras: dict[str, bytes], said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        llm.add(Query([1], extras=extras))
+        llm.submit(Query([1], extras=extras))
     assert not llm.loop.has_work()
 
 
 def test_only_requests_of_equal_extras_share_what_is_computed(llm: LLM) -> None:
     prompt, found = list(range(20)), []
     for extras in ({}, {}, {"mark": rows(MARK, 20, 0)}, {"mark": rows(MARK, 20, 1)}, {"mark": rows(MARK, 20, 0)}):
-        [generation] = llm.add(Query(prompt, extras=extras))
+        [generation] = llm.submit(Query(prompt, extras=extras)).generations
         while llm.loop.has_work():
             llm.loop.step()
         found.append(generation.num_cached_tokens)

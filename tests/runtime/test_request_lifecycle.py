@@ -85,7 +85,10 @@ def test_a_prompt_ends_once() -> None:
     prompt = prompts.find(1)
     assert prompt is not None
     prompts.compile(prompt)
-    for illegal in (prompts.compile, lambda prompt: prompts.read(prompt, None)):  # type: ignore[arg-type]
+    with pytest.raises(IllegalTransition):
+        prompts.compile(prompt)
+    prompts.run(prompt)
+    for illegal in (prompts.compile, prompts.run):
         with pytest.raises(IllegalTransition):
             illegal(prompt)
     prompts.end(prompt)
@@ -293,8 +296,7 @@ class Life(RuleBasedStateMachine):
         prompts = self.worker.prompts
         owned = [
             request.request_id
-            for stage in (PromptStage.READING, PromptStage.GENERATING)
-            for prompt in prompts.all_in(stage)
+            for prompt in prompts.all_in(PromptStage.RUNNING)
             for request in prompt.requests
             if request.state is not State.ENDED
         ]
@@ -318,7 +320,9 @@ class Life(RuleBasedStateMachine):
         assert not self.open, "somebody has not ended"
         loop, prompts = self.llm.loop, self.worker.prompts
         assert loop.step() == []  # a trial is over when somebody would run after it
-        assert not any(prompts._stages.values()) and not prompts._completions and not prompts._deadlines
+        driver = self.worker._driver
+        assert not any(prompts._stages.values()) and not prompts._deadlines
+        assert not driver._generating and not driver._reading and not self.worker._deltas
         assert not loop.requests.live and not loop.scheduler.has_work() and not loop.requests.trial.running
         assert loop.scheduler.kv.is_idle
         assert loop.speculator is None or not loop.speculator.accounts._accounts

@@ -86,7 +86,7 @@ def test_an_end_token_inside_a_tree_ends_the_request(make_llm: MakeLLM) -> None:
 
 def test_each_token_of_a_step_is_an_output_of_its_own(make_llm: MakeLLM) -> None:
     llm = make_llm(Oracle(1.0, rule=counting), rule=counting)
-    [generation] = llm.add(llm.prompting.query("xyz", SamplingParams(max_tokens=20), {}))
+    [generation] = llm.submit(llm.prompting.query("xyz", SamplingParams(max_tokens=20), {})).generations
     while generation.finish_reason is None:
         llm.loop.step()
     outputs = list(generation.outputs)

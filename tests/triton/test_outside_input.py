@@ -201,7 +201,7 @@ def compare(llm: LLM, graph: Graph, bound: float) -> None:
     prompts = {number: rng.integers(3, 119, length).tolist() for number, length in lengths.items()}
     rows = {0: extras_of(0, 40, width), 1: extras_of(1, 9, width), 2: ({}, {})}
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=1)
-    generations = [llm.add(Query(prompts[n], params, extras=rows[n][1]))[0] for n in lengths]
+    generations = [llm.submit(Query(prompts[n], params, extras=rows[n][1])).generations[0] for n in lengths]
     while llm.loop.has_work():
         llm.loop.step()
     changed = 0.0

@@ -44,6 +44,10 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
             prompt_logprobs, deadline, query.skipped, dict(query.extras),
         )  # fmt: skip
 
+    def query(self, vector: bool) -> Query:
+        """The query that it is, of an engine that makes vectors or one that generates."""
+        return Query(self.prompt, self.params, self.grammar, extras=self.extras, vector=vector, skipped=self.skipped)
+
     @property
     def standing(self) -> Standing:
         """How the prompt stands among others."""

@@ -1,27 +1,22 @@
 """Prompts: what the HTTP process has asked for and the engine has not answered yet.
 
-    ARRIVED --compile--> COMPILING --generate--> GENERATING --> ENDED
-    ARRIVED --read-----> READING ---generate--> GENERATING      (READING, of an engine that embeds, --> ENDED)
-                         READING ---compile---> COMPILING
-    ARRIVED --generate-------------------------> GENERATING
+    ARRIVED --compile--> COMPILING --run--> RUNNING --> ENDED
+    ARRIVED --run-------------------------> RUNNING
 
-A prompt waits to be taken up. If it has a grammar, that is compiled beside the steps; if its own log-probabilities or
-its vector are wanted, they are read; then its completions, each a Request of the engine loop with states of its own,
-are generated. It ends when all of them have, when it is refused, and, in whatever stage it is, when it is cancelled or
-past its deadline.
+A prompt waits to be taken up. If it has a grammar, that is compiled beside the steps; then it runs as a task of the
+loop's driver. It ends when nothing more comes of it, when it is refused, and, in whatever stage it is, when it is
+cancelled or past its deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 
-from ...requests.embedding import PooledRequest
-from ...requests.generation import Generation
-from ...requests.prompt_logprobs import PromptScores
-from ...requests.request import IllegalTransition, Request
+from ...loop.driver import EngineTask
+from ...requests.request import IllegalTransition
 from .messages import Submit
 
 
@@ -30,92 +25,60 @@ class PromptStage(Enum):
 
     ARRIVED = "arrived"
     COMPILING = "compiling"
-    READING = "reading"
-    GENERATING = "generating"
+    RUNNING = "running"
     ENDED = "ended"
 
 
 _BEFORE: dict[PromptStage, tuple[PromptStage, ...]] = {
-    PromptStage.COMPILING: (PromptStage.ARRIVED, PromptStage.READING),
-    PromptStage.READING: (PromptStage.ARRIVED,),
-    PromptStage.GENERATING: (PromptStage.ARRIVED, PromptStage.COMPILING, PromptStage.READING),
-    PromptStage.ENDED: (PromptStage.ARRIVED, PromptStage.COMPILING, PromptStage.READING, PromptStage.GENERATING),
+    PromptStage.COMPILING: (PromptStage.ARRIVED,),
+    PromptStage.RUNNING: (PromptStage.ARRIVED, PromptStage.COMPILING),
+    PromptStage.ENDED: (PromptStage.ARRIVED, PromptStage.COMPILING, PromptStage.RUNNING),
 }
 
 
-@dataclass(slots=True, eq=False)
-class Prompt:
-    """A prompt under way: what is read of it, and its completions, as far as they have not ended."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Prompt(EngineTask):
+    """A prompt under way. begun: the indices of its completions of which anything was reported."""
 
     submit: Submit
     stage: PromptStage = PromptStage.ARRIVED
-    reading: PromptScores | PooledRequest | None = None
-    generations: tuple[Generation, ...] = ()
+    begun: set[int] = field(default_factory=set)
 
     @property
     def id(self) -> int:
         return self.submit.id
 
-    @property
-    def requests(self) -> list[Request]:
-        """What the engine loop has of it."""
-        return [*self.generations, *([] if self.reading is None else [self.reading.scores])]
-
-
-@dataclass(slots=True, eq=False)
-class RunningCompletion:
-    """A completion that has not ended. begun: whether anything of it was reported."""
-
-    prompt: Prompt
-    generation: Generation
-    begun: bool = False
-
 
 class PromptTable:
-    """The owner of all prompts: they come with `arrive`, change their stage here, and go with `end`."""
+    """The owner of all prompts: they come with `arrive`, change their stage here, and go with `end`. embeds: whether
+    the engine makes vectors of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, embeds: bool = False) -> None:
+        self._embeds = embeds
         self._stages: dict[PromptStage, dict[int, Prompt]] = {
             stage: {} for stage in PromptStage if stage is not PromptStage.ENDED
         }
-        self._completions: dict[int, RunningCompletion] = {}  # by the loop's request id
         self._deadlines: list[tuple[float, int]] = []  # a heap; of prompts that have ended, too
 
     def arrive(self, submit: Submit, now: float) -> None:
         """A prompt comes, at `now` by a clock whose seconds its deadline counts."""
-        self._stages[PromptStage.ARRIVED][submit.id] = Prompt(submit)
+        scored = None if self._embeds else submit.prompt_logprobs
+        query, standing = submit.query(self._embeds), submit.standing
+        self._stages[PromptStage.ARRIVED][submit.id] = Prompt(query, standing, scored=scored, submit=submit)
         if submit.deadline is not None:
             heappush(self._deadlines, (now + submit.deadline, submit.id))
 
     def compile(self, prompt: Prompt) -> None:
         """Its grammar is being compiled."""
         self._move(prompt, PromptStage.COMPILING)
-        prompt.reading = None
 
-    def read(self, prompt: Prompt, reading: PromptScores | PooledRequest) -> None:
-        """Its own tokens are being read."""
-        self._move(prompt, PromptStage.READING)
-        prompt.reading = reading
-
-    def generate(self, prompt: Prompt, generations: list[Generation]) -> None:
-        """Its completions are under way."""
-        self._move(prompt, PromptStage.GENERATING)
-        prompt.reading, prompt.generations = None, tuple(generations)
-        for generation in generations:
-            self._completions[generation.request_id] = RunningCompletion(prompt, generation)
-
-    def end_completion(self, completion: RunningCompletion) -> None:
-        """It is reported whole; the prompt ends with its last."""
-        del self._completions[completion.generation.request_id]
-        prompt = completion.prompt
-        if all(generation.request_id not in self._completions for generation in prompt.generations):
-            self.end(prompt)
+    def run(self, prompt: Prompt) -> None:
+        """It is a task of the driver's."""
+        self._move(prompt, PromptStage.RUNNING)
 
     def end(self, prompt: Prompt) -> None:
         """Nothing more is reported of it. What the engine loop has of it is for the caller to end."""
         self._move(prompt, PromptStage.ENDED)
-        for generation in prompt.generations:
-            self._completions.pop(generation.request_id, None)
         if not any(self._stages.values()):
             self._deadlines.clear()
 
@@ -132,14 +95,6 @@ class PromptTable:
     def find(self, prompt_id: int) -> Prompt | None:
         """A prompt that has not ended."""
         return next((found for stage in self._stages.values() if (found := stage.get(prompt_id)) is not None), None)
-
-    def completion(self, request_id: int) -> RunningCompletion | None:
-        """A completion that is not reported whole, by the loop's request id."""
-        return self._completions.get(request_id)
-
-    @property
-    def completions(self) -> list[RunningCompletion]:
-        return list(self._completions.values())
 
     def all_in(self, stage: PromptStage) -> list[Prompt]:
         """The prompts of a stage, in the order in which they came to it."""

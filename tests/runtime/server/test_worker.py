@@ -66,8 +66,8 @@ def peer(toy_manifest: Callable[..., Any]) -> Callable[..., Peer]:
 
 
 def nothing_left(worker: Worker) -> bool:
-    prompts = worker.prompts
-    return not any(prompts._stages.values()) and not prompts._completions and not prompts._deadlines
+    prompts, driver = worker.prompts, worker._driver
+    return not any([*prompts._stages.values(), prompts._deadlines, driver._generating, driver._reading])
 
 
 def submit(submit_id: int, prompt: tuple[int, ...] = (1,), **params: Any) -> Submit:
