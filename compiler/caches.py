@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..passes.allocation import Allocation, allocate
-from ..passes.quantize.cache_damage import Progress, Sizes, cache_readers, guess_caches, measure_caches
+from ..passes.quantize.cache_damage import CacheRounding, Progress, Sizes, cache_readers, guess_caches, measure_caches
 from ..runtime.format.manifest import Limits
 from .backends.base import Backend
 from .errors import UsageError
@@ -64,7 +64,7 @@ def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Size
     has; and how many numbers all caches together hold."""
     lowered = lower(graph, lowering)
     kv = lowered.program.kv
-    sizes: dict[int, list[tuple[str, int]]] = {}
+    sizes: dict[int, list[tuple[CacheRounding, int]]] = {}
     numbers = 0
     for layer in cache_readers(graph):
         number = lowered.kv_layers[layer]
@@ -72,7 +72,7 @@ def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Size
         tokens, held = sum(map(len, group.policy.kept(lowering.max_seq_len))), group.layers[number]
         numbers += tokens * held.kv_heads * (held.key_dim + (0 if held.shared else held.value_dim))
         sizes[layer] = [
-            (form.name, -(-cached.block_bytes(group.block_size, form.numbers) * tokens // group.block_size))
+            (form, -(-cached.block_bytes(group.block_size, form.numbers) * tokens // group.block_size))
             for form in narrowing(lowering.kv_dtype)
             for cached in (form.layer(held),)
             if not backend.cache_refusal(form.name, cached)

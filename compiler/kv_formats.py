@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUP = "icc.kv_formats"  # entry points of other packages: a KVFormat by its name
-MIXED_BLOCK = 64  # elements that are mixed together, as far as there are so many
 AUTO = "auto"
 
 
@@ -34,7 +33,7 @@ class KVFormat(ABC):
 
     said: what it takes and loses, for `--help`. options: its names on the command line; its own name where there are
     none. tolerance: what canaries of right kernels may be off because of it. narrower: the format that --kv-bits tries
-    after it, "" for none. mixed: before they are rounded, vectors go through a Walsh-Hadamard transform, of MIXED_BLOCK
+    after it, "" for none. mixed: before they are rounded, vectors go through a Walsh-Hadamard transform, of 64
     elements at a time and of the powers of two that the rest is a sum of (QuaRot, Ashkboos et al. 2024).
     """
 
@@ -52,6 +51,8 @@ class KVFormat(ABC):
 
     def shares(self, value_dim: int) -> bool:
         """Whether values that are the first `value_dim` elements of keys need not be stored again."""
+        from .ops.kept import MIXED_BLOCK
+
         return not self.mixed or value_dim % MIXED_BLOCK == 0
 
     def layer(self, layer: KVLayer) -> KVLayer:

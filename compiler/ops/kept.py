@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kv_formats import MIXED_BLOCK
 from .hadamard import walsh_hadamard
 
+MIXED_BLOCK = 64  # elements that are mixed together, as far as there are so many
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LEAST = 1e-30
 _E4M3_TOP, _E4M3_UNIT = 448.0, 256.0

@@ -56,7 +56,7 @@ def test_a_type_for_each_layer(compiled: Callable[..., Any]) -> None:
         run_passes(graph, phase, PassContext())
     ids = [(7 * i + 3) % 119 for i in range(40)]
     calls = {attention_spec(node).layer: node for node in graph.nodes if "paged_attention" in str(node.target)}
-    rounded = {node: rounding(chosen[layer]) for layer, node in calls.items()}
+    rounded = {node: rounding(find_kv_format(chosen[layer])) for layer, node in calls.items()}
     logits = {found.variant: found.logits.numpy() for found in run_together(graph, [ids], [rounded])}
     with icc.load(made.engine, threads=1, verify_answers=True) as llm:
         found = llm.logits(ids)
@@ -73,7 +73,12 @@ def test_layers_that_suffer_more_get_more_bits(compiled: Callable[..., Any]) -> 
     last = calls[-1]
     for node in list(last.users):
         node.replace_input_with(last, calls[0])
-    sizes = {attention_spec(node).layer: [("f16", 160), ("i8", 85), ("i4", 45)] for node in calls}
+    sizes = {
+        attention_spec(node).layer: [
+            (find_kv_format(name), size) for name, size in (("f16", 160), ("i8", 85), ("i4", 45))
+        ]
+        for node in calls
+    }
     sequences = [[(7 * i + 3 * j) % 119 for i in range(32)] for j in range(4)]
     *others, unused = measure_caches(graph, sizes, sequences, lambda text, done, total: None)
     assert [option.damage for option in unused.options] == [0.0, 0.0, 0.0]

@@ -56,7 +56,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def away(graph: Graph, found: np.ndarray) -> tuple[float, float]:
     """How far logits are from those of the graph with keys and values rounded so, and these from the graph's own, as
     shares of the largest."""
-    rounded = {node: rounding("sq8") for readers in cache_readers(graph).values() for node in readers}
+    rounded = {
+        node: rounding(kv_formats.find_kv_format("sq8"))
+        for readers in cache_readers(graph).values()
+        for node in readers
+    }
     logits = {made.variant: made.logits.numpy() for made in run_together(graph, [IDS], [rounded])}
     scale = np.abs(logits[0]).max()
     return np.abs(found - logits[0]).max() / scale, np.abs(logits[MODEL] - logits[0]).max() / scale

@@ -9,7 +9,8 @@ from typing import ClassVar, TypeVar
 from .....runtime.format.kv_numbers import KVNumbers
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
-from ....kv_formats import MIXED_BLOCK, find_kv_format
+from ....kv_formats import find_kv_format
+from ....ops.kept import MIXED_BLOCK
 from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
