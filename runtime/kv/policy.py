@@ -96,14 +96,22 @@ class Latest:
         return min(-(-length // block_size), 3)  # what is read, and what the last two blocks of a chunk are left with
 
 
+def _keeps_all(size: int) -> CachePolicy:
+    return KeepAll()
+
+
+def _within_step(size: int) -> CachePolicy:
+    return WithinStep()
+
+
 # What an engine's program can ask for, by name; made of the sizes that stand beside it.
 POLICIES: dict[str, Callable[..., CachePolicy]] = {
-    "all": lambda size: KeepAll(),
+    "all": _keeps_all,
     "window": Window,
     "streaming": Streaming,
     "h2o": HeavyHitters,
     "snapkv": CompressedPrompt,
-    "step": lambda size: WithinStep(),
+    "step": _within_step,
     "state": Latest,
 }
 EVICTING = ("streaming", "h2o", "snapkv")  # those that give up what the model would read: lossy, of two sizes each

@@ -24,11 +24,11 @@ class BlockTable:
     """A sequence's blocks in one group: `blocks[position // block_size]`, or NO_BLOCK. prompt: tokens it began with."""
 
     prompt: int = 0
-    blocks: list[int] = field(default_factory=list)
-    host_slots: dict[int, int] = field(default_factory=dict)  # of a preempted sequence, by number of the block
+    blocks: list[int] = field(default_factory=list[int])
+    host_slots: dict[int, int] = field(default_factory=dict[int, int])  # where its blocks are while it is preempted
     num_published: int = 0  # blocks at the front that the prefix cache has seen
-    released: dict[int, int] = field(default_factory=dict)  # begin and end of each run of NO_BLOCK
-    stepped: set[int] = field(default_factory=set)  # blocks of states that came one by one, as those of an answer do
+    released: dict[int, int] = field(default_factory=dict[int, int])  # begin and end of each run of NO_BLOCK
+    stepped: set[int] = field(default_factory=set[int])  # blocks of states that came one by one, as an answer's do
     marked: frozenset[int] = frozenset()  # blocks of states that others are likely to go on from
     _frozen: tuple[int, ...] | None = None
 
@@ -84,7 +84,7 @@ class CachedSequence:
     equal `salt`.
     """
 
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list[int])
     salt: bytes = b""
     use_cache: bool = True  # whether it takes what others have computed
     num_computed_tokens: int = 0
@@ -95,7 +95,7 @@ class CachedSequence:
     branch: int = 0  # tokens that are cached but for the state behind them: others began so, and more may
     tables: tuple[BlockTable, ...] = ()
     _frozen_tables: tuple[tuple[int, ...], ...] = ()
-    _keys: dict[int, list[BlockKey]] = field(default_factory=dict)  # by block size, as far as asked for
+    _keys: dict[int, list[BlockKey]] = field(default_factory=dict[int, list[BlockKey]])  # by block size
 
     @property
     def num_tokens(self) -> int:

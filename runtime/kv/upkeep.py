@@ -29,10 +29,10 @@ class Upkeep(NamedTuple):
 class Due:
     """Upkeep as it comes up between two steps."""
 
-    zeros: list[int] = field(default_factory=list)
-    moves: list[tuple[int, int]] = field(default_factory=list)
-    swap_outs: list[tuple[int, int]] = field(default_factory=list)
-    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    zeros: list[int] = field(default_factory=list[int])
+    moves: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    swap_outs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    swap_ins: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def upkeep(self) -> Upkeep:
         """What is due now."""
