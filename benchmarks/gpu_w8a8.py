@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 from icc.compiler.backends.triton.kernels.linear import LinearKernel
-from icc.compiler.backends.triton.kernels.linear_source import LinearTiling
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling.linear import LinearTiling
 from icc.compiler.ops.body import Body
 from icc.compiler.program.layout import Stored
 from icc.compiler.program.steps import linear as steps

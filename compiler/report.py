@@ -172,7 +172,7 @@ def _roofline(
 ) -> list[RooflineRow]:
     """Per op: flops, bytes (weights in their storage type) and the least time that the target needs, for one step."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
-    asked = graph.section_nodes()
+    asked, roof = graph.section_nodes(), target.roofline()
     for node in nodes:
         cost = None if node in asked else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1}, profile)
         if cost is None:
@@ -183,7 +183,7 @@ def _roofline(
         row[0] += 1
         row[1] += cost.flops
         row[2] += cost.bytes
-        row[3] += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / (target.peak_f16 * 1e12))
+        row[3] += roof.seconds(cost.bytes, cost.flops)
     return [RooflineRow(name, int(r[0]), r[1], r[2], r[3]) for name, r in sorted(rows.items())]
 
 

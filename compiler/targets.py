@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..runtime.format.roofline import Roofline
 from . import extensions
 from .errors import ExtensionError, UsageError
 
@@ -42,6 +43,11 @@ class Target:
             return f"{self.arch} CPUs: {levels}"
         maker = "AMD" if self.backend == "hip" else "NVIDIA"
         return f"{maker} GPU, {self.arch}, {self.bandwidth:g} GB/s, {self.peak_f16:g} TFLOP/s in half precision"
+
+    def roofline(self, eight: bool = False, share: float = 1.0, memory: float = 1.0) -> Roofline:
+        """Its memory and its arithmetic, of half precision or of 8 bits. share, memory: what part of the peak rate and
+        of the bandwidth is reached."""
+        return Roofline(self.bandwidth * (1e9 * memory), (self.peak_i8 if eight else self.peak_f16) * 1e12 * share)
 
     @property
     def level(self) -> int:

@@ -46,7 +46,7 @@ def _rate(plan: PlannedCompile, target: Target, kind: str, sequences: int, lengt
     memory = arithmetic = 0.0
     rows = sequences if kind == "decode" else 1
     quantized = any(map(is_quantized, plan.graph.weights.values()))
-    peak = (target.peak_i8 if quantized and target.backend == "cpu" else target.peak_f16) * 1e12
+    roof = target.roofline(eight=quantized and target.backend == "cpu")
     for node in plan.graph.nodes:
         cost = node_cost(plan.graph, node, {TOKENS: tokens, LOGIT_ROWS: rows}, plan.backend.profile)
         if cost is None:
@@ -54,10 +54,10 @@ def _rate(plan: PlannedCompile, target: Target, kind: str, sequences: int, lengt
         flops = cost.flops
         if node.target is _PAGED:  # its cost is that of all tokens of the step with each other
             flops *= length / tokens if kind == "decode" else 0.5
-        by_memory, by_arithmetic = cost.bytes / (target.bandwidth * 1e9), flops / peak
+        by_memory, by_arithmetic = roof.memory_seconds(cost.bytes), roof.arithmetic_seconds(flops)
         memory += by_memory if by_memory >= by_arithmetic else 0.0
         arithmetic += by_arithmetic if by_arithmetic > by_memory else 0.0
     if kind == "decode":
-        memory += sequences * kv_bytes_read(plan.program.kv, length) / (target.bandwidth * 1e9)
+        memory += roof.memory_seconds(sequences * kv_bytes_read(plan.program.kv, length))
     seconds = memory + arithmetic
     return Rate(kind, sequences, length, seconds, tokens / seconds, "memory" if memory >= arithmetic else "arithmetic")

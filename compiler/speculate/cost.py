@@ -20,7 +20,7 @@ def modelled_cost(graph: Graph, target: Target, profile: Profile, drafts: str) -
     """By the roofline of every op, plus what each launch and each step takes beside it. drafts: the section that
     guesses, where the graph has it."""
     quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
-    peak = (target.peak_i8 if quantized else target.peak_f16) * 1e12 * EFFICIENCY
+    roof = target.roofline(eight=quantized, share=EFFICIENCY)
     asked = graph.section_nodes()
     step = {node for node in graph.nodes if node not in asked}
     guessing = graph.section_nodes(drafts) if drafts in graph.sections else set()
@@ -30,7 +30,7 @@ def modelled_cost(graph: Graph, target: Target, profile: Profile, drafts: str) -
         for node in graph.nodes:
             cost = node_cost(graph, node, counts, profile) if node in nodes else None
             if cost is not None:
-                total += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / peak) + LAUNCH[target.backend]
+                total += roof.seconds(cost.bytes, cost.flops) + LAUNCH[target.backend]
         return total
 
     def cost(batch: int, guesses: int) -> float:

@@ -32,6 +32,7 @@ from ..format.load import check_abi, read_manifest
 from ..format.manifest import Manifest
 from ..format.program import Program
 from ..format.programs import read_program
+from ..format.roofline import Roofline
 from ..format.verify import check_listing
 
 _SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
@@ -192,7 +193,8 @@ def _expect(manifest: Manifest, program: Program, memory: Footprint, room: int, 
     once, bandwidth = reading
 
     def rate(sequences: int, length: int) -> float:
-        return round(sequences * bandwidth * 1e9 / (once + sequences * kv_bytes_read(kv, length)), 1)
+        step = Roofline(bandwidth * 1e9).memory_seconds(once + sequences * kv_bytes_read(kv, length))
+        return round(sequences / step, 1)
 
     return {
         "bandwidth_gb_s": round(bandwidth, 1),

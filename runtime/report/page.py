@@ -6,6 +6,7 @@ import base64
 import hashlib
 from pathlib import Path
 
+from ..format.roofline import Roofline
 from .facts import OUTSIDE, EngineFacts, decode_bytes, decode_rows
 from .html import Markup, count, el, seconds, size
 from .passes import extra_sections, passes_section, quantization_section
@@ -78,7 +79,7 @@ def _overview(facts: EngineFacts, bandwidth: float | None) -> Markup:
 def _decode_seconds(facts: EngineFacts, bandwidth: float | None) -> float:
     """The least time of a decode step of one sequence; 0.0 where nothing tells it, as of a CPU that nobody knows."""
     if bandwidth:
-        return decode_bytes(facts) / (bandwidth * 1e9)
+        return Roofline(bandwidth * 1e9).memory_seconds(decode_bytes(facts))
     return 0.0 if facts.manifest.backend == "cpu" else sum(row["seconds"] for row in decode_rows(facts))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
+from ..format.roofline import Roofline
 from .charts import Frame, byte_ticks, colours, legend, stacks, ticks
 from .facts import OUTSIDE, EngineFacts, layer_of
 from .html import Markup, count, el, seconds, size, table
@@ -62,31 +63,32 @@ def _costs(rows: Sequence[Mapping[str, Any]], whole: float, machine: Mapping[str
         share = 100 * row["seconds"] / whole
         bar = el("span", el("i", style=f"width:{share:.1f}%"), class_="share")
         intensity = row["flops"] / row["bytes"] if row["bytes"] else 0.0
-        bound = "" if machine is None else "memory" if intensity < _ridge(machine) else "arithmetic"
+        bound = "" if machine is None else "memory" if intensity < _roofline(machine).ridge else "arithmetic"
         lines.append([el("code", row["op"]), row["calls"], count(row["flops"]), size(row["bytes"]), f"{intensity:.3g}",
                       bound, seconds(row["seconds"]), bar, f"{share:.1f} %"])  # fmt: skip
     head = ["op", "calls", "FLOP", "moved", "FLOP/byte", "bound by", "least time", "", "share"]
     return table(head, lines)
 
 
-def _ridge(machine: Mapping[str, float]) -> float:
-    """FLOP per byte from which arithmetic is the bound."""
-    return machine["peak_f16"] * 1e12 / (machine["bandwidth"] * 1e9)
+def _roofline(machine: Mapping[str, float]) -> Roofline:
+    """That of the target, as the report has it in GB/s and TFLOP/s."""
+    return Roofline(machine["bandwidth"] * 1e9, machine["peak_f16"] * 1e12)
 
 
 def _roof(found: Mapping[str, Any], machine: Mapping[str, float], classes: Mapping[str, str]) -> Markup:
     """The ops of each kind of step under the roof: FLOP per byte against FLOP/s, as large as their share of time."""
     rows = [(kind, row) for kind, rows in found.items() for row in rows if row["flops"] and row["bytes"]]
-    peak, bandwidth = machine["peak_f16"] * 1e12, machine["bandwidth"] * 1e9
+    limits = _roofline(machine)
+    peak, ridge = limits.rate, limits.ridge
     at = [row["flops"] / row["bytes"] for _, row in rows] or [1.0]
-    low, high = min(*at, _ridge(machine), 0.05) / 2, max(*at, _ridge(machine)) * 3
-    frame = Frame.logarithmic(960, 380, (low, high), (bandwidth * low / 1.5, peak * 2.5))
+    low, high = min(*at, ridge, 0.05) / 2, max(*at, ridge) * 3
+    floor = limits.attainable(low)  # left of the ridge
+    frame = Frame.logarithmic(960, 380, (low, high), (floor / 1.5, peak * 2.5))
     powers = [10.0**n for n in range(-4, 20)]
     x_marks = [p for p in powers if low <= p <= high]
-    y_marks = [p for p in powers if bandwidth * low / 1.5 <= p <= peak * 2.5]
-    ridge = _ridge(machine)
+    y_marks = [p for p in powers if floor / 1.5 <= p <= peak * 2.5]
     corner = (frame.x(ridge), frame.y(peak))
-    roof = f"M{frame.x(low)} {frame.y(bandwidth * low)}L{corner[0]} {corner[1]}L{frame.x(high)} {corner[1]}"
+    roof = f"M{frame.x(low)} {frame.y(floor)}L{corner[0]} {corner[1]}L{frame.x(high)} {corner[1]}"
     points = []
     for kind, row in rows:
         intensity = row["flops"] / row["bytes"]

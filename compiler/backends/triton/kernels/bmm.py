@@ -65,18 +65,18 @@ class BmmKernel(StepKernel[steps.Bmm]):
         return [{"m": m, "n": w, "k": 32} for m in heights for w in widths if m * w <= most]
 
     def _cost(self, config: Config, shape: Shape, target: Target) -> float:
-        """Seconds: the larger of the time at peak rate and the time to read the operands, in whole waves of tiles."""
+        """Seconds: the time at peak rate, then the time to read the operands, in whole waves of tiles."""
         tile = Tile(kernel=self, m=config["m"], n=config["n"], k=config["k"])
         tiles = tile.count(shape.max_tokens)
         waves = -(-tiles // target.multiprocessors) * target.multiprocessors / tiles
         # float32 products use no tensor cores: about a sixteenth of their rate
-        peak = target.peak_f16 * 1e12 / (1 if self.narrow else 16)
+        roof = target.roofline(share=1.0 if self.narrow else 1 / 16)
         flops = 2.0 * tiles * config["m"] * config["n"] * self.step.k
         item = max(ITEM[o.dtype] for o in (self.step.a, self.step.b))
         read = tiles * (config["m"] + config["n"]) * self.step.k * item
         if (config["m"] + config["n"]) * config["k"] * item * 3 > target.shared_memory_kib * 1024:
             return float("inf")
-        return waves * (flops / peak + read / (target.bandwidth * 1e9))
+        return waves * (roof.arithmetic_seconds(flops) + roof.memory_seconds(read))
 
 
 @dataclass(frozen=True, kw_only=True)

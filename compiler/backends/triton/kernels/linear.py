@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import msgspec
 
@@ -13,19 +12,16 @@ from .....runtime.format.manifest import Limits
 from .....runtime.format.operands import Operand
 from .....runtime.format.plan import CountersArg, Extent, OperandArg, ScratchArg, Term, extent
 from ....program.coded_rows import micro_words
-from ....program.layout import Layout
 from ....program.steps import linear as steps
-from ....program.steps.base import QuantizedRows
 from ...render import render
 from ..bounds.forms import Number
-from ..layouts.codes import CodeGroups
-from ..layouts.registry import LAYOUTS
-from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, batch_arg
 from ..tiling.choice import Tuner
-from ..tiling.linear import INLINE, ProductFacts, pick
+from ..tiling.linear import INLINE, LinearTiling, ProductFacts, pick
+from .epilogue import epilogue_operands
 from .linear_around import EIGHT_BITS, RowsSource, SortSource, UnpackSource
-from .linear_source import LinearTiling, ProductSource, epilogue_operands
-from .norm import NormKernel
+from .linear_source import ProductSource
+from .product import P, WeightProduct
 
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 _NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
@@ -33,96 +29,23 @@ _HELD = 64  # elements of a row per thread then
 # the operands of a norm, as those of the product before it
 _NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum",
          "coded.codes": "norm_out.codes", "coded.scales": "norm_out.scales"}  # fmt: skip
-P = TypeVar("P", bound=steps.Product)
 
 
 @dataclass(frozen=True)
-class ProductKernel(StepKernel[P]):
+class ProductKernel(WeightProduct[P]):
     """y = finish(x W^T + bias), for rows that all have one matrix, or that are sent to some of several."""
 
     template: ClassVar[str] = "triton/linear"
 
-    @classmethod
-    def refusal(cls, step: P) -> str:
-        if reason := LAYOUTS.refusal(step.stored, Layout):
-            return reason
-        normed = step.normed if isinstance(step, steps.RowProduct) else None
-        if normed and (reason := NormKernel.refusal(normed)):
-            return reason
-        layout = LAYOUTS.of(step.stored)
-        if isinstance(layout, CodeGroups) and (reason := layout.misfit(step.n, step.k)):
-            return f"product: {reason}"
-        for part in step.epilogue.inputs if step.epilogue else ():
-            if isinstance(part, steps.Columns) and not 0 <= part.offset <= step.n - 1 - part.stride * (
-                step.columns - 1
-            ):
-                return f"product epilogue: {part} of {step.columns} columns lies outside n = {step.n}"
-        return super().refusal(step)
-
-    @property
-    def x(self) -> Operand:
-        assert not isinstance(self.step.x, QuantizedRows)
-        return self.step.x
-
-    @property
-    def experts(self) -> int:
-        """Matrices that rows are sent to; 0 where all rows have the same."""
-        return 0
-
-    @property
-    def topk(self) -> int:
-        """Matrices per row."""
-        return 1
-
-    @property
-    def x_per_slot(self) -> bool:
-        """Whether each of a row's products has its own x."""
-        return False
-
-    @cached_property
-    def layout(self) -> Layout:
-        """How W lies in memory."""
-        return LAYOUTS.of(self.step.stored)
-
-    @property
-    def coded(self) -> bool:
-        """Whether rows come in 8 bits, too."""
-        return isinstance(self.step, steps.RowProduct) and self.step.x_coded is not None
-
     def _codes_rows(self, tile: LinearTiling, shape: Shape, mode: str) -> bool:
         """Whether a kernel brings rows to 8 bits first."""
         return mode in EIGHT_BITS and not self.coded and not _inline(tile, shape, mode)
-
-    @property
-    def codes(self) -> CodeGroups | None:
-        """The same where W has codes."""
-        return self.layout if isinstance(self.layout, CodeGroups) else None
-
-    def mode(self, level: int) -> str:
-        """How operands meet on a GPU of that compute capability, 0 for HIP: "dense", "codes" and "blocks" in 16 bits on
-        matrix units, "int8" and "fp8" in 8, "mxfp8" in 8 and 4, "wide" in float32. "blocks" of few rows and "mxfp8" of
-        one meet in float32, too."""
-        eight = self.codes.rows8(level) if self.codes else ""
-        if eight and not (eight == "int8" and self.experts):  # whose rows nobody has smoothed
-            return eight
-        narrow = self.x.dtype in ("bf16", "f16")
-        if self.codes:
-            if narrow and self.codes.fits_matrix_units:
-                return "codes"
-            return "blocks" if narrow and self.codes.as_values else "wide"
-        return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         launches = self._products(shape, tuner)
         if self.norm is None or any(arg.name == "norm_y_ptr" for arg in launches[-1].args):
             return launches
         return (*launches, *map(_behind, self.norm.launches(shape, limits, tuner)))
-
-    @cached_property
-    def norm(self) -> NormKernel | None:
-        """What normalizes y, where the step does."""
-        normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
-        return NormKernel(normed) if normed else None
 
     def _products(self, shape: Shape, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
@@ -143,7 +66,7 @@ class ProductKernel(StepKernel[P]):
             scales = micro_words(self.step.k) if mode == "mxfp8" else 1
             areas |= {"codes": rows * self.step.k, "scales": 4 * rows * scales}
         if tile.splits > 1:
-            parts, tiles = len(epilogue_operands(self).parts), self._tiles(tile, shape)
+            parts, tiles = len(epilogue_operands(self.step).parts), self._tiles(tile, shape)
             values = tiles * tile.m * tile.n if tile.merges(tiles) else shape.max_tokens * self.step.columns
             areas["sums"] = 4 * tile.splits * parts * values
         if tile.unpacked:
@@ -167,7 +90,7 @@ class ProductKernel(StepKernel[P]):
 
     def product(self, rows: int, level: int) -> ProductFacts:
         """The facts that its tiling for that many rows depends on."""
-        operands, s = epilogue_operands(self), self.step
+        operands, s = epilogue_operands(self.step), self.step
         return ProductFacts(
             self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
             self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded,
@@ -280,12 +203,8 @@ class ProductKernel(StepKernel[P]):
         return extent(self.num_rows, times=self.topk)
 
     def _blocks(self, block: int) -> Extent:
-        """At most so many blocks of one expert's rows; see `most_blocks`."""
+        """At most how many blocks of one expert's rows there are; see `most_blocks`."""
         return extent(self.num_rows, block, self.topk, self.experts + 1)
-
-    def most_blocks(self, block: int, rows: str) -> str:
-        """The same in a source: whole blocks of all slots, and one that is not full per expert."""
-        return f"(({rows} + {block - 1}) // {block} * {self.topk} + {self.experts + 1})"
 
     def _padding(self, shape: Shape) -> tuple[Arg, ...]:
         """What tells which rows only fill a graph: of steps of one token per sequence, the context lengths."""

@@ -4,14 +4,12 @@ experts, and unpack a matrix."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
 from ..tiling.choice import power_of_two
-
-if TYPE_CHECKING:
-    from .linear import ProductKernel
+from .product import WeightProduct
 
 EIGHT_BITS = ("int8", "fp8", "mxfp8")  # modes in which rows are brought to 8 bits first
 MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
@@ -21,7 +19,7 @@ MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 
 class SortSource:
     """The slots of a product with experts, sorted into blocks."""
 
-    op: ProductKernel[Any]
+    op: WeightProduct[Any]
     block: int
     padded: bool  # see ProductSource
 
@@ -46,7 +44,7 @@ class SortSource:
 class RowsSource:
     """The rows of a product in 8 bits. mode: "int8", "fp8" or "mxfp8"."""
 
-    op: ProductKernel[Any]
+    op: WeightProduct[Any]
     mode: str
 
     @property
@@ -90,7 +88,7 @@ UNPACKED = 256  # columns of a program of linear/unpack.py.jinja
 class UnpackSource:
     """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
 
-    op: ProductKernel[Any]
+    op: WeightProduct[Any]
 
     @property
     def macros(self) -> str:

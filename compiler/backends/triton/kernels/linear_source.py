@@ -4,134 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
-from ....program.steps.linear import Columns
 from ....weights.formats.float8 import Float8
 from ..spec import Arg
-from ..tiling.choice import Config, power_of_two
-from ..tiling.linear import merges, sums_of_steps, whole_groups
-from .body import TritonValue, translate
+from ..tiling.choice import power_of_two
+from ..tiling.linear import LinearTiling, sums_of_steps, whole_groups
+from .body import translate
+from .epilogue import EpilogueOperands, ExtraOperand, Part, epilogue_operands
 from .norm import NormKernel
-
-if TYPE_CHECKING:
-    from .linear import ProductKernel
+from .product import WeightProduct
 
 ASKED = 256  # bytes of W that a thread asks for before it waits
-
-
-@dataclass(frozen=True)
-class LinearTiling:
-    """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
-
-    decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
-    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads.
-    """
-
-    decode: int
-    m: int
-    n: int
-    k: int
-    warps: int
-    stages: int
-    splits: int = 1
-    unpacked: int = 0
-
-    @staticmethod
-    def of(config: Config) -> LinearTiling:
-        """From what the tuner picked."""
-        return LinearTiling(**config)
-
-    def merges(self, tiles: int) -> bool:
-        """See `merges`. tiles: of the output."""
-        return merges(self.m, self.splits, tiles)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Columns `offset + stride * c` of the product that the epilogue reads, as names in the source."""
-
-    offset: int
-    stride: int
-    number: int
-
-    @property
-    def acc(self) -> str:
-        """The finished product."""
-        return f"acc{self.number}"
-
-    @property
-    def sum(self) -> str:
-        """The product of each warp."""
-        return f"sum{self.number}"
-
-    @property
-    def row(self) -> str:
-        """The first row of W of the program."""
-        return f"row{self.number}"
-
-    @property
-    def w(self) -> str:
-        """A block of W, or of its codes."""
-        return f"w{self.number}"
-
-    @property
-    def word(self) -> str:
-        """The words of a block of codes."""
-        return f"word{self.number}"
-
-
-@dataclass(frozen=True)
-class ExtraOperand:
-    """Another operand of the epilogue."""
-
-    name: str
-    row_stride: int
-    column_stride: int
-    kind: str  # "f" or "i"
-
-    @property
-    def convert(self) -> str:
-        """How a loaded value becomes one of the body."""
-        return ".to(tl.float32)" if self.kind == "f" else ""
-
-
-@dataclass(frozen=True)
-class EpilogueOperands:
-    """Parts of the product, other operands, and each input of the epilogue as a value."""
-
-    parts: tuple[Part, ...]
-    extras: tuple[ExtraOperand, ...] = ()
-    arguments: tuple[TritonValue, ...] = ()
-
-
-def epilogue_operands(op: ProductKernel[Any]) -> EpilogueOperands:
-    """What the epilogue reads; without one, the product."""
-    epilogue = op.step.epilogue
-    if epilogue is None:
-        return EpilogueOperands((Part(0, 1, 0),))
-    parts: dict[Columns, Part] = {}
-    extras: list[ExtraOperand] = []
-    arguments: list[TritonValue] = []
-    for operand in epilogue.inputs:
-        if isinstance(operand, Columns):
-            part = parts.setdefault(operand, Part(operand.offset, operand.stride, len(parts)))
-            arguments.append(TritonValue(part.acc, "f"))
-        else:
-            found = op.step.extras[len(extras)]
-            kind = "i" if found.dtype == "i32" else "f"
-            extras.append(ExtraOperand(f"e{len(extras)}", found.stride, operand.stride, kind))
-            arguments.append(TritonValue(extras[-1].name, kind))
-    return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(arguments))
 
 
 @dataclass(frozen=True)
 class ProductSource:
     """A product and how it is cut; what the templates ask for."""
 
-    op: ProductKernel[Any]
+    op: WeightProduct[Any]
     tile: LinearTiling
     args: tuple[Arg, ...]
     level: int  # compute capability, 0 for HIP
@@ -393,7 +286,7 @@ class ProductSource:
 
     @cached_property
     def _operands(self) -> EpilogueOperands:
-        return epilogue_operands(self.op)
+        return epilogue_operands(self.op.step)
 
     @cached_property
     def _epilogue(self) -> tuple[list[str], str]:

@@ -5,7 +5,7 @@ The constants are estimates from the instruction counts of compiled kernels; tun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....targets import Target
 from .choice import Config, Tuner, power_of_two
@@ -180,8 +180,10 @@ def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
         return float("inf")
     used = rows // config["heads"] * work.group / -(-work.group // config["heads"])
     flops = 2 * rows * tile * (work.key_dim + work.value_dim)
-    peak = target.peak_f16 * 1e12 if work.multiplied == 2 else target.multiprocessors * _LANES * 2 * _CLOCK
-    products = flops / (0.7 * peak / target.multiprocessors)
+    roof = target.roofline(share=0.7)
+    if work.multiplied != 2:  # on ordinary units
+        roof = replace(roof, rate=0.7 * (target.multiprocessors * _LANES * 2 * _CLOCK))
+    products = roof.among(target.multiprocessors).arithmetic_seconds(flops)
     if target.arch == "sm_100" and rows < 128:
         products *= 2  # half of its matrix units' rows
     softmax = rows * (8 * tile + work.value_dim) / (_LANES * _CLOCK)
@@ -213,11 +215,10 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
     if blocks == 0 or (target.backend == "cuda" and registers > 200):
         return float("inf")
     tile_bytes = config["tile"] * work.read * work.cached
-    bandwidth = target.bandwidth * 1e9 / target.multiprocessors
-    flops = 2 * config["rows"] * config["tile"] * (work.key_dim + work.value_dim)
-    products = flops / (0.25 * target.peak_f16 * 1e12 / target.multiprocessors)
+    roof = target.roofline(share=0.25).among(target.multiprocessors)
+    products = roof.arithmetic_seconds(2 * config["rows"] * config["tile"] * (work.key_dim + work.value_dim))
     seconds = max(
-        tile_bytes / bandwidth,
+        roof.memory_seconds(tile_bytes),
         (_tile_seconds(config, work.block_size) + latent * products) / blocks,
         _LATENCY / ((config["stages"] - 1) * blocks),
     )
@@ -231,7 +232,7 @@ def _split_cost(
     """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
     heads = work.kv_heads * -(-work.group // tiling.heads)
     tile_bytes = tiling.tile * work.read * work.cached
-    bandwidth = target.bandwidth * 1e9 / target.multiprocessors
+    roof = target.roofline()
     step = _tile_seconds(tiling, work.block_size)
     total = 0.0
     for context in (512, 2048, 8192):
@@ -241,11 +242,11 @@ def _split_cost(
         resident = min(4, -(-programs // target.multiprocessors))
         waves = max(1.0, programs / (target.multiprocessors * resident))
         longest = -(-min(4 * context, span) // (tiling.tile * splits))
-        busy = waves * share * max(step, resident * tile_bytes / bandwidth)
+        busy = waves * share * max(step, roof.among(target.multiprocessors).memory_seconds(resident * tile_bytes))
         total += max(busy, longest * step) + _BLOCK * (sequences * heads * splits - programs)
         if splits > 1:
             states = sequences * work.kv_heads * work.group * -(-tiles // share)
             at_once = max(2048 * tiling.warps // (power_of_two(tiling.heads) * work.value_dim), 1)
             merging = _LATENCY * (1 + -(-tiles // share) / at_once)  # to count who is last, and to read what all wrote
-            total += (merging if decode else _LAUNCH) + 8 * states * work.value_dim / (target.bandwidth * 1e9)
+            total += (merging if decode else _LAUNCH) + roof.memory_seconds(8 * states * work.value_dim)
     return total

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from .....runtime.format.plan import COUNTERS
+from .....runtime.format.roofline import Roofline
 from ....targets import Target
 from ..layouts.codes import VALUE_STEP, WIDE_SLICE, Unpacking
 from .choice import Config, Tuner, power_of_two
 
+STREAMED = 0.93  # of the bandwidth, where tiles run ahead of what they multiply
+READ = 0.85  # of the bandwidth, of other kernels
 LATENCY = 0.45e-6  # seconds from a request to memory to its data, under load
 LAUNCH = 1.0e-6  # seconds that one more kernel costs
 CACHE_PER_SM = 94e9  # bytes/s that a multiprocessor reads from the second-level cache
@@ -59,6 +62,33 @@ def sums_of_steps(level: int) -> bool:
     """Whether products of 8-bit floats are added up step by step in float32: the matrix units of sm_89 and sm_90 keep
     13 bits of their sums (Zhang et al. 2024, SageAttention2; DeepSeek-V3's report, section 3.3.2)."""
     return level < 100
+
+
+@dataclass(frozen=True)
+class LinearTiling:
+    """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
+
+    decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
+    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads.
+    """
+
+    decode: int
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    splits: int = 1
+    unpacked: int = 0
+
+    @staticmethod
+    def of(config: Config) -> LinearTiling:
+        """From what the tuner picked."""
+        return LinearTiling(**config)
+
+    def merges(self, tiles: int) -> bool:
+        """See `merges`. tiles: of the output."""
+        return merges(self.m, self.splits, tiles)
 
 
 @dataclass(frozen=True)
@@ -170,6 +200,11 @@ class Machine:
     def level(self) -> int:
         """Compute capability, 0 for HIP."""
         return self.target.level
+
+    @property
+    def _read(self) -> Roofline:
+        """What kernels reach that do not run ahead of what they read."""
+        return self.target.roofline(memory=READ)
 
     def candidates(self, p: ProductFacts) -> list[Config]:
         """All tilings worth a try."""
@@ -362,17 +397,18 @@ class Machine:
         bands = 1 if p.experts or c["decode"] else -(-tiles_m // 8)  # each reads W from memory once
         memory = active * p.matrix_bytes * bands
         cache = programs * slab * (c["n"] * weight + min(c["m"], p.rows) * min(p.item, 2))
-        peak = self.target.peak_i8 if p.eight else self.target.peak_f16
+        peak = self.target.roofline(eight=p.eight)
+        reached = self.target.roofline(p.eight, self._matrix_rate(p, c, min(resident, busiest)), STREAMED)
         flops = 2.0 * busiest * c["m"] * c["n"] * p.parts * slab
         bounds = [
-            (memory + 2 * p.k * p.rows) / (0.93e9 * self.target.bandwidth),
+            reached.memory_seconds(memory + 2 * p.k * p.rows),
             cache / (CACHE_PER_SM * sms),
-            flops * sms / (1e12 * peak * self._matrix_rate(p, c, min(resident, busiest))),
+            reached.arithmetic_seconds(flops * sms),
             busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
             waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
         ]
         if p.micro:
-            bounds.append(waves * steps * (SCALED_STEP + flops / busiest / steps * sms / (1e12 * peak)))
+            bounds.append(waves * steps * (SCALED_STEP + peak.arithmetic_seconds(flops / busiest / steps * sms)))
         if p.mode == "blocks":
             each = self._instructions(p, c)
             bounds.append(waves * steps * each / c["warps"] * ALONE)
@@ -382,7 +418,7 @@ class Machine:
         if codes_rows and c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
             extra += 2 * LATENCY
         elif codes_rows:  # the kernel that brings rows to 8 bits
-            extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
+            extra += LAUNCH + LATENCY + self._read.memory_seconds(3.0 * p.rows * p.k)
         if c["splits"] > 1:
             sums = 4.0 * c["splits"] * p.parts
             if merges(c["m"], c["splits"], tiles_n * tiles_m):
@@ -397,7 +433,7 @@ class Machine:
         """Estimated time in which all of W becomes a 16-bit matrix: read, computed value by value, written."""
         assert p.codes is not None
         values = p.n * p.k
-        memory = values * (p.codes.value_bytes + 2) / (0.85e9 * self.target.bandwidth)
+        memory = self._read.memory_seconds(values * (p.codes.value_bytes + 2))
         each = p.codes.tile_instructions + 3 if p.mode == "blocks" else UNPACK
         issue = values * each / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
         return LAUNCH + LATENCY + max(memory, issue)
@@ -410,7 +446,7 @@ class Machine:
         issue = (
             values * (p.codes.decode_instructions + FEW * p.rows) / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
         )
-        return LAUNCH + LATENCY + max(active * p.matrix_bytes / (0.85e9 * self.target.bandwidth), issue)
+        return LAUNCH + LATENCY + max(self._read.memory_seconds(active * p.matrix_bytes), issue)
 
     def _matrix_rate(self, p: ProductFacts, c: Config, resident: int) -> float:
         """The share of the peak that matrix instructions reach."""

@@ -1,0 +1,86 @@
+"""What the epilogue of a product reads, as names in the rendered source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....program.steps import linear as steps
+from .body import TritonValue
+
+
+@dataclass(frozen=True)
+class Part:
+    """steps.Columns `offset + stride * c` of the product that the epilogue reads, as names in the source."""
+
+    offset: int
+    stride: int
+    number: int
+
+    @property
+    def acc(self) -> str:
+        """The finished product."""
+        return f"acc{self.number}"
+
+    @property
+    def sum(self) -> str:
+        """The product of each warp."""
+        return f"sum{self.number}"
+
+    @property
+    def row(self) -> str:
+        """The first row of W of the program."""
+        return f"row{self.number}"
+
+    @property
+    def w(self) -> str:
+        """A block of W, or of its codes."""
+        return f"w{self.number}"
+
+    @property
+    def word(self) -> str:
+        """The words of a block of codes."""
+        return f"word{self.number}"
+
+
+@dataclass(frozen=True)
+class ExtraOperand:
+    """Another operand of the epilogue."""
+
+    name: str
+    row_stride: int
+    column_stride: int
+    kind: str  # "f" or "i"
+
+    @property
+    def convert(self) -> str:
+        """How a loaded value becomes one of the body."""
+        return ".to(tl.float32)" if self.kind == "f" else ""
+
+
+@dataclass(frozen=True)
+class EpilogueOperands:
+    """Parts of the product, other operands, and each input of the epilogue as a value."""
+
+    parts: tuple[Part, ...]
+    extras: tuple[ExtraOperand, ...] = ()
+    arguments: tuple[TritonValue, ...] = ()
+
+
+def epilogue_operands(step: steps.Product) -> EpilogueOperands:
+    """What the step's epilogue reads; without one, the product itself."""
+    epilogue = step.epilogue
+    if epilogue is None:
+        return EpilogueOperands((Part(0, 1, 0),))
+    parts: dict[steps.Columns, Part] = {}
+    extras: list[ExtraOperand] = []
+    arguments: list[TritonValue] = []
+    for operand in epilogue.inputs:
+        if isinstance(operand, steps.Columns):
+            part = parts.setdefault(operand, Part(operand.offset, operand.stride, len(parts)))
+            arguments.append(TritonValue(part.acc, "f"))
+        else:
+            found = step.extras[len(extras)]
+            kind = "i" if found.dtype == "i32" else "f"
+            extras.append(ExtraOperand(f"e{len(extras)}", found.stride, operand.stride, kind))
+            arguments.append(TritonValue(extras[-1].name, kind))
+    return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(arguments))

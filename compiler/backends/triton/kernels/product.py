@@ -1,0 +1,102 @@
+"""A product with a weight: what its launches, and the sources that they are rendered from, ask of its step.
+
+Nothing here knows how a product is tiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from .....runtime.format.operands import Operand
+from ....program.layout import Layout
+from ....program.steps import linear as steps
+from ....program.steps.base import QuantizedRows
+from ..layouts.codes import CodeGroups
+from ..layouts.registry import LAYOUTS
+from ..spec import StepKernel
+from .norm import NormKernel
+
+P = TypeVar("P", bound=steps.Product)
+
+
+@dataclass(frozen=True)
+class WeightProduct(StepKernel[P]):
+    """y = finish(x W^T + bias): the facts of the step, and what it is refused for."""
+
+    @classmethod
+    def refusal(cls, step: P) -> str:
+        if reason := LAYOUTS.refusal(step.stored, Layout):
+            return reason
+        normed = step.normed if isinstance(step, steps.RowProduct) else None
+        if normed and (reason := NormKernel.refusal(normed)):
+            return reason
+        layout = LAYOUTS.of(step.stored)
+        if isinstance(layout, CodeGroups) and (reason := layout.misfit(step.n, step.k)):
+            return f"product: {reason}"
+        for part in step.epilogue.inputs if step.epilogue else ():
+            if isinstance(part, steps.Columns) and not 0 <= part.offset <= step.n - 1 - part.stride * (
+                step.columns - 1
+            ):
+                return f"product epilogue: {part} of {step.columns} columns lies outside n = {step.n}"
+        return super().refusal(step)
+
+    @property
+    def x(self) -> Operand:
+        assert not isinstance(self.step.x, QuantizedRows)
+        return self.step.x
+
+    @property
+    def experts(self) -> int:
+        """Matrices that rows are sent to; 0 where all rows have the same."""
+        return 0
+
+    @property
+    def topk(self) -> int:
+        """Matrices per row."""
+        return 1
+
+    @property
+    def x_per_slot(self) -> bool:
+        """Whether each of a row's products has its own x."""
+        return False
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How W lies in memory."""
+        return LAYOUTS.of(self.step.stored)
+
+    @property
+    def coded(self) -> bool:
+        """Whether rows come in 8 bits, too."""
+        return isinstance(self.step, steps.RowProduct) and self.step.x_coded is not None
+
+    @property
+    def codes(self) -> CodeGroups | None:
+        """How W lies in memory, where it has codes."""
+        return self.layout if isinstance(self.layout, CodeGroups) else None
+
+    def mode(self, level: int) -> str:
+        """How operands meet on a GPU of that compute capability, 0 for HIP: "dense", "codes" and "blocks" in 16 bits on
+        matrix units, "int8" and "fp8" in 8, "mxfp8" in 8 and 4, "wide" in float32. "blocks" of few rows and "mxfp8" of
+        one meet in float32, too."""
+        eight = self.codes.rows8(level) if self.codes else ""
+        if eight and not (eight == "int8" and self.experts):  # whose rows nobody has smoothed
+            return eight
+        narrow = self.x.dtype in ("bf16", "f16")
+        if self.codes:
+            if narrow and self.codes.fits_matrix_units:
+                return "codes"
+            return "blocks" if narrow and self.codes.as_values else "wide"
+        return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
+
+    @cached_property
+    def norm(self) -> NormKernel | None:
+        """What normalizes y, where the step does."""
+        normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
+        return NormKernel(normed) if normed else None
+
+    def most_blocks(self, block: int, rows: str) -> str:
+        """At most how many blocks of one expert's rows there are, as a source says it: whole blocks of all slots, and
+        one that is not full per expert. rows: the name of the number of rows."""
+        return f"(({rows} + {block - 1}) // {block} * {self.topk} + {self.experts + 1})"
