@@ -18,7 +18,7 @@ from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
 from .format.manifest import Manifest, SamplingDefaults
 from .query import Query
-from .requests.params import SamplingParams
+from .requests.params import SamplingParams, params_for
 from .templates.messages import Messages, is_messages, prepared
 from .templates.source import TemplateSource, read_template
 from .templates.template_input import TemplateInput, rendered
@@ -280,15 +280,6 @@ class Prompting:
                 f"schemas, regular expressions and grammars need {error.name}, which is not installed",
                 install("structured"),
             ) from error
-
-
-def params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    """One SamplingParams per prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts but {len(params)} params", field="params")
-    return list(params)
 
 
 def _bound(query: Query) -> Query:
