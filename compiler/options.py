@@ -15,6 +15,7 @@ from .eviction import ALL, EXPLAINED, Eviction, read_eviction
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
+from .kv_formats import AUTO, cache_options, read_cache_option
 from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
 from .sizes import check_auto, read_size
 from .targets import find_target
@@ -28,24 +29,9 @@ POOLINGS: dict[Pooling, str] = {
     "weightedmean": "the mean with weights 1, 2, 3 .. by position",
     "mean_sqrt_len": "the sum over the root of the number of tokens",
 }
-KV_DTYPES = {
-    "auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8", "fp8": "f8", "int4": "i4",
-    "int2": "i2",
-}  # fmt: skip
 STATE_DTYPES = {
     "f32": "what the model does",
     "bf16": "half the memory; matrices and vectors rounded to 8 bits of precision",
-}
-_KV_SAID = {
-    "auto": "what suits the target: 2 bytes each, of f32 weights on a CPU 4",
-    "f32": "4 bytes each",
-    "bf16": "2 bytes, rounded to 8 bits of precision",
-    "f16": "2 bytes, rounded to 11 bits of precision",
-    "fp16": "the same as f16",
-    "int8": "1 byte, with scales: about half the memory of bf16",
-    "fp8": "1 byte, 8-bit floats (e4m3) with scales",
-    "int4": "half a byte, after mixing: a little over a quarter of bf16",
-    "int2": "a quarter of a byte; for trying out: most models lose too much",
 }
 
 
@@ -107,9 +93,7 @@ class CompileOptions:
         (), "Fail if the engine loses more: ppl=2%, kl=0.01 (repeatable).", metavar="METRIC=LIMIT"
     )
     gate_text: Path | None = setting(None, "UTF-8 text to measure --gate on.", metavar="FILE", unset="a bundled one")
-    kv_cache: str = setting(
-        "auto", "Numbers of the KV cache.", values=lambda: {name: _KV_SAID.get(name, "") for name in KV_DTYPES}
-    )
+    kv_cache: str = setting(AUTO, "Numbers of the KV cache.", values=cache_options)
     kv_bits: float | None = setting(
         None, "Bits per number of the KV cache: for each layer what pays.", unset="as --kv-cache says"
     )
@@ -152,7 +136,7 @@ class CompileOptions:
         _choice("--task", self.task, tuple(TASKS))
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
-        _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
+        read_cache_option(self.kv_cache)
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
         policy = read_eviction(self.kv_policy)
         object.__setattr__(self, "eviction", policy)
@@ -228,7 +212,7 @@ class CompileOptions:
             return
         if not 0 < self.kv_bits <= 32:
             raise UsageError(f"--kv-bits {self.kv_bits:g} is no number of bits", "give 2.6 to 16")
-        if self.kv_cache != "auto":
+        if self.kv_cache != AUTO:
             raise UsageError(
                 f"--kv-cache {self.kv_cache} and --kv-bits both say what the KV cache holds", "leave one of them out"
             )

@@ -19,7 +19,7 @@ from ...runtime.format.programs import section_problem
 from ..errors import VerifyError
 from .memory import ALIGN
 from .program import Program
-from .steps.attention import Attention, KvWrite
+from .steps.attention import CacheStep
 from .steps.base import Step
 from .steps.state import StateStep
 
@@ -103,14 +103,10 @@ def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> 
     groups = [group for group in program.kv.groups if step.layer in group.layers]
     if len(groups) != (step.layer >= 0):
         yield f"there is no KV layer {step.layer}"
-    elif isinstance(step, KvWrite | Attention):
-        kv = step.kv
-        shapes = [
-            (layer.kv_heads, layer.key_dim, layer.value_dim, group.dtype, group.block_size, layer.shared, layer.align)
-            for group in groups
-            for layer in (group.layers[step.layer],)
-        ]
-        if shapes != [(kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size, kv.shared, kv.align)]:
+    elif isinstance(step, CacheStep):
+        if [(group.layers[step.layer], group.dtype, group.block_size) for group in groups] != [
+            (step.kv, step.cache, step.block_size)
+        ]:
             yield f"its cache is not that of KV layer {step.layer}"
     elif isinstance(step, StateStep):
         states = [(group.layers[step.layer].state, group.block_size) for group in groups]

@@ -17,6 +17,7 @@ from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.together import run_together
 from icc.passes.quantize.cache_damage import rounding
 from icc.runtime.batch.scheduled import Draft
+from icc.runtime.format.kv_numbers import KV_NUMBERS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.scheduler.scheduler import Scheduler
 from icc.runtime.speculate.speculator import Speculator
@@ -110,7 +111,7 @@ def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Pa
     for layer in engine.program.kv.groups[0].layers.values():
         assert layer.align == 16 and layer.key_dim % 16
         rows = layer.kv_heads * 4 * (-(-layer.key_dim // 16) - (-layer.value_dim // 16)) * 16
-        assert layer.block_bytes(4, kv) == -(-(rows + layer.kv_heads * 4 * 8) // 64) * 64
+        assert layer.block_bytes(4, KV_NUMBERS[kv]) == -(-(rows + layer.kv_heads * 4 * 8) // 64) * 64
     ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
     expected = interpret(engine.graph, ids).numpy()
     with engine.llm() as llm:
