@@ -9,8 +9,8 @@ or needs a package that is not one of PEERS. Nothing is written outside a tempor
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -89,7 +89,7 @@ def run(script: str, arguments: list[str], log: Path) -> int:
             os.setpgid(0, 0)
             sys.argv = [str(HERE / script), *arguments]
             sys.path.insert(0, str((HERE / script).parent))
-            runpy.run_path(sys.argv[0], run_name="imported" if arguments == [LIBRARIES] else "__main__")
+            _run_file(sys.argv[0], "imported" if arguments == [LIBRARIES] else "__main__")
             code = 0
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
@@ -109,6 +109,14 @@ def run(script: str, arguments: list[str], log: Path) -> int:
     signal.alarm(0)
     code = os.waitstatus_to_exitcode(status)
     return 124 if code == -signal.SIGKILL else code
+
+
+def _run_file(path: str, name: str) -> None:
+    """Run a script in this process as the module `name`."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def needs(text: str) -> str:
