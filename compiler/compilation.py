@@ -139,7 +139,7 @@ class Compilation:
         """The program, with attention and everything that can be fused as single steps."""
         self.phases.run("attention", pipelines.attention(self.options.eviction))
         self.phases.run("fuse", pipelines.fuse())
-        lowered = lower(self.graph, self.lowering)
+        lowered = lower(self.graph, self.lowering, self.phases.observe)
         verify_lowered(lowered.program, self.backend.refusal)
         return lowered
 

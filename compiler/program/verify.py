@@ -32,18 +32,30 @@ def verify_lowered(program: Program, refusal: Refusal) -> None:
 
     refusal: why the back end has no kernel for a step, "" where it has one.
     """
-    buffers = {buffer.name: buffer for buffer in program.buffers}
-    for number, step in enumerate(program.steps):
-        problem = next(_step_problems(program, buffers, step), "")
-        _require(not problem, f"step {number} ({step.kernel or step.op})", problem)
+    verify_steps(program)
     for kernel, step in program.kernel_steps.items():
         reason = refusal(step)
         _require(not reason, f"kernel {kernel} ({step.op})", reason)
-    _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
-    for section in program.sections:
-        problem = section_problem(program, section)
-        _require(not problem, f"section {section.name}", problem)
     _verify_memory(program, _lifetimes(program))
+
+
+def verify_steps(program: Program, pass_name: str = "lower") -> None:
+    """Raise VerifyError, as after `pass_name`, where a step, the inputs or a section break a rule; where buffers lie in
+    memory is not looked at."""
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    try:
+        for number, step in enumerate(program.steps):
+            problem = next(_step_problems(program, buffers, step), "")
+            _require(not problem, f"step {number} ({step.kernel or step.op})", problem)
+        _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
+        for section in program.sections:
+            problem = section_problem(program, section)
+            _require(not problem, f"section {section.name}", problem)
+        _lifetimes(program)
+    except VerifyError as error:
+        if error.pass_name == pass_name:
+            raise
+        raise VerifyError(error.stage, pass_name, error.node, error.problem) from None
 
 
 def verify_plan(program: Program) -> None:
