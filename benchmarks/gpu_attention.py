@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from gpu_w8a8 import Device, torch_seconds
 from icc.compiler.backends.triton.kernels.attention import AttentionKernel
-from icc.compiler.backends.triton.kernels.kv_cache import KV_ALIGN
+from icc.compiler.backends.triton.kernels.caches import KV_ALIGN
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
@@ -36,8 +36,8 @@ from icc.compiler.backends.triton.tiling.attention import (
 )
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.steps.attention import Attention as Step
-from icc.compiler.program.steps.attention import KVSpec
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.kv import KVLayer
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand
 from icc.runtime.format.plan import COUNTERS
@@ -61,10 +61,11 @@ class Layer:
 
     def kernel(self) -> AttentionKernel:
         """Over bf16 pages; queries are rotated already."""
-        kv = KVSpec(self.kv_heads, self.key_dim, self.value_dim, "bf16", BLOCK, self.shared, align=KV_ALIGN)
+        kv = KVLayer(self.kv_heads, self.key_dim, self.value_dim, shared=self.shared, align=KV_ALIGN)
         q = BufferOperand("q", "bf16", self.q_heads * self.key_dim)
         o = BufferOperand("o", "bf16", self.q_heads * self.value_dim)
-        found = kernel_of(Step(kernel="a", q=q, o=o, kv=kv, q_heads=self.q_heads, scale=self.key_dim**-0.5))
+        cached: dict[str, Any] = {"kv": kv, "cache": "bf16", "block_size": BLOCK}
+        found = kernel_of(Step(kernel="a", q=q, o=o, q_heads=self.q_heads, scale=self.key_dim**-0.5, **cached))
         assert isinstance(found, AttentionKernel)
         return found
 

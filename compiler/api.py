@@ -6,15 +6,15 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from ..runtime.format.manifest import Pooling
+from ..runtime.settings import settings
 from .errors import UsageError
 from .options import CompileOptions, default_output
 from .progress import CompileProgress, LoggingReporter, Reporter
 
 PathLike = str | os.PathLike[str]
-_PATHS = ("calib", "gate_text", "dump_passes")
 
 
 class CompileFields(TypedDict, total=False):
@@ -52,6 +52,12 @@ class CompileFields(TypedDict, total=False):
     force: bool
 
 
+def _path_fields() -> list[str]:
+    """The options that are files or directories."""
+    hints = get_type_hints(CompileOptions)
+    return [name for name in settings(CompileOptions) if Path in (hints[name], *get_args(hints[name]))]
+
+
 def compile_model(
     model: PathLike,
     output: PathLike | None = None,
@@ -69,7 +75,7 @@ def compile_model(
     unknown = set(options) - set(CompileOptions.__dataclass_fields__)
     if unknown:
         raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}")
-    paths = {name: Path(os.fspath(value)) for name in _PATHS if (value := options.get(name)) is not None}
+    paths = {name: Path(os.fspath(options[name])) for name in _path_fields() if options.get(name) is not None}  # type: ignore[literal-required]
     source = Path(model)
     target = Path(output) if output is not None else default_output(source)
     chosen = CompileOptions(model=source, output=target, **{**options, **paths})  # type: ignore[arg-type]

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..passes.allocation import Allocation, allocate
-from ..passes.quantize.cache_damage import Progress, Sizes, cache_readers, guess_caches, measure_caches
+from ..passes.quantize.cache_damage import CacheRounding, Progress, Sizes, cache_readers, guess_caches, measure_caches
 from ..runtime.format.manifest import Limits
 from .backends.base import Backend
 from .errors import UsageError
 from .graph.graph import Graph
+from .kv_formats import narrowing, read_cache_option
 from .ops import OPS
-from .options import KV_DTYPES, CompileOptions
+from .options import CompileOptions
 from .program.context import LowerOptions
 from .program.lower import lower
 
 _ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # states that are worth halving
-_NARROW = ("f16", "i8", "i4", "i2")  # f8 takes what i8 does, and loses more
 
 
 def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limits: Limits) -> LowerOptions:
@@ -28,7 +28,7 @@ def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limit
             "state; what others keep is little, and stays float32",
             "leave --state-cache out",
         )
-    kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
+    kv_dtype = read_cache_option(options.kv_cache) or backend.kv_dtype
     return LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len, state_dtype=options.state_cache)
 
 
@@ -62,20 +62,19 @@ def choose_caches(
 def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Sizes, int]:
     """What each layer's cache takes for a sequence of full length, in bytes by type, for the types that the back end
     has; and how many numbers all caches together hold."""
-    layers = list(cache_readers(graph))
-    sizes: dict[int, list[tuple[str, int]]] = {layer: [] for layer in layers}
+    lowered = lower(graph, lowering)
+    kv = lowered.program.kv
+    sizes: dict[int, list[tuple[CacheRounding, int]]] = {}
     numbers = 0
-    narrow = _NARROW if lowering.kv_dtype == "f32" else _NARROW[1:]
-    for dtype in (lowering.kv_dtype, *narrow):
-        lowered = lower(graph, replace(lowering, kv_dtype=dtype))
-        kv = lowered.program.kv
-        if any(map(backend.refusal, lowered.program.kernel_steps.values())):
-            continue
-        for layer in layers:
-            number = lowered.kv_layers[layer]
-            group = kv.groups[kv.group_of(number)]
-            tokens, held = sum(map(len, group.policy.kept(lowering.max_seq_len))), group.layers[number]
-            sizes[layer].append((dtype, -(-group.layer_bytes(number) * tokens // group.block_size)))
-            if dtype == lowering.kv_dtype:
-                numbers += tokens * held.kv_heads * (held.key_dim + (0 if held.shared else held.value_dim))
+    for layer in cache_readers(graph):
+        number = lowered.kv_layers[layer]
+        group = kv.groups[kv.group_of(number)]
+        tokens, held = sum(map(len, group.policy.kept(lowering.max_seq_len))), group.layers[number]
+        numbers += tokens * held.kv_heads * (held.key_dim + (0 if held.shared else held.value_dim))
+        sizes[layer] = [
+            (form, -(-cached.block_bytes(group.block_size, form.numbers) * tokens // group.block_size))
+            for form in narrowing(lowering.kv_dtype)
+            for cached in (form.layer(held),)
+            if not backend.cache_refusal(form.name, cached)
+        ]
     return sizes, numbers

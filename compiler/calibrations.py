@@ -21,12 +21,6 @@ from .identity import checkpoint_files, sources_digest, stated
 from .options import CompileOptions
 from .places import user_cache
 
-# options that no calibration depends on
-_OF_THE_ENGINE = frozenset(
-    "target kv_cache kv_bits state_cache kv_policy max_batch_size max_step_tokens spec spec_guesses deterministic "
-    "tune".split()
-)
-
 
 @dataclass
 class Calibrations:
@@ -47,7 +41,7 @@ def open_calibrations(options: CompileOptions, sequences: Sequence[Sequence[int]
     """The folder of what these options and this text give for this checkpoint, by content."""
     facts = {
         "icc": sources_digest(),
-        "options": {name: value for name, value in stated(options).items() if name not in _OF_THE_ENGINE},
+        "options": stated(options, "calibration"),
         "files": checkpoint_files(options.model),
         "text": [list(ids) for ids in sequences],
     }

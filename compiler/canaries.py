@@ -13,6 +13,7 @@ from ..runtime.format.canaries import Canaries, Canary
 from .calibration import tokenize
 from .graph.graph import Graph
 from .graph.together import logits_of
+from .kv_formats import find_kv_format
 
 # Texts that any model has seen the like of: its answers are then sharp, and kernels that are right agree well.
 TEXTS = (
@@ -25,10 +26,6 @@ IDS = 32  # of a position: half of them the most likely, half spread over all ot
 ALLOWED = 0.1
 """See Canaries. Right kernels were off by 0.0002 (float32) to 0.014 (8-bit activations). In a model of six layers half
 of one weight set to zero made 0.16 to 1.1, and a sixteenth of its codes flipped 0.04 to 0.14."""
-_CACHES = {"f32": 0.0, "f16": 0.0, "bf16": 0.02, "i8": 0.05, "f8": 0.2, "i4": 0.4, "i2": 0.9}
-"""What caches add. Of 27 tiny random models, whose attention is sharper than that of trained ones, right caches were
-off by at most 0.009 (i8), 0.13 (f8), 0.31 (i4) and 0.81 (i2, where only nonsense is told from rounding: 1.4 is chance).
-"""
 
 
 def make_canaries(graph: Graph, tokenizer: Path | None, kept: Sequence[str]) -> Canaries:
@@ -36,7 +33,7 @@ def make_canaries(graph: Graph, tokenizer: Path | None, kept: Sequence[str]) -> 
     tokenizer: its tokenizer.json, if there is one; else the prompts are drawn."""
     prompts = [_fitted(graph, ids) for ids in _prompts(graph, tokenizer)]
     found = [_canary(ids, rows) for ids, rows in zip(prompts, logits_of(graph, prompts), strict=True)]
-    return Canaries(ALLOWED + max(_CACHES[kind] for kind in kept), found)
+    return Canaries(ALLOWED + max(find_kv_format(kind).tolerance for kind in kept), found)
 
 
 def _prompts(graph: Graph, tokenizer: Path | None) -> list[list[int]]:

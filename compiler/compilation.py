@@ -32,7 +32,8 @@ from .frontend.source.scoring import read_scoring
 from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
-from .options import KV_DTYPES, CompileOptions
+from .kv_formats import read_cache_option
+from .options import CompileOptions
 from .phases import Phases
 from .program.context import LowerOptions
 from .program.lower import Lowered, lower
@@ -138,7 +139,7 @@ class Compilation:
         """The program, with attention and everything that can be fused as single steps."""
         self.phases.run("attention", pipelines.attention(self.options.eviction))
         self.phases.run("fuse", pipelines.fuse())
-        lowered = lower(self.graph, self.lowering)
+        lowered = lower(self.graph, self.lowering, self.phases.observe)
         verify_lowered(lowered.program, self.backend.refusal)
         return lowered
 
@@ -195,7 +196,7 @@ class Compilation:
         """The quantization passes; `sequences` are what calibrated methods read."""
         options = self.options
         if options.quant == "auto":
-            kv_dtype = KV_DTYPES[options.kv_cache] or self.backend.kv_dtype
+            kv_dtype = read_cache_option(options.kv_cache) or self.backend.kv_dtype
             return auto_passes(options, self.graph, self.backend, kv_dtype, sequences)
         asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
         encodes = options.task != "generate" and self.request.target.backend == "cpu"

@@ -94,6 +94,7 @@ class VerifyError(PassError):
         self.stage = stage
         self.pass_name = pass_name
         self.node = node
+        self.problem = problem
 
 
 class ExtensionError(IccError):

@@ -6,12 +6,12 @@ import functools
 import hashlib
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .. import __version__
 from ..runtime.format.isa import cpu_flags
+from ..runtime.settings import named_by_role
 from .frontend.source.identify import is_onnx, onnx_files
 from .options import CompileOptions
 from .targets import find_target
@@ -20,7 +20,6 @@ _SMALL = 4 << 20  # bytes; of a larger file the place is what tells it from othe
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("compiler", "passes", "codegen_templates", "runtime")
 _SUFFIXES = (".py", ".jinja", ".h", ".json")
-_NOT_THE_ENGINE = ("model", "output", "force", "dump_passes")  # options that an engine's content does not depend on
 
 
 def engine_key(options: CompileOptions) -> str:
@@ -35,9 +34,11 @@ def engine_key(options: CompileOptions) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def stated(options: CompileOptions) -> dict[str, Any]:
-    """The options that decide what an engine is, as plain values; a calibration text by its content."""
-    found = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _NOT_THE_ENGINE}
+def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "engine") -> dict[str, Any]:
+    """The options that decide what an engine is, or what its calibration finds, as plain values; a calibration text by
+    its content."""
+    deciding = {*named_by_role(type(options), "engine")} & {*named_by_role(type(options), role)}
+    found = {name: getattr(options, name) for name in deciding}
     found["calib"] = None if options.calib is None else _content(options.calib)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(found.items())}
 

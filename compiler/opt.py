@@ -20,8 +20,11 @@ from torch import Tensor
 
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
+from ..passes.prerequisites import facts_of, prerequisites
+from ..passes.registry import find_pass
 from .errors import PassError
 from .frontend.source.identify import is_onnx
+from .graph.facts import problem
 from .graph.graph import Graph
 from .graph.interpret import interpret
 from .graph.parser import parse_graph
@@ -60,13 +63,18 @@ class GraphFile:
 
 @dataclass(frozen=True)
 class Optimized:
-    """A graph after passes. difference: max |after - before| / max |before| of the logits, where they were compared;
-    bound: what the passes allow, None where one of them changes numbers on purpose."""
+    """A graph after passes.
+
+    difference: max |after - before| / max |before| of the logits, where they were compared; bound: what the passes
+    allow, None where one of them changes numbers on purpose. added: passes that ran because others require what they
+    ensure.
+    """
 
     graph: Graph
     reports: list[PassReport]
     difference: float | None = None
     bound: float | None = None
+    added: tuple[str, ...] = ()
 
     @property
     def notes(self) -> str:
@@ -95,26 +103,43 @@ def read_graph(source: Path, max_seq_len: int | None = None, task: str = "genera
     return parse_graph(file.before), file.passes
 
 
-def optimize(graph: Graph, passes: Sequence[Pass], check: bool = False, compare: bool = False) -> Optimized:
-    """Run `passes` in place. check: a second run of each must change nothing. compare: logits before and after.
+def optimize(
+    graph: Graph, passes: Sequence[Pass], check: bool = False, compare: bool = False, strict: bool = False
+) -> Optimized:
+    """Run `passes` in place, each behind those that it requires and that nobody asked for.
 
-    Passes that calibrate get random tokens. Raises PassError or VerifyError naming the pass; PassError where the logits
-    differ by more than the passes allow.
+    check: a second run of each must change nothing. compare: logits before and after. strict: PassError, with the
+    passes that are missing, instead of running them. Passes that calibrate get random tokens. Raises PassError or
+    VerifyError naming the pass; PassError where the logits differ by more than the passes allow.
     """
     ids = token_ids(graph)
     before = interpret(graph, ids) if compare else None
     reports: list[PassReport] = []
+    added: list[str] = []
     for item in passes:
         item = _calibrated(item, ids)
+        missing = prerequisites(graph, item)
+        if missing and strict:
+            raise _incomplete(graph, item, missing)
+        reports += run_passes(graph, missing, PassContext())
+        added += [one.name for one in missing]
         reports += run_passes(graph, [item], PassContext())
         if check:
             _check_again(graph, item, reports[-1])
     if before is None:
-        return Optimized(graph, reports)
-    found, bound = difference(before, interpret(graph, ids)), _bound(passes)
+        return Optimized(graph, reports, added=tuple(added))
+    ran = [find_pass(name) for name in added]
+    found, bound = difference(before, interpret(graph, ids)), _bound([*passes, *ran])
     if bound is not None and found > bound:
         raise PassError(f"the logits differ by {found:.1e}, the passes allow {bound:.1e}")
-    return Optimized(graph, reports, found, bound)
+    return Optimized(graph, reports, found, bound, tuple(added))
+
+
+def _incomplete(graph: Graph, item: Pass, missing: Sequence[Pass]) -> PassError:
+    names = ",".join(one.name for one in missing)
+    fact = sorted(item.requires - facts_of(graph))[0]
+    reason = problem(graph, fact) or "no pass has ensured it"
+    return PassError(f"pass {item.name!r} requires {fact}, but {reason}", f"give -p {names},{item.name}")
 
 
 def difference(before: Tensor, after: Tensor) -> float:
@@ -166,6 +191,6 @@ def _check_again(graph: Graph, item: Pass, report: PassReport) -> None:
         raise PassError(f"a second run of pass {item.name!r} changes the graph again: {dict(again.counts)}")
 
 
-def _bound(passes: Sequence[Pass]) -> float | None:
+def _bound(passes: Sequence[Pass | type[Pass]]) -> float | None:
     bounds = [item.tolerance for item in passes]
     return None if None in bounds else sum(b for b in bounds if b is not None)

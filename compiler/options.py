@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..runtime.format.manifest import Pooling
-from ..runtime.settings import setting
+from ..runtime.settings import setting, settings
 from . import quantization, targets
 from .errors import UsageError
 from .eviction import ALL, EXPLAINED, Eviction, read_eviction
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
+from .kv_formats import AUTO, cache_options, read_cache_option
 from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
 from .sizes import check_auto, read_size
 from .targets import find_target
@@ -28,24 +29,9 @@ POOLINGS: dict[Pooling, str] = {
     "weightedmean": "the mean with weights 1, 2, 3 .. by position",
     "mean_sqrt_len": "the sum over the root of the number of tokens",
 }
-KV_DTYPES = {
-    "auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8", "fp8": "f8", "int4": "i4",
-    "int2": "i2",
-}  # fmt: skip
 STATE_DTYPES = {
     "f32": "what the model does",
     "bf16": "half the memory; matrices and vectors rounded to 8 bits of precision",
-}
-_KV_SAID = {
-    "auto": "what suits the target: 2 bytes each, of f32 weights on a CPU 4",
-    "f32": "4 bytes each",
-    "bf16": "2 bytes, rounded to 8 bits of precision",
-    "f16": "2 bytes, rounded to 11 bits of precision",
-    "fp16": "the same as f16",
-    "int8": "1 byte, with scales: about half the memory of bf16",
-    "fp8": "1 byte, 8-bit floats (e4m3) with scales",
-    "int4": "half a byte, after mixing: a little over a quarter of bf16",
-    "int2": "a quarter of a byte; for trying out: most models lose too much",
 }
 
 
@@ -74,17 +60,31 @@ class CompileOptions:
 
     model: Path
     output: Path
-    target: str = setting("cpu", "What to compile for.", values=targets.explained, open=True, metavar="TARGET")
-    task: str = setting("generate", "What the engine gives.", values=lambda: TASKS)
+    target: str = setting(
+        "cpu",
+        "What to compile for.",
+        values=targets.explained,
+        open=True,
+        metavar="TARGET",
+        calibration=False,
+        on_demand=True,
+    )
+    task: str = setting("generate", "What the engine gives.", values=lambda: TASKS, plan=True)
     pooling: Pooling | None = setting(
         None,
         "How --task embed makes one vector of many.",
         values=lambda: POOLINGS,
         unset="the checkpoint's, or last, or of encoders mean",
     )
-    quant: str = setting("none", "Weights of the linear layers.", values=quantization.explained)
+    quant: str = setting(
+        "none", "Weights of the linear layers.", values=quantization.explained, plan=True, on_demand=True
+    )
     quant_head: str = setting(
-        "int8", "The LM head, where the linear layers are quantized.", values=quantization.heads_explained
+        "int8",
+        "The LM head, where the linear layers are quantized.",
+        values=quantization.heads_explained,
+        plan=True,
+        on_demand=True,
     )
     size: int | None = setting(
         None,
@@ -98,36 +98,66 @@ class CompileOptions:
         None, "Weights that share a scale.", metavar="16|32|64|128", unset="128, fewer where a layer demands it"
     )
     rotate: bool = setting(False, "Rotate channels first, which evens them out: less is lost to rounding.")
-    keep: tuple[str, ...] = setting((), "Leave matching linears unquantized (repeatable).", metavar="PATTERN")
+    keep: tuple[str, ...] = setting(
+        (), "Leave matching linears unquantized (repeatable).", metavar="PATTERN", plan=True
+    )
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
-    calib_sequences: int = setting(32, "Sequences to calibrate on.")
-    calib_length: int = setting(512, "Tokens per calibration sequence.")
+    calib_sequences: int = setting(32, "Sequences to calibrate on.", least=1)
+    calib_length: int = setting(512, "Tokens per calibration sequence.", least=1)
     device: str = setting("cpu", "Where calibration computes: cpu, cuda or cuda:N.", metavar="cpu|cuda")
     gate: tuple[str, ...] = setting(
         (), "Fail if the engine loses more: ppl=2%, kl=0.01 (repeatable).", metavar="METRIC=LIMIT"
     )
     gate_text: Path | None = setting(None, "UTF-8 text to measure --gate on.", metavar="FILE", unset="a bundled one")
     kv_cache: str = setting(
-        "auto", "Numbers of the KV cache.", values=lambda: {name: _KV_SAID.get(name, "") for name in KV_DTYPES}
+        AUTO, "Numbers of the KV cache.", values=cache_options, calibration=False, plan=True, on_demand=True
     )
     kv_bits: float | None = setting(
-        None, "Bits per number of the KV cache: for each layer what pays.", unset="as --kv-cache says"
+        None,
+        "Bits per number of the KV cache: for each layer what pays.",
+        unset="as --kv-cache says",
+        calibration=False,
+        plan=True,
+        on_demand=True,
     )
-    state_cache: str = setting("f32", "Numbers of recurrent states.", values=lambda: STATE_DTYPES)
+    state_cache: str = setting(
+        "f32", "Numbers of recurrent states.", values=lambda: STATE_DTYPES, calibration=False, plan=True, on_demand=True
+    )
     kv_policy: str = setting(
-        ALL, "Which tokens the KV cache keeps.", values=lambda: EXPLAINED, open=True, metavar="POLICY"
+        ALL,
+        "Which tokens the KV cache keeps.",
+        values=lambda: EXPLAINED,
+        open=True,
+        metavar="POLICY",
+        calibration=False,
+        plan=True,
+        on_demand=True,
     )
     max_seq_len: int | None = setting(
-        None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
+        None,
+        "Longest sequence, prompt included.",
+        unset="the model's, at most 4096",
+        metavar="TOKENS",
+        least=1,
+        on_demand=True,
     )
     max_batch_size: int | None = setting(
-        None, "Most sequences of a step.", metavar="N", unset="16; on GPUs up to 256, by memory and model"
+        None,
+        "Most sequences of a step.",
+        metavar="N",
+        unset="16; on GPUs up to 256, by memory and model",
+        least=1,
+        calibration=False,
+        on_demand=True,
     )
     max_step_tokens: int | None = setting(
         None,
         "Most tokens of a step, of prompts and decodes.",
         metavar="TOKENS",
         unset="512; on GPUs up to 8192, by memory and model",
+        least=1,
+        calibration=False,
+        plan=True,
     )
     spec: str = setting(
         "none",
@@ -140,19 +170,28 @@ class CompileOptions:
         },
         open=True,
         metavar="DRAFTER",
+        calibration=False,
     )
-    spec_guesses: int | None = setting(None, "Guesses of draft heads per step, paying or not.", unset="what pays")
-    deterministic: bool = setting(False, "GPUs: same bits whatever else is in a batch (CPUs: always so).")
-    tune: bool = setting(False, "Choose CPU kernels by time, here (--target native; takes a minute or two).")
+    spec_guesses: int | None = setting(
+        None, "Guesses of draft heads per step, paying or not.", unset="what pays", least=1, calibration=False
+    )
+    deterministic: bool = setting(
+        False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
+    )
+    tune: bool = setting(
+        False, "Choose CPU kernels by time, here (--target native; takes a minute or two).", calibration=False
+    )
     seed: int = setting(0, "Of everything that is drawn.")
-    dump_passes: Path | None = setting(None, "Write the graph after each pass here.", metavar="DIR", unset="no")
-    force: bool = setting(False, "Replace an engine that exists.")
+    dump_passes: Path | None = setting(
+        None, "Write the graph after each pass here.", metavar="DIR", unset="no", engine=False
+    )
+    force: bool = setting(False, "Replace an engine that exists.", engine=False)
 
     def __post_init__(self) -> None:
         _choice("--task", self.task, tuple(TASKS))
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
-        _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
+        read_cache_option(self.kv_cache)
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
         policy = read_eviction(self.kv_policy)
         object.__setattr__(self, "eviction", policy)
@@ -185,17 +224,10 @@ class CompileOptions:
         parse_gates(self.gate)
         if self.gate_text is not None and not self.gate:
             raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
-        for name in (
-            "max_seq_len",
-            "max_batch_size",
-            "max_step_tokens",
-            "calib_sequences",
-            "calib_length",
-            "spec_guesses",
-        ):
+        for name, found in settings(type(self)).items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+            if found.least is not None and value is not None and value < found.least:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {found.least}, not {value}")
 
     def _check_unquantized(self) -> None:
         for option, given, does in (
@@ -228,7 +260,7 @@ class CompileOptions:
             return
         if not 0 < self.kv_bits <= 32:
             raise UsageError(f"--kv-bits {self.kv_bits:g} is no number of bits", "give 2.6 to 16")
-        if self.kv_cache != "auto":
+        if self.kv_cache != AUTO:
             raise UsageError(
                 f"--kv-cache {self.kv_cache} and --kv-bits both say what the KV cache holds", "leave one of them out"
             )

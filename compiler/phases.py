@@ -19,6 +19,9 @@ from ..passes.quantized import QuantRecord
 from .constant_argument import ConstantArgument
 from .graph.graph import Graph
 from .graph.printer import constant_text, target_name
+from .program.program import Program
+from .program.rewrites import LOWER, RewriteReport
+from .program.steps_text import steps_text
 
 _LAYER = re.compile(r"^(?:.*?\.)?(\d+)(?:\.|$)")
 _OWN = re.compile(
@@ -68,6 +71,16 @@ class Phases:
     def records(self) -> list[QuantRecord]:
         """What quantization did to each weight."""
         return self._context.quant_records
+
+    def observe(self, report: RewriteReport, program: Program) -> None:
+        """Take in what the lowering, or a rewrite of the steps that it made, did."""
+        counts = {report.name: report.count} if report.count and report.name != LOWER else {}
+        number = sum(done.phase == LOWER for done in self.reports)
+        self.reports.append(PassReport(report.name, report.seconds, bool(counts), counts, (), report.steps, LOWER))
+        if self._dump is not None:
+            folder = self._dump / LOWER
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:02d}-{report.name}.txt").write_text(steps_text(program))
 
     def run(self, phase: str, passes: Sequence[Pass]) -> None:
         """Run one phase."""

@@ -18,7 +18,7 @@ from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
 from .format.manifest import Manifest, SamplingDefaults
 from .query import Query
-from .requests.params import SamplingParams
+from .requests.params import SamplingParams, params_for
 from .templates.messages import Messages, is_messages, prepared
 from .templates.source import TemplateSource, read_template
 from .templates.template_input import TemplateInput, rendered
@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # a text that is completed as it is needs none of these
     from .embed_prompts import EmbedOptions
     from .grammars.constraints import Grammars
     from .reading.formats import AnswerFormat
-    from .reading.tools import Tools
     from .requests.sampler import Constrain
     from .templates.template import ChatTemplate
 
@@ -209,22 +208,17 @@ class Prompting:
         return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
 
     def _chat(self, messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Query:
+        from .chat_turn import ChatTurn
         from .reading.tools import offered
 
         parallel = options.get("parallel_tool_calls") is not False
         tools = offered(options.get("tools"), options.get("tool_choice"), parallel)
         self._check_template()
         given = self.given(prepared(messages), tools.shown, options)
-        turn = self.turn(given, tools, "" if params is None else _source_of(params))
+        turn = ChatTurn(given, self.form, tools, "" if params is None else _source_of(params))
         prompt = turn.prompt(self._rendered(given))
         token_ids = self._encode_rendered(prompt)
         return self.answer(turn, prompt, token_ids, self.chat_params(params, len(token_ids)))
-
-    def turn(self, given: TemplateInput, tools: Tools, grammar: str = "") -> ChatTurn:
-        """An answer that a conversation waits for; see ChatTurn, which says what is refused."""
-        from .chat_turn import ChatTurn
-
-        return ChatTurn(given, self.form, tools, grammar)
 
     def answer(self, turn: ChatTurn, prompt: str, token_ids: Sequence[int], params: SamplingParams) -> Query:
         """The query for an answer: `prompt` is what the turn makes of the rendered text, `token_ids` are its tokens."""
@@ -280,15 +274,6 @@ class Prompting:
                 f"schemas, regular expressions and grammars need {error.name}, which is not installed",
                 install("structured"),
             ) from error
-
-
-def params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    """One SamplingParams per prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts but {len(params)} params", field="params")
-    return list(params)
 
 
 def _bound(query: Query) -> Query:

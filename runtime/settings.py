@@ -17,8 +17,13 @@ class Setting(msgspec.Struct, frozen=True):
     help: one sentence. names: of the option, where they are not the field's ("--kv-mib", "-o --output"). metavar: what
     stands for its value. unset: what None means, as help says it. unit: what one of the option's numbers is in the
     field (1 << 20 for MiB). values: what it may be, each with its meaning; open: other values are possible.
-    read: makes the field's value of the text; ValueError says what is wrong with it. needs: what an engine must have
-    for the option to be there: "generate", "cpu" or "gpu" (see cli/own_engine.py).
+    read: makes the field's value of the text; ValueError says what is wrong with it. least: the smallest number that is
+    allowed. needs: what an engine must have for the option to be there: "generate", "cpu" or "gpu" (see
+    cli/own_engine.py).
+
+    The roles of a compile's option: engine: whether what the engine is depends on it, so that it is part of its key in
+    the cache. calibration: whether what calibration finds depends on it; without `engine` it does not. plan, on_demand:
+    whether `icc plan`, and `icc run|chat|serve MODEL`, have the option.
     """
 
     help: str
@@ -30,6 +35,11 @@ class Setting(msgspec.Struct, frozen=True):
     open: bool = False
     read: Callable[[str], Any] | None = None
     needs: str = ""
+    least: int | None = None
+    engine: bool = True
+    calibration: bool = True
+    plan: bool = False
+    on_demand: bool = False
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
@@ -41,3 +51,8 @@ def settings(options: type) -> dict[str, Setting]:
     """The settings of an options dataclass by the names of their fields, in their order."""
     fields = options.__dataclass_fields__  # type: ignore[attr-defined]
     return {name: found.metadata[_KEY] for name, found in fields.items() if _KEY in found.metadata}
+
+
+def named_by_role(options: type, role: str) -> tuple[str, ...]:
+    """The fields of an options dataclass that have a role: "engine", "calibration", "plan" or "on_demand"."""
+    return tuple(name for name, found in settings(options).items() if getattr(found, role))

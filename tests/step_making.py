@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 from icc.compiler.program.layout import Stored
 from icc.compiler.program.program import FAMILIES
-from icc.compiler.program.steps.attention import KVSpec, Rotary
+from icc.compiler.program.steps.attention import Rotary
 from icc.compiler.program.steps.base import STEPS, QuantizedRows, Step, operand_fields
 from icc.compiler.program.steps.linear import Product
+from icc.runtime.format.kv import KVLayer
 from icc.runtime.format.operands import BufferOperand, Operand, WeightOperand
 
 assert FAMILIES  # their steps are known
@@ -116,9 +117,10 @@ def quantized_rows(k: int, group: int) -> QuantizedRows:
 
 def cache(
     kv_heads: int, key_dim: int, value_dim: int, dtype: str, block_size: int, shared: bool = False, align: int = 1
-) -> KVSpec:
-    """A layer's cache."""
-    return KVSpec(kv_heads, key_dim, value_dim, dtype, block_size, shared, align=align)
+) -> dict[str, Any]:
+    """What steps are told of a layer's cache."""
+    layer = KVLayer(kv_heads, key_dim, value_dim, shared=shared, align=align)
+    return {"kv": layer, "cache": dtype, "block_size": block_size}
 
 
 def rotary(dim: int, rows: int, style: Any) -> Rotary:

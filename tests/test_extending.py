@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+from acme_package import BLOCKS, install, write_acme
 
 
 def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -46,27 +42,11 @@ def icc(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
     return [tuple(one) for one in json.loads(done.stdout)]
 
 
-def install(folder: Path, groups: dict[str, dict[str, str]]) -> None:
-    """What pip leaves of a package: its modules, and a .dist-info with its entry points."""
-    info = folder / "acme-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 0.1\n")
-    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-
-
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the page's package."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "acme").mkdir()
-    (folder / "acme" / "__init__.py").touch()
-    for kind, text in BLOCKS:
-        name, _, body = text.removeprefix("# ").partition("\n")
-        if kind in ("python", "text"):
-            (folder / name).write_text(body)
-        elif kind == "toml":
-            install(folder, tomllib.loads(body)["project"]["entry-points"])
+    write_acme(folder)
     return folder
 
 

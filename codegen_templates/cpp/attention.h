@@ -34,8 +34,8 @@ template <class T, bool INTEGER, int ROWS, int KD, int WIDTH> struct Rows {
     void set_weights(int r, const VF* e, const VB* seen, const Chunk<T>& chunk) {
         for (int u = 0; u < LANES; ++u) {
             VF w = e[u];
-            if (sizeof(T) == 1) w = w * vload(chunk.v_scale[u]);
-            if (sizeof(T) == 1 && seen) w = select(seen[u], w, vf(0.0f));
+            if (is_scaled<T>()) w = w * vload(chunk.v_scale[u]);
+            if (is_scaled<T>() && seen) w = select(seen[u], w, vf(0.0f));
             vstore(s + r * KEYS + 16 * u, w);
         }
     }
@@ -136,7 +136,7 @@ static void transpose_bytes(const uint8_t* x, uint8_t* y, int n) {
 template <class S> struct AttentionTile {
     typedef typename S::T T;
     static constexpr int ROWS = S::TILE * S::GROUP, WIDTH = (S::VD + 15) / 16 * 16;
-    static constexpr bool SCALED = sizeof(T) == 1;
+    static constexpr bool SCALED = is_scaled<T>();
     typedef KvBlock<T, S::HEADS, S::KD, S::VD, S::BLOCK, S::SHARED> Block;
     typedef KvBlock<T, 1, S::KD, S::VD, KEYS> Copied;
     struct Work : Rows<T, is_integer<T>(), ROWS, S::KD, WIDTH> {  // lies in the thread's scratch

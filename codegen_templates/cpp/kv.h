@@ -21,6 +21,18 @@ template <> struct Cell<I4> { static constexpr int PER = 2, TOP = 15; };
 template <> struct Cell<I2> { static constexpr int PER = 4, TOP = 3; };
 template <class T> constexpr bool is_integer() { return Cell<T>::PER > 1; }
 template <> constexpr bool is_integer<int8_t>() { return true; }
+// Whether each vector has a scale beside it, or two halves. A type of 8 bits that has none says so in a header of its own.
+template <class T> constexpr bool is_scaled() { return sizeof(T) == 1; }
+// Codes of 8 bits with a scale: `code` of a float, the largest magnitude being TOP, and UNIT, what `vload` gives codes divided by.
+template <class T> struct Coding;
+template <> struct Coding<int8_t> {
+    static constexpr float TOP = 127.0f, UNIT = 1.0f;
+    static int8_t code(float x) { return (int8_t)lrintf(x); }
+};
+template <> struct Coding<FiniteE4m3> {
+    static constexpr float TOP = E4M3_TOP, UNIT = E4M3_UNIT;
+    static FiniteE4m3 code(float x) { return FiniteE4m3{e4m3_bits(x)}; }
+};
 template <class T> using ScaleOf = typename std::conditional<(Cell<T>::PER > 1), Half, float>::type;
 
 // SHARED: values are the first VD dims of keys, and have no place and no scale of their own; of mixed ones VD is a multiple of 64.
@@ -28,7 +40,7 @@ template <class T_, int HEADS, int KD, int VD, int BLOCK, bool SHARED_ = false> 
     typedef T_ T;
     static constexpr bool SHARED = SHARED_;
     static constexpr int SCALES = SHARED ? 4 : 8;  // bytes per head and slot
-    static constexpr bool SCALED = sizeof(T) == 1;
+    static constexpr bool SCALED = is_scaled<T>();
     static constexpr int PER = Cell<T>::PER, PAIR = SCALED && PER == 1 && is_integer<T>() ? 2 : 1;
     static constexpr int KW = (KD + PER - 1) / PER, VW = (VD + PER - 1) / PER;  // elements of a vector
     static constexpr int64_t BYTES = HEADS * BLOCK * ((KW + (SHARED ? 0 : VW)) * (int64_t)sizeof(T) + (SCALED ? SCALES : 0));
@@ -101,18 +113,14 @@ template <int TOP> ICC_INLINE Span code_span(const float* x, int n) {
 // Stores one head's vector of n floats, dst(i) being where element i goes, with what multiplies codes and is added to them.
 template <class F, class Scale> ICC_INLINE void store_kv(F dst, const float* x, int n, Scale* scale, Scale* centre) {
     typedef typename std::remove_reference<decltype(dst(0))>::type T;
-    if constexpr (sizeof(T) == 1) {
+    if constexpr (is_scaled<T>()) {
         float peak = 0.0f, poison = 0.0f;
         for (int i = 0; i < n; ++i) {
             peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
             poison += x[i] * 0.0f;
         }
         const bool finite = poison == 0.0f;
-        if constexpr (std::is_same<T, FiniteE4m3>::value) {
-            const float inverse = finite && peak > 1e-30f ? E4M3_TOP / peak : 0.0f;
-            for (int i = 0; i < n; ++i) dst(i).h = finite ? e4m3_bits(x[i] * inverse) : (uint8_t)0;
-            *scale = finite ? peak / E4M3_TOP * E4M3_UNIT : NAN;  // of what vload gives
-        } else if constexpr (Cell<T>::PER > 1) {
+        if constexpr (Cell<T>::PER > 1) {
             constexpr int PER = Cell<T>::PER, TOP = Cell<T>::TOP, BITS = 8 / PER;
             const Span span = code_span<TOP>(x, n);
             const float unit = value(span.scale), middle = value(span.centre), inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
@@ -123,9 +131,9 @@ template <class F, class Scale> ICC_INLINE void store_kv(F dst, const float* x, 
             }
             assign(*scale, finite ? unit : NAN), assign(*centre, finite ? middle : NAN);
         } else {
-            const float inverse = finite && peak > 1e-30f ? 127.0f / peak : 0.0f;
-            for (int i = 0; i < n; ++i) dst(i) = finite ? (int8_t)lrintf(x[i] * inverse) : (int8_t)0;
-            *scale = finite ? peak / 127.0f : NAN;
+            const float inverse = finite && peak > 1e-30f ? Coding<T>::TOP / peak : 0.0f;
+            for (int i = 0; i < n; ++i) dst(i) = finite ? Coding<T>::code(x[i] * inverse) : T{};
+            *scale = finite ? peak / Coding<T>::TOP * Coding<T>::UNIT : NAN;
         }
     } else {
         for (int i = 0; i < n; ++i) assign(dst(i), x[i]);

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...runtime.format.kv import KVLayer
 from ...runtime.format.manifest import GpuFacts, Library, Limits
 from ..program.builder import WeightSource
 from ..program.profile import Profile
@@ -46,6 +47,10 @@ class Backend(Protocol):
 
     def refusal(self, step: Step) -> str:
         """Why there is no kernel for a step; "" if there is one."""
+        ...
+
+    def cache_refusal(self, form: str, layer: KVLayer) -> str:
+        """Why there are no kernels for a layer that is cached in a KV format; "" if there are."""
         ...
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:

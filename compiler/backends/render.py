@@ -38,5 +38,5 @@ def render(template: str, params: object, step: object = None) -> str:
 
 
 def read_header(path: str) -> str:
-    """A shared header as it is."""
-    return (TEMPLATES / path).read_text()
+    """A header as it is, of icc's own folder or of one that `add_templates` added."""
+    return next(folder / path for folder in _folders if (folder / path).is_file()).read_text()

@@ -15,7 +15,7 @@ import click
 from ...runtime.cli.commands import COMMANDS
 from ...runtime.cli.fields import field_options, taken
 from ...runtime.cli.group import Command
-from ...runtime.settings import setting
+from ...runtime.settings import named_by_role, setting, settings
 from .. import targets
 from ..cache.ondemand import engine_of, is_model
 from ..errors import UsageError
@@ -24,17 +24,6 @@ from ..options import CompileOptions
 from ..progress import Reporter
 
 _HELP = "A MODEL, which is a checkpoint directory or a name on the Hugging Face hub, is compiled first, once."
-_OFFERED = (
-    "target",
-    "quant",
-    "quant_head",
-    "kv_cache",
-    "kv_bits",
-    "state_cache",
-    "kv_policy",
-    "max_seq_len",
-    "max_batch_size",
-)
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,7 @@ class OnDemandOptions(CompileOptions):
     """Those of a compile for this machine, unless another target is given."""
 
     target: str = setting(
-        "native", "What a MODEL is compiled for.", values=targets.explained, open=True, metavar="TARGET"
+        "native", "What a MODEL is compiled for.", values=targets.explained, open=True, metavar="TARGET", on_demand=True
     )
 
 
@@ -58,10 +47,11 @@ def with_models(name: str, runtime: click.Command) -> Command:
     """A runtime's command that takes a checkpoint directory or a hub name too, and options of its compile."""
     assert runtime.callback is not None
     run: Callable[..., Any] = runtime.callback
-    left_out = [field for field in CompileOptions.__dataclass_fields__ if field not in _OFFERED]
+    offered = named_by_role(OnDemandOptions, "on_demand")
+    left_out = [name for name in settings(OnDemandOptions) if name not in offered]
 
     def call(engine: str, **parameters: Any) -> Any:
-        given = taken(OnDemandOptions, {name: parameters.pop(name) for name in _OFFERED})
+        given = taken(OnDemandOptions, {name: parameters.pop(name) for name in offered})
         with ExitStack() as stack:
             return run(engine=_engine(engine, given, stack), **parameters)
 

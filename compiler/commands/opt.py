@@ -15,6 +15,8 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @command("opt")
 @click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
+@click.option("--target", default="native", show_default=True, help="Whose steps, after the step rewrites in -p.")
+@click.option("--strict", is_flag=True, help="Refuse a pass whose requirements are not met, instead of meeting them.")
 @click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
 @click.option("--run", is_flag=True, help="Compare the logits before and after, within what the passes allow.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused, instead of the graph.")
@@ -26,6 +28,8 @@ SOURCE = click.Path(exists=True, path_type=Path)
 def opt_command(
     source: Path,
     passes: str | None,
+    target: str,
+    strict: bool,
     verify: bool,
     run: bool,
     explain: str | None,
@@ -35,11 +39,17 @@ def opt_command(
 ) -> None:
     """Print the graph of a checkpoint or of a text file after PASSES.
 
+    A pass runs behind those of the compile that ensure what it requires. Behind the passes may stand "lower" and the
+    rewrites of the steps that a graph is lowered to (fuse-epilogues, join-norms, code-rows): then those steps are
+    printed, as --target has them.
+
     A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
     before, the passes, and the graph after.
     """
     from ...passes.registry import check_explainable, check_names, parse_passes
+    from ..opt_names import split
 
+    passes, rewrites = split(passes) if passes is not None else (None, ())
     check_names(passes or "")  # before torch is imported
     if explain:
         check_explainable(explain)
@@ -48,11 +58,19 @@ def opt_command(
     graph, own = opt.read_graph(source, max_seq_len, task)
     whole = passes is None and bool(own)
     chosen = parse_passes(own if passes is None else passes)
-    found = opt.optimize(graph, chosen, check=verify, compare=run)
+    found = opt.optimize(graph, chosen, check=verify, compare=run, strict=strict)
+    if found.added:
+        click.echo(f"ran first, as they are required: {', '.join(found.added)}", err=True)
     if explain:
         click.echo(opt.explain(found.reports, explain))
     elif whole:
         click.echo(str(opt.GraphFile.parse(source.read_text()).after_passes(found)), nl=False)
+    elif rewrites:
+        from ..opt_steps import lowered_text
+
+        text, notes = lowered_text(found.graph, source, target, rewrites, check=verify)
+        click.echo(text, nl=False)
+        click.echo(notes, err=True, nl=bool(notes))
     else:
         click.echo(opt.print_graph(found.graph, modules), nl=False)
     if found.difference is not None:

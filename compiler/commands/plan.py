@@ -11,12 +11,12 @@ import click
 
 from ...runtime.cli.fields import PATH, field_options, taken
 from ...runtime.cli.group import command
+from ...runtime.settings import settings
 from ..interrupt import ends_at_once
 from ..options import CompileOptions
 from ..targets import TARGETS, find_target
 
-_OFFERED = ("task", "quant", "quant_head", "keep", "kv_cache", "kv_bits", "state_cache", "kv_policy", "max_step_tokens")
-_LEFT_OUT = [name for name in CompileOptions.__dataclass_fields__ if name not in _OFFERED]
+_LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not found.plan]
 
 
 @command("plan")

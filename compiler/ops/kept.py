@@ -1,4 +1,4 @@
-"""What a KV cache keeps of keys and values, as kernels write and read them: the reference of every type."""
+"""Codes of the KV formats, and what they stand for, as kernels write and read them: the reference in torch."""
 
 from __future__ import annotations
 
@@ -8,38 +8,54 @@ from torch import Tensor
 from .hadamard import walsh_hadamard
 
 MIXED_BLOCK = 64  # elements that are mixed together, as far as there are so many
-_FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LEAST = 1e-30
+_E4M3_TOP, _E4M3_UNIT = 448.0, 256.0
 
 
-def kept(x: Tensor, dtype: str) -> Tensor:
-    """The values float32 [..., dim] that a cache of `dtype` (KV_DTYPES of runtime/format/kv.py) holds of vectors x.
-
-    i8 and f8 (e4m3) have a float32 scale per vector; i4 and i2 are codes about a centre of the vector's Walsh-Hadamard
-    transform (QuaRot, Ashkboos et al. 2024), with a float16 step and centre.
-    """
-    x = x.to(torch.float32)
-    if dtype in _FLOATS:
-        return x.to(_FLOATS[dtype]).to(torch.float32)
-    peak = x.abs().amax(-1, keepdim=True)
-    if dtype == "i8":
-        return torch.round(x * (127 / peak.clamp(min=_LEAST))) * (peak / 127)
-    if dtype == "f8":
-        scaled = x * (448 / peak.clamp(min=_LEAST))
-        return scaled.to(torch.float8_e4m3fn).to(torch.float32) * (peak / 448)
-    return _mix(_coded(_mix(x), dtype))
+def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [..., dim] and float32 scales [..., 1]."""
+    peak = _peak(x)
+    return torch.round(x * (127 / peak.clamp(min=_LEAST))).to(torch.int8), peak / 127
 
 
-def _coded(y: Tensor, dtype: str) -> Tensor:
-    bits = int(dtype[1:])
-    top = 2**bits - 1
+def e4m3_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes [..., dim] and float32 scales [..., 1] of 2^-8 of what the bytes say."""
+    peak = _peak(x)
+    codes = (x * (_E4M3_TOP / peak.clamp(min=_LEAST))).to(torch.float8_e4m3fn)
+    return codes.view(torch.uint8), peak / _E4M3_TOP * _E4M3_UNIT
+
+
+def e4m3_values(codes: Tensor, scales: Tensor) -> Tensor:
+    """Inverse of `e4m3_codes`, float32."""
+    return codes.view(torch.float8_e4m3fn).to(torch.float32) * (scales / _E4M3_UNIT)
+
+
+def mixed_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Bytes [..., dim * bits / 8, rounded up], from the low bits up, and float16 steps and centres [..., 2]."""
+    y, each, top = _mix(x), 8 // bits, 2**bits - 1
     low, high, mean = y.amin(-1, keepdim=True), y.amax(-1, keepdim=True), y.mean(-1, keepdim=True)
     centre = (low + high) / 2 if bits == 4 else mean
     deviation = (y - mean).square().mean(-1, keepdim=True).sqrt()
     unit = (high - low) / 2 / top if bits == 4 else 0.498 * deviation  # of 2 bits, what loses least of a normal one
-    unit, centre = unit.to(torch.float16).to(torch.float32), centre.to(torch.float16).to(torch.float32)
+    span = torch.cat([unit, centre], -1).to(torch.float16)
+    unit, centre = span.to(torch.float32).split(1, dim=-1)
     codes = torch.floor((y - centre) / (2 * unit.clamp(min=_LEAST))) + (top + 1) // 2
-    return (2 * codes.clamp(0, top) - top) * unit + centre
+    codes = torch.nn.functional.pad(codes.clamp(0, top), (0, -x.shape[-1] % each)).to(torch.int32)
+    fields = codes.unflatten(-1, (-1, each)) << bits * torch.arange(each)
+    return fields.sum(-1).to(torch.uint8), span
+
+
+def mixed_values(codes: Tensor, span: Tensor, bits: int, dim: int) -> Tensor:
+    """Inverse of `mixed_codes`, float32 [..., dim]."""
+    top = 2**bits - 1
+    fields = (codes.to(torch.int32).unsqueeze(-1) >> bits * torch.arange(8 // bits)) & top
+    unit, centre = span.to(torch.float32).split(1, dim=-1)
+    return _mix((2 * fields.flatten(-2)[..., :dim].to(torch.float32) - top) * unit + centre)
+
+
+def _peak(x: Tensor) -> Tensor:
+    return x.abs().amax(-1, keepdim=True)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ from torch import fx
 
 from ...runtime.format.kv import KVLayer
 from ..graph.graph import type_of
+from ..kv_formats import find_kv_format
 from ..ops import OPS, AttentionSpec, named_arguments
 from ..ops.body import Body
-from ..ops.kept import MIXED_BLOCK
 from .context import WITHIN_STEP, Lowerer, row_kind
 from .placed import Placed
-from .steps.attention import Attention, ChooseKeys, KVSpec, KvWrite, NewKeys, Rotary
+from .steps.attention import Attention, ChooseKeys, KvWrite, NewKeys, Rotary
 
-MIXED = ("i4", "i2")  # caches whose vectors are mixed: where a value ends with a block of it, keys may begin with it
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
 _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
 
@@ -53,7 +52,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     q, k = (low.dense(low.placed(given[name])) for name in ("q", "k"))
     v = low.placed(given["v"])
     kind = low.options.kv_dtype if seen.ahead else low.options.kv_of(spec.layer)
-    shared = _begins(k, v) and given["k_cos"] is None and (kind not in MIXED or v.shape[1] % MIXED_BLOCK == 0)
+    shared = _begins(k, v) and given["k_cos"] is None and find_kv_format(kind).shares(v.shape[1])
     v = v if shared else low.dense(v)
     vectors = {name: low.vector(given[name]) for name in ("q_cos", "q_sin", "k_cos", "k_sin", "sinks", "alibi", "bias")}
     by_row, by_key = (
@@ -65,7 +64,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses, align=align)
     layer = low.scratch_layer(cached) if seen.ahead else low.kv_layer(spec.layer)
     low.cache(layer, cached, kind, WITHIN_STEP if seen.ahead else window, policy)
-    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses, align)
+    kept: dict[str, Any] = {"layer": layer, "kv": cached, "cache": kind, "block_size": low.options.block_size}
 
     def rotary(cos: Any) -> Rotary:
         if cos is None:
@@ -76,8 +75,8 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     new: dict[str, Any] = {}
     if seen.ahead or low.first_of(layer):  # layers may read what another has written
         write = KvWrite(
-            layer=layer, k=k.operand, v=None if shared else v.operand, cos=vectors["k_cos"], sin=vectors["k_sin"],
-            kv=kv, rotary=rotary(given["k_cos"]),
+            k=k.operand, v=None if shared else v.operand, cos=vectors["k_cos"], sin=vectors["k_sin"],
+            rotary=rotary(given["k_cos"]), **kept,
         )  # fmt: skip
         if low.options.profile.joins:
             new = {"new": NewKeys(write.k, write.v, write.cos, write.sin), "new_rotary": write.rotary}
@@ -85,8 +84,8 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
             low.emit(write, node)
     out = low.new(node)
     attend = Attention(
-        rows=row_kind(out), layer=layer, q=q.operand, cos=vectors["q_cos"], sin=vectors["q_sin"],
-        sinks=vectors["sinks"], alibi=vectors["alibi"], o=out.operand, kv=kv, rotary=rotary(given["q_cos"]),
+        rows=row_kind(out), q=q.operand, cos=vectors["q_cos"], sin=vectors["q_sin"],
+        sinks=vectors["sinks"], alibi=vectors["alibi"], o=out.operand, rotary=rotary(given["q_cos"]),
         q_heads=q.shape[0], scale=float(spec.scale), window=window, front=front, chunk=seen.chunk,
         softcap=float(spec.softcap), ahead=seen.ahead, bias=vectors["bias"],
         evicts=policy.kind if policy is not None and chooses else "",  # type: ignore[arg-type]
@@ -96,7 +95,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         row_bias=by_row and by_row.operand, row_bias_width=by_row.shape[1] if by_row else 0, later=spec.later,
         row_bias_shared=by_row is not None and by_row.shape[0] < q.shape[0],
         key_bias=by_key and by_key.operand, key_bias_width=by_key.shape[1] if by_key else 0,
-        key_later=spec.key_later, **new,
+        key_later=spec.key_later, **kept, **new,
     )  # fmt: skip
     low.emit(attend, node)
     return out
@@ -108,13 +107,13 @@ def choose_keys(low: Lowerer, node: fx.Node) -> Placed:
     number, count, width = (int(a) for a in node.args[3:])  # type: ignore[call-overload]
     dim, layer = k.shape[1], low.kv_layer(number)
     align = low.options.profile.kv_align
-    low.cache(layer, KVLayer(1, dim, dim, shared=True, align=align), low.options.kv_dtype, 0)
-    kv = KVSpec(1, dim, dim, low.options.kv_dtype, low.options.block_size, shared=True, align=align)
-    low.emit(KvWrite(layer=layer, k=k.operand, kv=kv), node)
+    cached, kind = KVLayer(1, dim, dim, shared=True, align=align), low.options.kv_dtype
+    low.cache(layer, cached, kind, 0)
+    kept: dict[str, Any] = {"layer": layer, "kv": cached, "cache": kind, "block_size": low.options.block_size}
+    low.emit(KvWrite(k=k.operand, **kept), node)
     out = low.new(node)
     step = ChooseKeys(
-        rows=row_kind(out), layer=layer, q=q.operand, w=w.operand, o=out.operand, kv=kv, heads=q.shape[0], count=count,
-        width=width,
+        rows=row_kind(out), q=q.operand, w=w.operand, o=out.operand, heads=q.shape[0], count=count, width=width, **kept,
     )  # fmt: skip
     low.emit(step, node)
     return out

@@ -128,6 +128,8 @@ class ProgramBuilder:
         What a section is given lies there when it begins. What one that runs behind a step reads of the step must be
         there whenever it is asked for, whatever was asked before: until the end.
         """
+        for buffer in self.buffers.values():
+            buffer.first = buffer.last = -1
         for index, record in enumerate(self.records):
             for operand in record.step.operands.values():
                 if isinstance(operand, BufferOperand):

@@ -5,14 +5,15 @@ y = rms_norm(x, w); h = linear(y, W)   ->   y, codes = rms_norm(x, w, coding=fp8
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import msgspec
 
 from ...runtime.format.operands import BufferOperand, Operand
-from ..weights.formats.base import StorageFormat
 from .builder import ProgramBuilder, Record
+from .profile import Profile
+from .rewrite import StepRewrite
 from .steps.base import CodedRows
 from .steps.linear import RowProduct
 from .steps.norm import Norm
@@ -25,23 +26,35 @@ def micro_words(k: int) -> int:
     return -(-k // MICRO_STEP)
 
 
-def code_rows(builder: ProgramBuilder, coding: Callable[[StorageFormat], str]) -> None:
-    """Rewrite the builder's records. coding: what rows become that are multiplied with a format; "" if they stay."""
-    records = builder.records
-    makers = {y: at for at, record in enumerate(records) if (y := _normed(record)) is not None}
-    made: dict[int, tuple[str, CodedRows]] = {}
-    for at, record in enumerate(records):
-        step = record.step
-        maker = makers.get(step.x, at) if isinstance(step, RowProduct) and isinstance(step.x, BufferOperand) else at
-        if maker >= at or not isinstance(step, RowProduct):
-            continue
-        kind, rows = coding(step.stored.storage), records[maker].step.rows
-        if not kind or step.rows != rows or made.get(maker, (kind,))[0] != kind:
-            continue
-        if maker not in made:
-            made[maker] = kind, _buffers(builder, step.k, kind, rows)
-            records[maker] = _coded(records[maker], *made[maker])
-        records[at] = replace(record, step=msgspec.structs.replace(records[at].step, x_coded=made[maker][1]))
+@dataclass(frozen=True)
+class CodeRows(StepRewrite):
+    """A norm whose rows are multiplied in 8 bits writes them so, too."""
+
+    name: ClassVar[str] = "code-rows"
+
+    def applies(self, profile: Profile) -> bool:
+        return profile.coding is not None
+
+    def run(self, builder: ProgramBuilder, profile: Profile) -> int:
+        assert profile.coding is not None
+        records = builder.records
+        makers = {y: at for at, record in enumerate(records) if (y := _normed(record)) is not None}
+        count = 0
+        made: dict[int, tuple[str, CodedRows]] = {}
+        for at, record in enumerate(records):
+            step = record.step
+            maker = makers.get(step.x, at) if isinstance(step, RowProduct) and isinstance(step.x, BufferOperand) else at
+            if maker >= at or not isinstance(step, RowProduct) or step.x_coded is not None:
+                continue
+            kind, rows = profile.coding(step.stored.storage), records[maker].step.rows
+            if not kind or step.rows != rows or made.get(maker, (kind,))[0] != kind:
+                continue
+            if maker not in made:
+                made[maker] = kind, _buffers(builder, step.k, kind, rows)
+                records[maker] = _coded(records[maker], *made[maker])
+            records[at] = replace(record, step=msgspec.structs.replace(records[at].step, x_coded=made[maker][1]))
+            count += 1
+        return count
 
 
 def _normed(record: Record) -> Operand | None:

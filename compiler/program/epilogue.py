@@ -8,13 +8,16 @@ A body reads columns of the product and other operands (see `Epilogue`). The pro
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 import msgspec
 
 from ...runtime.format.operands import BufferOperand, Operand
 from .builder import ProgramBuilder
+from .profile import Profile
+from .rewrite import StepRewrite
 from .steps.linear import Columns, Epilogue, ExpertProduct, Extra, Product
 from .steps.pointwise import Pointwise
 from .strides import Access, view_strides
@@ -23,32 +26,40 @@ _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 _MAX_EXTRAS = 3
 
 
-def fuse_epilogues(builder: ProgramBuilder) -> None:
-    """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it,
-    which is of the same section."""
-    records = builder.records
-    uses = Counter(_place(o) for r in records for o in r.step.operands.values())
-    uses.update((BufferOperand, name) for name in builder.given_out)
-    products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, Product)}
-    made_by = {_place(product.y): i for i, product in products.items()}
-    removed: set[int] = set()
-    for at, record in enumerate(records):
-        point = record.step
-        if not isinstance(point, Pointwise):
-            continue
-        for place in dict.fromkeys(map(_place, point.args)):
-            source = made_by.get(place, at)
-            here = sum(_place(o) == place for o in (*point.args, point.y))
-            if source >= at or source in removed or uses[place] != 1 + here:
+@dataclass(frozen=True)
+class FuseEpilogues(StepRewrite):
+    """A product whose result nobody else reads vanishes into the pointwise step that reads it, of the same section."""
+
+    name: ClassVar[str] = "fuse-epilogues"
+
+    def applies(self, profile: Profile) -> bool:
+        return profile.epilogues
+
+    def run(self, builder: ProgramBuilder, profile: Profile) -> int:
+        records = builder.records
+        uses = Counter(_place(o) for r in records for o in r.step.operands.values())
+        uses.update((BufferOperand, name) for name in builder.given_out)
+        products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, Product)}
+        made_by = {_place(product.y): i for i, product in products.items()}
+        removed: set[int] = set()
+        for at, record in enumerate(records):
+            point = record.step
+            if not isinstance(point, Pointwise):
                 continue
-            if records[source].section != record.section:
-                continue
-            fused = _fuse(products[source], point)
-            if fused is not None:
-                records[at] = replace(record, step=fused)
-                removed.add(source)
-                break
-    builder.records = [r for i, r in enumerate(records) if i not in removed]
+            for place in dict.fromkeys(map(_place, point.args)):
+                source = made_by.get(place, at)
+                here = sum(_place(o) == place for o in (*point.args, point.y))
+                if source >= at or source in removed or uses[place] != 1 + here:
+                    continue
+                if records[source].section != record.section:
+                    continue
+                fused = _fuse(products[source], point)
+                if fused is not None:
+                    records[at] = replace(record, step=fused)
+                    removed.add(source)
+                    break
+        builder.records = [r for i, r in enumerate(records) if i not in removed]
+        return len(removed)
 
 
 def _place(operand: Operand) -> tuple[type[Operand], str]:

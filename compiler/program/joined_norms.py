@@ -6,43 +6,55 @@ h = linear(x, W); y, s = add_rms_norm(h, r, w)   ->   h, y, s = linear(x, W, nor
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import msgspec
 
 from ...runtime.format.operands import BufferOperand
 from .builder import ProgramBuilder
+from .profile import Profile
+from .rewrite import StepRewrite
 from .steps.base import op_name
 from .steps.linear import NormInputs, NormOutputs, RowProduct
 from .steps.norm import Norm
 
 
-def join_norms(builder: ProgramBuilder) -> None:
-    """Rewrite the builder's records; a product whose result only a norm of whole rows reads vanishes into a step of
-    both, in the place of the norm and of the same section."""
-    records = builder.records
-    reads = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
-    reads.update(builder.given_out)
-    products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, RowProduct)}
-    made_by = {product.y: i for i, product in products.items()}
-    removed: set[int] = set()
-    for at, record in enumerate(records):
-        norm = record.step
-        if not isinstance(norm, Norm) or norm.groups > 1:
-            continue
-        for given, other in (("x", "r"), ("r", "x")):
-            value = getattr(norm, given, None)
-            source = made_by.get(value, at) if isinstance(value, BufferOperand) else at
-            if source >= at or source in removed or reads[products[source].y.name] != 2:
+@dataclass(frozen=True)
+class JoinNorms(StepRewrite):
+    """A product whose result only a norm of whole rows reads vanishes into a step of both, in the place of the norm and
+    of the same section."""
+
+    name: ClassVar[str] = "join-norms"
+
+    def applies(self, profile: Profile) -> bool:
+        return profile.joins
+
+    def run(self, builder: ProgramBuilder, profile: Profile) -> int:
+        records = builder.records
+        reads = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
+        reads.update(builder.given_out)
+        products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, RowProduct)}
+        made_by = {product.y: i for i, product in products.items()}
+        removed: set[int] = set()
+        for at, record in enumerate(records):
+            norm = record.step
+            if not isinstance(norm, Norm) or norm.groups > 1:
                 continue
-            if records[source].section != record.section:
-                continue
-            product = products[source]
-            if product.normed is None and product.columns == norm.d and product.rows == norm.rows:
-                records[at] = replace(record, step=_joined(product, norm, other))
-                removed.add(source)
-                break
-    builder.records = [r for i, r in enumerate(records) if i not in removed]
+            for given, other in (("x", "r"), ("r", "x")):
+                value = getattr(norm, given, None)
+                source = made_by.get(value, at) if isinstance(value, BufferOperand) else at
+                if source >= at or source in removed or reads[products[source].y.name] != 2:
+                    continue
+                if records[source].section != record.section:
+                    continue
+                product = products[source]
+                if product.normed is None and product.columns == norm.d and product.rows == norm.rows:
+                    records[at] = replace(record, step=_joined(product, norm, other))
+                    removed.add(source)
+                    break
+        builder.records = [r for i, r in enumerate(records) if i not in removed]
+        return len(removed)
 
 
 def _joined(product: RowProduct, norm: Norm, other: str) -> RowProduct:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...runtime.format.kv import KVGroup, KVLayer, KVLayout
+from ...runtime.format.kv_numbers import KV_NUMBERS, KVNumbers
+from ..kv_formats import find_kv_format
 from .builder import Cached
 from .context import WITHIN_STEP, LowerOptions
 
@@ -23,12 +25,17 @@ def group_layers(layers: Mapping[int, Cached], options: LowerOptions) -> KVLayou
     if not kinds and not states:
         kinds[options.kv_dtype, "all", 0, 0] = {}
     groups = [
-        KVGroup(options.block_size, dtype, found, name, size, beside)
+        KVGroup(options.block_size, dtype, found, name, size, beside, _told(dtype))
         for (dtype, name, size, beside), found in kinds.items()
     ]
     if states:
         groups.append(KVGroup(options.block_size, options.state_dtype, states, "state", CHECKPOINTS))
     return KVLayout(tuple(groups))
+
+
+def _told(dtype: str) -> KVNumbers | None:
+    """What an engine says of a format that not every runtime knows."""
+    return None if dtype in KV_NUMBERS else find_kv_format(dtype).numbers
 
 
 def _kept(cached: Cached, longest: int) -> tuple[str, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,16 +14,15 @@ from ...runtime.format.program import LOGITS, SectionArray
 from ..errors import UnsupportedModel
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
-from .builder import WeightSource, program_buffer, program_weight
-from .coded_rows import code_rows
+from .builder import VirtualBuffer, WeightSource, program_buffer, program_weight
 from .context import Lowerer, LowerOptions
-from .epilogue import fuse_epilogues
-from .joined_norms import join_norms
 from .kv_groups import group_layers
 from .lowerings import LOWERINGS
 from .memory import plan
 from .placed import Placed, contiguous
 from .program import Program
+from .rewrite import StepRewrite
+from .rewrites import REWRITES, Observer, run_rewrites
 from .steps.base import FLOATS
 from .steps.linear import RowProduct
 
@@ -41,8 +40,17 @@ class Lowered:
     kv_layers: dict[int, int]
 
 
-def lower(graph: Graph, options: LowerOptions) -> Lowered:
-    """Lower an optimized graph and plan its memory; raises UnsupportedModel naming an op that no kernel implements."""
+def lower(
+    graph: Graph,
+    options: LowerOptions,
+    observe: Observer = lambda report, program: None,
+    rewrites: tuple[StepRewrite, ...] = REWRITES,
+) -> Lowered:
+    """Lower an optimized graph, rewrite its steps and plan its memory.
+
+    observe: is told of the steps after the lowering and after each rewrite, see rewrites.py. Raises UnsupportedModel
+    naming an op that no kernel implements.
+    """
     low = Lowerer(graph, options)
     asked = graph.section_nodes()
     _lower_nodes(low, [node for node in graph.nodes if node not in asked])
@@ -53,7 +61,9 @@ def lower(graph: Graph, options: LowerOptions) -> Lowered:
             _lower_nodes(low, [node for node in graph.nodes if node in nodes])
             for own, node in outputs.items():
                 low.builder.gives[name][own] = _finish_section(low, own, node)
-    return _program(low)
+    run_rewrites(low.builder, options.profile, lambda: _unplaced(low), observe, rewrites)
+    origins = [record.origin for record in low.builder.records]
+    return Lowered(_planned(low), low.builder.weights, origins, low.kv_layers)
 
 
 def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
@@ -122,24 +132,27 @@ def _finish_section(low: Lowerer, name: str, node: fx.Node) -> SectionArray:
     return SectionArray(dtype, list(value.shape), out.name)
 
 
-def _program(low: Lowerer) -> Lowered:
-    builder, profile = low.builder, low.options.profile
-    if profile.epilogues:
-        fuse_epilogues(builder)
-    if profile.joins:
-        join_norms(builder)
-    if profile.coding is not None:
-        code_rows(builder, profile.coding)
+def _planned(low: Lowerer) -> Program:
+    """The program with its buffers placed in the arena."""
+    return _assembled(low, plan)
+
+
+def _unplaced(low: Lowerer) -> Program:
+    """The program as it is between rewrites: its buffers lie nowhere yet."""
+    return _assembled(low, lambda buffers: (dict.fromkeys((b.name for b in buffers), 0), 0))
+
+
+def _assembled(low: Lowerer, place: Callable[[list[VirtualBuffer]], tuple[dict[str, int], int]]) -> Program:
+    builder = low.builder
     sections = builder.sections()
     buffers = builder.live_buffers(sections)
-    offsets, arena = plan(buffers)
-    kernels, steps = builder.steps(profile.by_alignment)
-    sources = builder.weights
-    program = Program(
+    offsets, arena = place(buffers)
+    kernels, steps = builder.steps(low.options.profile.by_alignment)
+    return Program(
         kernels=kernels,
         steps=steps,
         buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
-        weights={name: program_weight(source) for name, source in sources.items()},
+        weights={name: program_weight(source) for name, source in builder.weights.items()},
         kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
@@ -148,4 +161,3 @@ def _program(low: Lowerer) -> Lowered:
         samples=not low.graph.embeds,
         screens=any(isinstance(step, RowProduct) and step.screened for step in steps),
     )
-    return Lowered(program, sources, [record.origin for record in builder.records], low.kv_layers)

@@ -20,7 +20,8 @@ class Profile:
     the cache, and products end in the norm behind them. by_alignment: whether kernels are made for the alignment of
     their operands. screened_bytes: a head of so many values or more is worth screening, where its layout for that role
     can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. kv_align: of how many bytes a
-    cached key or value takes a multiple. coding: see `code_rows`.
+    cached key or value takes a multiple. coding: what rows become that are multiplied with a
+    format, "" if they stay; see `CodeRows`.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]

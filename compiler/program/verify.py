@@ -19,7 +19,7 @@ from ...runtime.format.programs import section_problem
 from ..errors import VerifyError
 from .memory import ALIGN
 from .program import Program
-from .steps.attention import Attention, KvWrite
+from .steps.attention import CacheStep
 from .steps.base import Step
 from .steps.state import StateStep
 
@@ -32,18 +32,30 @@ def verify_lowered(program: Program, refusal: Refusal) -> None:
 
     refusal: why the back end has no kernel for a step, "" where it has one.
     """
-    buffers = {buffer.name: buffer for buffer in program.buffers}
-    for number, step in enumerate(program.steps):
-        problem = next(_step_problems(program, buffers, step), "")
-        _require(not problem, f"step {number} ({step.kernel or step.op})", problem)
+    verify_steps(program)
     for kernel, step in program.kernel_steps.items():
         reason = refusal(step)
         _require(not reason, f"kernel {kernel} ({step.op})", reason)
-    _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
-    for section in program.sections:
-        problem = section_problem(program, section)
-        _require(not problem, f"section {section.name}", problem)
     _verify_memory(program, _lifetimes(program))
+
+
+def verify_steps(program: Program, pass_name: str = "lower") -> None:
+    """Raise VerifyError, as after `pass_name`, where a step, the inputs or a section break a rule; where buffers lie in
+    memory is not looked at."""
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    try:
+        for number, step in enumerate(program.steps):
+            problem = next(_step_problems(program, buffers, step), "")
+            _require(not problem, f"step {number} ({step.kernel or step.op})", problem)
+        _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
+        for section in program.sections:
+            problem = section_problem(program, section)
+            _require(not problem, f"section {section.name}", problem)
+        _lifetimes(program)
+    except VerifyError as error:
+        if error.pass_name == pass_name:
+            raise
+        raise VerifyError(error.stage, pass_name, error.node, error.problem) from None
 
 
 def verify_plan(program: Program) -> None:
@@ -103,14 +115,10 @@ def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> 
     groups = [group for group in program.kv.groups if step.layer in group.layers]
     if len(groups) != (step.layer >= 0):
         yield f"there is no KV layer {step.layer}"
-    elif isinstance(step, KvWrite | Attention):
-        kv = step.kv
-        shapes = [
-            (layer.kv_heads, layer.key_dim, layer.value_dim, group.dtype, group.block_size, layer.shared, layer.align)
-            for group in groups
-            for layer in (group.layers[step.layer],)
-        ]
-        if shapes != [(kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size, kv.shared, kv.align)]:
+    elif isinstance(step, CacheStep):
+        if [(group.layers[step.layer], group.dtype, group.block_size) for group in groups] != [
+            (step.kv, step.cache, step.block_size)
+        ]:
             yield f"its cache is not that of KV layer {step.layer}"
     elif isinstance(step, StateStep):
         states = [(group.layers[step.layer].state, group.block_size) for group in groups]

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, attention_spec
 from ...compiler.graph.together import Change, Variant
 from ...compiler.ops import OPS
 from ...compiler.ops.attention import rotate
-from ...compiler.ops.kept import kept
 from ..allocation import Curve, Option
 from .damage import Progress, divergences, spread
 
 PAGED = OPS["paged_attention"].overload
-Sizes = Mapping[int, Sequence[tuple[str, int]]]
-"""Of each cache, by its layer's number in the graph: its types, and the bytes of each. The first loses nothing."""
 _PROBED = 12_000  # tokens of all variants together
 _LEAST, _MOST = 64, 512  # of a variant
 _SEQUENCES = 2
+
+
+class CacheRounding(Protocol):
+    """What is asked of a KV format."""
+
+    @property
+    def name(self) -> str:
+        """Its name in programs."""
+        ...
+
+    def kept(self, x: Tensor) -> Tensor:
+        """What a cache holds of vectors [..., dim]; float32."""
+        ...
+
+
+Sizes = Mapping[int, Sequence[tuple[CacheRounding, int]]]
+"""The formats of each cache, by its layer's number in the graph, and the bytes of each. The first loses nothing."""
 
 
 def measure_caches(
@@ -31,29 +45,29 @@ def measure_caches(
     """By the KL divergence of the predictions of `graph`, whose attention is paged, when one layer's cache alone is
     rounded. sequences: token ids for calibration."""
     readers = cache_readers(graph)
-    rounded = [(layer, dtype) for layer, options in sizes.items() for dtype, _ in options[1:]]
-    variants: list[Variant] = [dict.fromkeys(readers[layer], rounding(dtype)) for layer, dtype in rounded]
+    rounded = [(layer, form) for layer, options in sizes.items() for form, _ in options[1:]]
+    variants: list[Variant] = [dict.fromkeys(readers[layer], rounding(form)) for layer, form in rounded]
     tokens = min(max(_PROBED // max(1, len(variants)), _LEAST), _MOST) // _SEQUENCES
     ids = [list(sequence[:tokens]) for sequence in spread(sequences, _SEQUENCES)]
     heard = partial(progress, "measuring what fewer bits of each cache do to predictions")
     found = dict(zip(rounded, divergences(graph, ids, variants, heard), strict=True))
-    return curves(sizes, lambda layer, dtype, nbytes: max(found[layer, dtype], 0.0))
+    return curves(sizes, lambda layer, form, nbytes: max(found[layer, form], 0.0))
 
 
 def guess_caches(sizes: Sizes) -> tuple[Curve, ...]:
     """As if all layers were alike; nothing is read."""
     largest = max((options[0][1] for options in sizes.values()), default=1)
-    return curves(sizes, lambda layer, dtype, nbytes: largest * 4.0 ** (-16 * nbytes / sizes[layer][0][1]))
+    return curves(sizes, lambda layer, form, nbytes: largest * 4.0 ** (-16 * nbytes / sizes[layer][0][1]))
 
 
-def curves(sizes: Sizes, damage: Callable[[int, str, int], float]) -> tuple[Curve, ...]:
-    """One per cache, in order; its first type has no damage."""
+def curves(sizes: Sizes, damage: Callable[[int, CacheRounding, int], float]) -> tuple[Curve, ...]:
+    """One per cache, in order; its first format has no damage."""
     return tuple(
         Curve(
             f"layer {layer}",
             tuple(
-                Option(dtype, nbytes, damage(layer, dtype, nbytes) if number else 0.0)
-                for number, (dtype, nbytes) in enumerate(options)
+                Option(form.name, nbytes, damage(layer, form, nbytes) if number else 0.0)
+                for number, (form, nbytes) in enumerate(options)
             ),
         )
         for layer, options in sizes.items()
@@ -69,8 +83,8 @@ def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
     return found
 
 
-def rounding(dtype: str) -> Change:
-    """Attention over a cache of that type: what it reads of keys, which are rotated first, and of values."""
+def rounding(form: CacheRounding) -> Change:
+    """Attention over a cache of that format: what it reads of keys, which are rotated first, and of values."""
 
     def changed(args: list[Any]) -> list[Any]:
         names = list(OPS["paged_attention"].parameters)
@@ -81,8 +95,8 @@ def rounding(dtype: str) -> Change:
         latent = cos is None and width <= k.shape[-1] and torch.equal(k[..., :width], v)  # kept once
         if cos is not None and sin is not None:
             k = rotate(k, cos[positions], sin[positions], given["spec"].rope)
-        k = kept(k, dtype)
-        v = k[..., :width] if latent else kept(v, dtype)
+        k = form.kept(k)
+        v = k[..., :width] if latent else form.kept(v)
         return list(OPS["paged_attention"].ordered(**{**given, "k": k, "v": v, "k_cos": None, "k_sin": None}))
 
     return changed

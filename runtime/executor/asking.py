@@ -1,40 +1,55 @@
-"""What a section is given when it is asked for: rows by name, checked and padded."""
+"""What a section is given when it is asked for, and what it gives: rows by name, checked, padded and read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from ..errors import UsageError
-from ..format.program import Section, SectionArray
+from ..format.program import Section
+from .device import Device
 
 DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}  # of what sections are given and give
 
 
-def checked_rows(section: Section, inputs: Mapping[str, np.ndarray], most: int) -> tuple[int, dict[str, np.ndarray]]:
-    """How many rows a section is asked for, and its inputs `[rows, ...]` in the types that it reads.
+class Asked:
+    """A section that runs behind a step, with what is the same whenever it is asked for."""
 
-    most: how many there can be. UsageError for names, shapes or numbers of rows that it does not take.
-    """
-    if inputs.keys() != section.inputs.keys():
-        wanted, found = (", ".join(sorted(names)) or "nothing" for names in (section.inputs, inputs))
-        raise UsageError(f"section {section.name!r} is given {wanted}, not {found}")
-    given = {name: np.ascontiguousarray(inputs[name], DTYPES[a.dtype]) for name, a in section.inputs.items()}
-    counts = {len(rows) if rows.ndim else 0 for rows in given.values()}
-    if len(counts) != 1 or not 1 <= min(counts) <= most:
-        raise UsageError(f"section {section.name!r} is asked for {sorted(counts)} rows, not for 1 to {most}")
-    for name, array in section.inputs.items():
-        if given[name].shape[1:] != tuple(array.shape):
-            raise UsageError(f"input {name} of section {section.name!r} has rows of {array.shape}")
-    return counts.pop(), given
+    def __init__(self, section: Section) -> None:
+        self.name = section.name
+        self._names = section.inputs.keys()
+        self._inputs = [(name, a.at, DTYPES[a.dtype], tuple(a.shape)) for name, a in section.inputs.items()]
+        self._outputs = [(n, a.at, a.row_bytes, DTYPES[a.dtype], a.shape) for n, a in section.outputs.items()]
 
+    def rows_of(self, inputs: Mapping[str, np.ndarray], most: int) -> tuple[int, list[tuple[str, np.ndarray]]]:
+        """How many rows the section is asked for, and the rows `[count, ...]` of each place in the types that it reads.
 
-def padded(rows: np.ndarray, count: int) -> np.ndarray:
-    """`count` rows, the first one again behind those that there are."""
-    return np.concatenate([rows, np.repeat(rows[:1], count - len(rows), 0)]) if count > len(rows) else rows
+        most: how many there can be. UsageError for names, shapes or numbers of rows that it does not take.
+        """
+        if inputs.keys() != self._names:
+            wanted, found = (", ".join(sorted(names)) or "nothing" for names in (self._names, inputs))
+            raise UsageError(f"section {self.name!r} is given {wanted}, not {found}")
+        given: list[tuple[str, np.ndarray]] = []
+        count = -1
+        for name, at, dtype, shape in self._inputs:
+            rows = np.ascontiguousarray(inputs[name], dtype)
+            if rows.shape[1:] != shape:
+                raise UsageError(f"input {name} of section {self.name!r} has rows of {list(shape)}")
+            count = len(rows) if count < 0 else count
+            if len(rows) != count:
+                raise UsageError(f"section {self.name!r} is asked for {count} rows and for {len(rows)}")
+            given.append((at, rows))
+        if not 1 <= count <= most:
+            raise UsageError(f"section {self.name!r} is asked for {count} rows, not for 1 to {most}")
+        return count, given
 
+    def results(self, device: Device, tokens: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
+        """What it gave for `count` rows behind a step of so many tokens, by name."""
+        for name, at, row_bytes, dtype, shape in self._outputs:
+            yield name, device.read(at, tokens, count * row_bytes).view(dtype).reshape(count, *shape)
 
-def rows_of(array: SectionArray, count: int, content: np.ndarray) -> np.ndarray:
-    """The bytes of `count` rows, as rows."""
-    return content.view(DTYPES[array.dtype]).reshape(count, *array.shape)
+    @staticmethod
+    def padded(rows: np.ndarray, count: int) -> np.ndarray:
+        """`count` rows, the first one again behind those that there are."""
+        return np.concatenate([rows, np.repeat(rows[:1], count - len(rows), 0)])

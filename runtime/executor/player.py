@@ -21,6 +21,8 @@ from .swap import copies
 if TYPE_CHECKING:
     import numpy as np
 
+    from .asking import Asked
+
 
 class Ticket(NamedTuple):
     """A step under way: whose turn it is, how many logit rows it has, whether the host wants their logits."""
@@ -51,6 +53,7 @@ class Player(Generic[D]):
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
         self._closed = False
+        self._asked: dict[str, Asked] = {}  # the sections that have been asked for
         try:
             turns = range(device.turns)
             sizes = [group.block_size for group in self.groups]
@@ -93,24 +96,28 @@ class Player(Generic[D]):
 
     def run(self, section: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What a section gives behind the last step; see SectionExecutor."""
-        device, tokens = self.device, self._tokens
-        found = next((s for s in device.program.sections if s.name == section and not s.is_step), None)
-        if self._closed or found is None:
-            raise UsageError(f"the engine is closed, or has no section {section!r} that runs behind a step")
-        from .asking import checked_rows, padded, rows_of  # imports numpy
-
-        count, given = checked_rows(found, inputs, min(tokens, device.limits.logit_rows))
+        asked, device, tokens = self._asked.get(section), self.device, self._tokens
+        if asked is None or self._closed:
+            asked = self._find(section)
+        most = min(tokens, device.limits.logit_rows)
+        count, given = asked.rows_of(inputs, most)
         phase, size = None, count
         if device.plan is not None:
             phase = device.plan.phase(count, count)
-            size = min(phase.max_tokens, tokens, device.limits.logit_rows)  # of few sizes, within the step's buffers
-        for name, array in found.inputs.items():
-            device.write(array.at, tokens, padded(given[name], size))
+            size = min(phase.max_tokens, most)  # of few sizes, within the step's buffers
+        for at, rows in given:
+            device.write(at, tokens, rows if size == count else asked.padded(rows, size))
         device.run(Work(self._sizes(tokens, size, size), phase, section))
-        return {
-            name: rows_of(array, count, device.read(array.at, tokens, count * array.row_bytes))
-            for name, array in found.outputs.items()
-        }
+        return dict(asked.results(device, tokens, count))
+
+    def _find(self, section: str) -> Asked:
+        """A section that runs behind a step, when it is first asked for."""
+        found = next((s for s in self.device.program.sections if s.name == section and not s.is_step), None)
+        if self._closed or found is None:
+            raise UsageError(f"the engine is closed, or has no section {section!r} that runs behind a step")
+        from .asking import Asked  # imports numpy
+
+        return self._asked.setdefault(section, Asked(found))
 
     def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
         """Send a batch without running it, for the timing of single kernels; the sizes of its launches."""

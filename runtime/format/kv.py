@@ -8,19 +8,10 @@ import msgspec
 
 from ..kv.places import Places
 from ..kv.policy import POLICIES, CachePolicy, WithinStep
+from .kv_numbers import KV_NUMBERS, KVNumbers
 from .manifest import Limits
 
-_BITS = {"f32": 32, "bf16": 16, "f16": 16, "i8": 8, "f8": 8, "i4": 4, "i2": 2}
-KV_DTYPES = tuple(_BITS)
-SCALED = ("i8", "f8", "i4", "i2")  # have a float32 scale per token, head and tensor
 MAX_BLOCK_SIZE = 4096  # tokens
-
-
-def vector_bytes(dim: int, dtype: str, align: int = 1) -> int:
-    """Bytes from one key or value to the next; whole ones, of unpacked elements a multiple of `align`."""
-    if _BITS[dtype] < 8:
-        return (dim * _BITS[dtype] + 7) // 8
-    return -(-dim * _BITS[dtype] // 8 // align) * align
 
 
 class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -40,14 +31,14 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     scored: bool = False
     align: int = 1
 
-    def block_bytes(self, block_size: int, dtype: str) -> int:
-        """Bytes of one block, keys and values or a state, rounded up to 64."""
+    def block_bytes(self, block_size: int, numbers: KVNumbers) -> int:
+        """Bytes of one block, keys and values stored as `numbers` or a state, rounded up to 64."""
         if self.state:
             return (4 * self.state + 63) // 64 * 64
         vectors = block_size * self.kv_heads
         stored = (self.key_dim,) if self.shared else (self.key_dim, self.value_dim)
-        raw = vectors * sum(vector_bytes(dim, dtype, self.align) for dim in stored)
-        if dtype in SCALED:
+        raw = vectors * sum(numbers.vector_bytes(dim, self.align) for dim in stored)
+        if numbers.scaled:
             raw = (raw + 3) // 4 * 4 + vectors * len(stored) * 4
         if self.scored:
             raw = (raw + 3) // 4 * 4 + vectors * 4
@@ -55,8 +46,10 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Layers that share block tables: blocks of `block_size` tokens, `dtype` one of KV_DTYPES.
+    """Layers that share block tables: blocks of `block_size` tokens, `dtype` the name of what numbers are stored as.
 
+    stored: the sizes of that, where `dtype` is none of KV_NUMBERS, so that engines with formats of other packages run
+    where those packages are not installed; None where it is one.
     keeps: the name of a CachePolicy, as POLICIES has them, that is made of `size`, and of another number `beside` it
     where it has two: of "streaming" the first tokens, of "h2o" and "snapkv" the last, which are kept in any case.
     layers: by the number that the steps of the program know them by.
@@ -68,6 +61,12 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     keeps: str = "all"
     size: int = 0
     beside: int = 0
+    stored: KVNumbers | None = None
+
+    @property
+    def numbers(self) -> KVNumbers:
+        """What its numbers are stored as; KeyError if that is neither known nor told."""
+        return self.stored or KV_NUMBERS[self.dtype]
 
     @property
     def policy(self) -> CachePolicy:
@@ -76,7 +75,7 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     def layer_bytes(self, number: int) -> int:
         """Bytes of one block in one layer."""
-        return self.layers[number].block_bytes(self.block_size, self.dtype)
+        return self.layers[number].block_bytes(self.block_size, self.numbers)
 
     def block_bytes(self) -> int:
         """Bytes that one block id takes over all layers."""

@@ -9,7 +9,8 @@ from ..kv.policy import EVICTING, POLICIES
 from .batch import declaration_problem
 from .decoding import COPY_AGAIN, decode
 from .files import EngineFiles
-from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
+from .kv import MAX_BLOCK_SIZE, KVGroup
+from .kv_numbers import KV_NUMBERS
 from .manifest import FORMAT_VERSION, MAIN, Manifest
 from .present import MANIFEST_FILE
 from .program import DRAFTS, LOGITS, Program, Section
@@ -83,9 +84,11 @@ def _check_group(group: KVGroup) -> None:
             f"the engine keeps {group.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}",
             COPY_AGAIN,
         )
-    if group.dtype not in KV_DTYPES:
+    if problem := "" if group.stored is None else group.stored.problem():
+        raise KVLayoutError(f"the engine's KV cache {group.dtype!r} has {problem}", COPY_AGAIN)
+    if group.stored is None and group.dtype not in KV_NUMBERS:
         raise KVLayoutError(
-            f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
+            f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_NUMBERS)}",
             "compile the model again with this version of icc",
         )
     paired = group.keeps in EVICTING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,16 @@ class SamplingParams:
             min_p=_first(self.min_p, defaults.min_p, 0.0),
             repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
         )
+
+
+def params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    """One SamplingParams for each of so many prompts; None is the default for all. RequestError if they are not as
+    many."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{count} prompts but {len(params)} params", field="params")
+    return list(params)
 
 
 def _first(*values: float | None) -> float:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from cpu_harness import Batch, Builder, Runner
 from icc.compiler.program.program import Program
-from icc.compiler.program.steps.attention import Attention, KVSpec, KvWrite, Rotary
+from icc.compiler.program.steps.attention import Attention, KvWrite, Rotary
 from icc.runtime.format.kv import KVLayer
 from icc.runtime.format.operands import BufferOperand
+from step_making import cache
 
 POSITIONS = 1300  # long enough for more than one segment of 1024 keys
 LENGTHS = [45, 26, 131]
@@ -81,13 +82,13 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
             tables = {"cos": b.plain(f"cos{i}", model.cos[i]), "sin": b.plain(f"sin{i}", model.sin[i])}
         model.extra[i] = rng.uniform(0.1, 1.0, s.q_heads).astype(np.float32)
         extra = b.plain(f"extra{i}", model.extra[i])
-        cache = KVSpec(s.kv_heads, s.key_dim, s.value_dim, dtype, block_size, s.shared)
+        kept = cache(s.kv_heads, s.key_dim, s.value_dim, dtype, block_size, s.shared)
         turn = Rotary(s.rotary_dim, POSITIONS, s.rope_style)  # type: ignore[arg-type]
         k, v = (BufferOperand(qkv.name, "f32", stride, offset) for offset in (q_size, q_size + k_size))
-        b.step(KvWrite(layer=i, k=k, v=None if s.shared else v, kv=cache, rotary=turn, **tables))
+        b.step(KvWrite(layer=i, k=k, v=None if s.shared else v, rotary=turn, **kept, **tables))
         by_row = BufferOperand(qkv.name, "f32", stride, q_size + k_size + v_size) if s.row_bias else None
         attend = Attention(
-            layer=i, q=qkv, o=out, kv=cache, rotary=turn, q_heads=s.q_heads, scale=s.key_dim**-0.5, window=s.window,
+            layer=i, q=qkv, o=out, rotary=turn, **kept, q_heads=s.q_heads, scale=s.key_dim**-0.5, window=s.window,
             front=s.front, chunk=s.chunk, softcap=s.softcap, sinks=extra if s.sinks else None,
             alibi=extra if s.alibi else None, row_bias=by_row, row_bias_width=s.row_bias, **tables,
         )  # fmt: skip

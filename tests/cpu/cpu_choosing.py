@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cpu_harness import Builder
-from icc.compiler.program.steps.attention import ChooseKeys, KVSpec, KvWrite
+from icc.compiler.program.steps.attention import ChooseKeys, KvWrite
 from icc.runtime.format.kv import KVLayer
 from icc.runtime.format.operands import BufferOperand
+from step_making import cache
 
 WIDTH = 1300  # positions
 SHAPES = ((3, 40, 7), (8, 16, 64), (5, 24, 1))  # heads, dims, how many are chosen
@@ -19,8 +20,8 @@ def choosing(dtype: str) -> Builder:
         stride = (heads + 1) * dim + heads
         q = b.buffer(f"qkv{i}", [stride])
         k, w = (BufferOperand(q.name, "f32", stride, offset) for offset in (heads * dim, (heads + 1) * dim))
-        kv = KVSpec(1, dim, dim, dtype, 16, shared=True)
-        b.step(KvWrite(layer=i, k=k, kv=kv))
+        kept = cache(1, dim, dim, dtype, 16, shared=True)
+        b.step(KvWrite(layer=i, k=k, **kept))
         o = b.buffer(f"o{i}", [WIDTH])
-        b.step(ChooseKeys(layer=i, q=q, w=w, o=o, kv=kv, heads=heads, count=count, width=WIDTH))
+        b.step(ChooseKeys(layer=i, q=q, w=w, o=o, heads=heads, count=count, width=WIDTH, **kept))
     return b

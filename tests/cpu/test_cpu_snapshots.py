@@ -25,7 +25,6 @@ from icc.compiler.backends.cpu.layouts.reduced import SIGNED
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
-from icc.compiler.program.steps.attention import KVSpec
 from icc.compiler.weights.formats.registry import find_format
 from step_making import cache, make_step, rotary
 
@@ -136,17 +135,17 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
             "walks": ((1, 4), (6, 1)),
         },
     ),
-    "kv_write__i8": ("kv_write", {"kv": cache(2, 16, 24, "i8", 16)}),
-    "kv_write__bf16_rope": ("kv_write", {"kv": cache(2, 16, 24, "bf16", 16), **ROPE, "strides": {"k": 144, "v": 144}}),
+    "kv_write__i8": ("kv_write", {**cache(2, 16, 24, "i8", 16)}),
+    "kv_write__bf16_rope": ("kv_write", {**cache(2, 16, 24, "bf16", 16), **ROPE, "strides": {"k": 144, "v": 144}}),
     "choose_keys__f16": (
         "choose_keys",
-        {"kv": KVSpec(1, 16, 16, "f16", 16, shared=True), "heads": 6, "count": 64, "width": 200},
+        {**cache(1, 16, 16, "f16", 16, shared=True), "heads": 6, "count": 64, "width": 200},
     ),
-    "attention__f32": ("attention", {"kv": cache(2, 16, 24, "f32", 16), **QUERY}),
+    "attention__f32": ("attention", {**cache(2, 16, 24, "f32", 16), **QUERY}),
     "attention__i8_rope_window_softcap_sinks_alibi": (
         "attention",
         {
-            "kv": cache(2, 16, 24, "i8", 16),
+            **cache(2, 16, 24, "i8", 16),
             **QUERY,
             **ROPE,
             "window": 20,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.eviction import Eviction
 from icc.compiler.ops.attention import rotate
 from icc.compiler.ops.evicting import attend_evicting
-from icc.compiler.program.steps.attention import Attention, KVSpec, KvWrite, Rotary
+from icc.compiler.program.steps.attention import Attention, KvWrite, Rotary
 from icc.runtime.format.kv import KVLayer
 from icc.runtime.kv.places import CompressedPrompt, HeavyHitters, Places
 from sizes import SOAK, soak
@@ -37,17 +38,17 @@ def build(kind: str, dtype: str, folder: Path) -> tuple[Builder, Path]:
     choice = {"evicts": policy.kind, "budget": policy.size, "recent": policy.beside}
     for layer, (heads, key, value, shared) in enumerate(LAYERS):
         b.layers.append(KVLayer(heads, key, value, shared=shared, scored=True))
-        kv = KVSpec(heads, key, value, dtype, 16, shared, True)
+        kept: Any = {"kv": b.layers[-1], "cache": dtype, "block_size": 16}
         q, k, v = (b.buffer(f"{name}{layer}", [size]) for name, size in (
             ("q", heads * GROUP * key), ("k", heads * key), ("v", heads * value),
         ))  # fmt: skip
         rest = {} if shared else tables
         turn = Rotary() if shared else Rotary(KEY, POSITIONS)
-        b.step(KvWrite(layer=layer, k=k, v=None if shared else v, kv=kv, rotary=turn, **rest))
+        b.step(KvWrite(layer=layer, k=k, v=None if shared else v, rotary=turn, **kept, **rest))
         out = b.buffer(f"o{layer}", [heads * GROUP * value])
         b.step(Attention(
-            layer=layer, q=q, o=out, kv=kv, rotary=turn, q_heads=heads * GROUP, scale=key**-0.5,
-            sinks=None if shared else sinks, **rest, **choice,
+            layer=layer, q=q, o=out, rotary=turn, q_heads=heads * GROUP, scale=key**-0.5,
+            sinks=None if shared else sinks, **kept, **rest, **choice,
         ))  # fmt: skip
     [library] = build_libraries(b.program(), folder / "kernels", host_isas()[:1], optimize="-O1")
     return b, folder / library.path

@@ -10,7 +10,7 @@ from typing import Any
 import icc
 import pytest
 from icc.compiler.errors import IccError
-from icc.compiler.options import KV_DTYPES
+from icc.compiler.kv_formats import cache_options
 from icc.compiler.quantization import QUANTIZATIONS
 from sizes import soak
 
@@ -19,7 +19,10 @@ CODES = (2, 12, 30)  # a wrong argument; what cannot be compiled; no kernel
 
 def drawn(draw: random.Random) -> dict[str, Any]:
     """Options of `icc.compile` that hold together more often than not."""
-    found: dict[str, Any] = {"quant": draw.choice(sorted(QUANTIZATIONS)), "kv_cache": draw.choice(sorted(KV_DTYPES))}
+    found: dict[str, Any] = {
+        "quant": draw.choice(sorted(QUANTIZATIONS)),
+        "kv_cache": draw.choice(sorted(cache_options())),
+    }
     found |= {"calib_sequences": draw.choice((1, 2, 4)), "calib_length": draw.choice((1, 7, 24, 48))}
     found |= {"max_seq_len": draw.choice((51, 64)), "max_step_tokens": draw.choice((16, 33))}
     if found["quant"] == "auto":

@@ -11,13 +11,16 @@ import icc
 import numpy as np
 import pytest
 import torch
+from icc.compiler import caches
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import attention_spec
+from icc.compiler.graph.graph import Graph, attention_spec
 from icc.compiler.graph.together import MODEL, run_together
-from icc.compiler.ops.kept import kept
+from icc.compiler.kv_formats import find_kv_format
 from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import make_plan
+from icc.compiler.program.context import LowerOptions
+from icc.compiler.program.lower import lower
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
@@ -34,7 +37,7 @@ TYPES = ("i8", "f8", "i4", "i2")
 def test_what_is_kept_is_what_kernels_write(dtype: str, dim: int) -> None:
     x = torch.randn(5, 3, dim, generator=torch.Generator().manual_seed(dim)) * 3
     expected = stored(x.numpy(), dtype)
-    off = np.abs(kept(x, dtype).numpy() - expected)
+    off = np.abs(find_kv_format(dtype).kept(x).numpy() - expected)
     unit = np.abs(expected).max() * {"i8": 1 / 127, "f8": 1 / 14, "i4": 1 / 7, "i2": 1.0}[dtype]
     assert off.max() < 1.01 * unit  # in the middle between two codes either is right
     assert (off > 1e-5 * np.abs(expected).max()).mean() < 0.02
@@ -53,7 +56,7 @@ def test_a_type_for_each_layer(compiled: Callable[..., Any]) -> None:
         run_passes(graph, phase, PassContext())
     ids = [(7 * i + 3) % 119 for i in range(40)]
     calls = {attention_spec(node).layer: node for node in graph.nodes if "paged_attention" in str(node.target)}
-    rounded = {node: rounding(chosen[layer]) for layer, node in calls.items()}
+    rounded = {node: rounding(find_kv_format(chosen[layer])) for layer, node in calls.items()}
     logits = {found.variant: found.logits.numpy() for found in run_together(graph, [ids], [rounded])}
     with icc.load(made.engine, threads=1, verify_answers=True) as llm:
         found = llm.logits(ids)
@@ -70,7 +73,12 @@ def test_layers_that_suffer_more_get_more_bits(compiled: Callable[..., Any]) -> 
     last = calls[-1]
     for node in list(last.users):
         node.replace_input_with(last, calls[0])
-    sizes = {attention_spec(node).layer: [("f16", 160), ("i8", 85), ("i4", 45)] for node in calls}
+    sizes = {
+        attention_spec(node).layer: [
+            (find_kv_format(name), size) for name, size in (("f16", 160), ("i8", 85), ("i4", 45))
+        ]
+        for node in calls
+    }
     sequences = [[(7 * i + 3 * j) % 119 for i in range(32)] for j in range(4)]
     *others, unused = measure_caches(graph, sizes, sequences, lambda text, done, total: None)
     assert [option.damage for option in unused.options] == [0.0, 0.0, 0.0]
@@ -87,6 +95,21 @@ def test_a_plan_has_the_bytes(compiled: Callable[..., Any], tmp_path: Path) -> N
     }
     for wide, narrow in zip(plans[None], plans[8.5], strict=True):
         assert narrow["bytes"]["kv_per_token"] < 0.6 * wide["bytes"]["kv_per_token"]
+
+
+def test_choosing_lowers_the_graph_once(
+    compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are the formats' to say, and whether there are kernels the back ends'."""
+    lowered: list[str] = []
+
+    def counted(graph: Graph, options: LowerOptions) -> Any:
+        lowered.append(options.kv_dtype)
+        return lower(graph, options)
+
+    monkeypatch.setattr(caches, "lower", counted)
+    made = make_plan(CompileOptions(compiled("gemma2").checkpoint, tmp_path / "e", kv_bits=8.5), ["cpu", "h100"])
+    assert len(lowered) == len(made.as_json()["targets"]) == 2
 
 
 @pytest.mark.parametrize(

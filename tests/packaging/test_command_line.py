@@ -39,13 +39,20 @@ def test_help_of_all_lists_all_and_the_runtime_has_its_own(capsys: pytest.Captur
 
 
 def test_compile_explains_what_its_options_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    from icc.compiler.options import KV_DTYPES, POOLINGS, TASKS
+    from icc.compiler.kv_formats import cache_options
+    from icc.compiler.options import POOLINGS, TASKS
     from icc.compiler.quantization import QUANTIZATIONS
     from icc.compiler.targets import TARGETS
 
     assert main.run(["compile", "--help"], "icc") == 0
     lines = capsys.readouterr().out.splitlines()
-    options = {"target": TARGETS, "quant": QUANTIZATIONS, "task": TASKS, "pooling": POOLINGS, "kv-cache": KV_DTYPES}
+    options = {
+        "target": TARGETS,
+        "quant": QUANTIZATIONS,
+        "task": TASKS,
+        "pooling": POOLINGS,
+        "kv-cache": cache_options(),
+    }
     for option, values in ((f"--{name}:", values) for name, values in options.items()):
         below = lines[lines.index(option) + 1 :]
         explained = dict(line.split(maxsplit=1) for line in below[: below.index("")] if line[2] != " ")

@@ -17,6 +17,7 @@ from icc.compiler.graph.printer import print_graph
 from icc.passes import pipelines
 from icc.passes.base import Pass, PassContext, PassResult
 from icc.passes.canonicalize.simplify import Simplify
+from icc.passes.prerequisites import facts_of
 from icc.passes.quantize.rtn import QuantizeRtn
 from icc.passes.registry import PASSES, PHASES, find_pass, parse_passes
 
@@ -44,7 +45,9 @@ def test_prints_the_graph_after_the_passes(gated: Path) -> None:
     assert run(gated).stdout == run(gated, "-p", "dead-code,simplify").stdout == GATED
     done = run(gated, "-p", "fuse", "--verify", "--run")
     assert 'icc.pointwise([%0], "t0 = silu a0; t1 = mul t0 a0")' in done.stdout
-    assert done.stderr == "logits differ by 0.0e+00 (allowed 4.1e-05)\n" and not done.exit_code
+    first, last = done.stderr.splitlines()
+    assert first.startswith("ran first, as they are required: ") and not done.exit_code
+    assert last == "logits differ by 0.0e+00 (allowed 6.2e-05)"
 
 
 def test_a_checkpoint(tiny: ModuleType, tmp_path: Path) -> None:
@@ -134,3 +137,37 @@ def test_an_unknown_phase_has_a_hint() -> None:
     with pytest.raises(UsageError) as caught:
         parse_passes("canonical")
     assert "canonicalize" in caught.value.hint
+
+
+@pytest.fixture(scope="module")
+def llama(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    path = tmp_path_factory.mktemp("llama")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], path)
+    return opt.read_graph(path)[0]
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_every_pass_runs_on_a_model_behind_what_it_requires(name: str, llama: Graph) -> None:
+    graph = llama.copy()
+    found = opt.optimize(graph, parse_passes(name), compare=True)
+    assert find_pass(name).requires <= {
+        *facts_of(llama.copy()),
+        *(f for p in found.added for f in find_pass(p).ensures),
+    }
+    assert name not in found.added and [r.name for r in found.reports] == [*found.added, name]
+
+
+def test_strict_refuses_and_says_which_passes_are_missing(llama: Graph) -> None:
+    with pytest.raises(PassError, match=r"requires simple, but .* is a view of a view") as refused:
+        opt.optimize(llama.copy(), parse_passes("recognize-norms"), strict=True)
+    assert refused.value.hint == "give -p simplify,eliminate-common,recognize-norms"
+    graph = llama.copy()
+    given = opt.optimize(graph, parse_passes("simplify,eliminate-common,recognize-norms"), strict=True)
+    assert not given.added and "icc.rms_norm" in print_graph(graph)
+
+
+def test_tells_which_passes_ran_first(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
+    done = run(tmp_path, "-p", "paged-attention")
+    assert done.stderr == "ran first, as they are required: position-tables, recognize-rope\n" and not done.exit_code
+    assert run(tmp_path, "-p", "paged-attention", "--strict").exit_code == PassError.exit_code

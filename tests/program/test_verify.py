@@ -105,7 +105,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "layer": (lambda p: with_step(p, "attention", layer=3), "there is no KV layer 3"),
     "no layer": (lambda p: with_step(p, "attention", layer=-1), "its cache is not that of KV layer -1"),
     "cache": (
-        lambda p: with_step(p, "kv_write", kv=replace(p.steps[number(p, "kv_write")].kv, block_size=4)),  # type: ignore[attr-defined]
+        lambda p: with_step(p, "kv_write", block_size=4),
         "its cache is not that of KV layer 0",
     ),
     "aliasing": (overlapping, "lives while b[0-9]+ does, and shares its bytes"),

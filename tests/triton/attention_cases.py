@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import torch
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -134,9 +133,8 @@ class Step:
         by_rows = [self.kind if width else "" for width in (layer.row_bias, layer.key_bias)]
         types = (self.kind, rotated, rotated, *vectors, *by_rows, self.kind)
         return make_kernel(
-            "attention", kv=msgspec.structs.replace(
-                cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size), shared=layer.shared
-            ),
+            "attention",
+            **cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size, layer.shared),
             rotary=rotary(layer.rotary_dim, POSITIONS, layer.rope_style), q_heads=layer.q_heads,
             scale=layer.key_dim**-0.5, window=layer.window, front=layer.front, chunk=layer.chunk, softcap=layer.softcap,
             strides={

@@ -7,7 +7,7 @@ from functools import partial
 
 import step_making
 import torch
-from icc.compiler.backends.triton.kernels.kv_cache import KV_ALIGN
+from icc.compiler.backends.triton.kernels.caches import KV_ALIGN
 from kv_codes import decode, encode
 from torch import Tensor
 

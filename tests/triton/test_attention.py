@@ -15,8 +15,9 @@ from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.attention import decode_tiling
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.program.steps.attention import KVSpec, Rotary
+from icc.compiler.program.steps.attention import Rotary
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.kv import KVLayer
 from interpreting import TUNER
 from sizes import soak
 
@@ -191,7 +192,7 @@ def test_refusals_name_the_fact() -> None:
     with pytest.raises(CodegenError, match="scale -1"):
         kernel_of(msgspec.structs.replace(step, scale=-1.0))
     with pytest.raises(CodegenError, match="unknown cache type 'i3'"):
-        kernel_of(msgspec.structs.replace(step, rotary=Rotary(), cos=None, sin=None, kv=KVSpec(1, 3, 4, "i3", 21)))
+        kernel_of(msgspec.structs.replace(step, rotary=Rotary(), cos=None, sin=None, kv=KVLayer(1, 3, 4), cache="i3"))
 
 
 def test_phases_share_objects_and_decode_does_not_spill() -> None:

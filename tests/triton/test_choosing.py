@@ -25,7 +25,14 @@ def choose(step: Step, heads: int, count: int, decode: bool) -> tuple[Tensor, Te
     strides = {"q": step.q.shape[1], "w": w.shape[1], "o": WIDTH + step.gap}
     types = (step.kind, step.kind, step.kind)
     kernel = make_kernel(
-        "choose_keys", types=types, aligned=(False,) * 3, kv=kv, heads=heads, count=count, width=WIDTH, strides=strides
+        "choose_keys",
+        types=types,
+        aligned=(False,) * 3,
+        heads=heads,
+        count=count,
+        width=WIDTH,
+        strides=strides,
+        **kv,
     )
     o = torch.full((step.tokens, WIDTH + step.gap), torch.nan, dtype=DTYPES[step.kind])
     counts = torch.tensor([0, *(max(n, 1) for _, n in step.sequences)])

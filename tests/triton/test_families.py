@@ -15,8 +15,10 @@ from building import GpuEngine, build
 from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.together import run_together
+from icc.compiler.kv_formats import find_kv_format
 from icc.passes.quantize.cache_damage import rounding
 from icc.runtime.batch.scheduled import Draft
+from icc.runtime.format.kv_numbers import KV_NUMBERS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.scheduler.scheduler import Scheduler
 from icc.runtime.speculate.speculator import Speculator
@@ -110,7 +112,7 @@ def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Pa
     for layer in engine.program.kv.groups[0].layers.values():
         assert layer.align == 16 and layer.key_dim % 16
         rows = layer.kv_heads * 4 * (-(-layer.key_dim // 16) - (-layer.value_dim // 16)) * 16
-        assert layer.block_bytes(4, kv) == -(-(rows + layer.kv_heads * 4 * 8) // 64) * 64
+        assert layer.block_bytes(4, KV_NUMBERS[kv]) == -(-(rows + layer.kv_heads * 4 * 8) // 64) * 64
     ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
     expected = interpret(engine.graph, ids).numpy()
     with engine.llm() as llm:
@@ -124,7 +126,7 @@ def test_layers_whose_caches_have_types_of_their_own(tiny: Any, tmp_path: Path) 
     engine = build(tmp_path, "none", LIMITS, block_size=4, kv_dtypes={0: "i8", 1: "i4"})
     assert [group.dtype for group in engine.program.kv.groups] == ["i8", "i4"]
     calls = [node for node in engine.graph.nodes if "paged_attention" in str(node.target)]
-    kept = [dict(zip(calls, map(rounding, ("i8", "i4")), strict=True))]
+    kept = [dict(zip(calls, map(rounding, map(find_kv_format, ("i8", "i4"))), strict=True))]
     ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
     plain, rounded = (found.logits.numpy() for found in run_together(engine.graph, [ids], kept))
     with engine.llm(FEW_BLOCKS) as llm:

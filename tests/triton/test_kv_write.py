@@ -35,7 +35,7 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
     positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
     pool, expected = (Pool(heads, key_dim, value_dim, cache, block_size, 8) for _ in range(2))
     kernel = make_kernel(
-        "kv_write", kv=kv_cache(heads, key_dim, value_dim, cache, block_size), rotary=rotation(rotary, 50, style),
+        "kv_write", **kv_cache(heads, key_dim, value_dim, cache, block_size), rotary=rotation(rotary, 50, style),
         strides={"k": k.shape[1], "v": v.shape[1]},
         types=(kind, kind, *(("f32", "f32") if rotary else ("", ""))), aligned=(False,) * 4,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_
             expected._scales(block)[:, :, at] = expected._scales(source // 8)[:, :, source % 8]
     kind = "bf16" if cache in CODES else cache
     kernel = make_kernel(
-        "kv_write", kv=kv_cache(heads, key_dim, value_dim, cache, 8), types=(kind, kind, "", ""), aligned=(True,) * 4,
+        "kv_write", **kv_cache(heads, key_dim, value_dim, cache, 8), types=(kind, kind, "", ""), aligned=(True,) * 4,
     )  # fmt: skip
     k, v = torch.zeros(1, heads * key_dim).to(DTYPES[kind]), torch.zeros(1, heads * value_dim).to(DTYPES[kind])
     batch = {name: torch.full((1,), -1, dtype=torch.int32) for name in ("positions", "slot_mapping")}
@@ -97,7 +97,7 @@ def test_rows_without_finite_numbers_are_marked_in_a_cache_of_codes(cache: str) 
     k[0, 3], k[1, 5] = torch.nan, -torch.inf
     pool = Pool(1, 8, 8, cache, 4, 1)
     kernel = make_kernel(
-        "kv_write", kv=kv_cache(1, 8, 8, cache, 4), types=("f32", "f32", "", ""), aligned=(True,) * 4,
+        "kv_write", **kv_cache(1, 8, 8, cache, 4), types=("f32", "f32", "", ""), aligned=(True,) * 4,
     )  # fmt: skip
     batch = {name: torch.arange(3, dtype=torch.int32) for name in ("positions", "slot_mapping", "moves")}
     run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, kv=pool.bytes)

@@ -46,7 +46,7 @@ def test_attention_reads_far_pages(cache: str, decode: bool) -> None:
 def test_keys_are_written_to_far_pages_and_moved_there(cache: str) -> None:
     torch.manual_seed(0)
     kernel = make_kernel(
-        "kv_write", kv=kv_cache(2, 128, 128, cache, BLOCK_SIZE), types=("f16", "f16", "", ""), aligned=(True,) * 4,
+        "kv_write", **kv_cache(2, 128, 128, cache, BLOCK_SIZE), types=("f16", "f16", "", ""), aligned=(True,) * 4,
     )  # fmt: skip
     k, v = torch.randn(2, 256).half(), torch.randn(2, 256).half()
     found = []

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from icc.compiler.backends.triton.backend import LAYOUTS
 from icc.compiler.backends.triton.bounds.addresses import IndexFault
-from icc.compiler.backends.triton.kernels.kv_cache import KV_ALIGN
 from icc.compiler.backends.triton.plan import Planned, plan_program
 from icc.compiler.backends.triton.reach import plan_faults
 from icc.compiler.backends.triton.spec import Shape
@@ -44,7 +43,7 @@ PLACED = "page.to(tl.int64)"
 def attention(key: int, value: int, dtype: str, **facts: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     heads = 1 if facts.get("shared") else 8
     kv = cache(heads, key, value, dtype, 32, shared=facts.pop("shared", False))
-    return "attention", {"kv": kv, "rotary": rotary(16, 131072, "half"), "q_heads": 32, "scale": 0.1, **facts}, QUERY
+    return "attention", {**kv, "rotary": rotary(16, 131072, "half"), "q_heads": 32, "scale": 0.1, **facts}, QUERY
 
 
 # of real sizes, beside those of the snapshots: op, facts, types of operands
@@ -53,7 +52,7 @@ LARGE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "latents of 8 bits": attention(576, 512, "i8", shared=True),
     **{f"cache of {kind}, heads of 100": attention(100, 100, kind) for kind in ("bf16", "i8", "f8", "i4", "i2")},
     "first tokens and a window": attention(128, 128, "bf16", window=1024, front=4),
-    "index": ("choose_keys", {"kv": cache(1, 128, 128, "bf16", 32, shared=True), "heads": 64, "count": 2048,
+    "index": ("choose_keys", {**cache(1, 128, 128, "bf16", 32, shared=True), "heads": 64, "count": 2048,
                               "width": 131072}, ("bf16", "bf16", "bf16")),
     "experts": ("expert_linear", {"k": 2048, "n": 1408, "stored": "bf16", "experts": 128, "topk": 8},
                 ("bf16", "bf16", "", "i32", "bf16")),
@@ -100,9 +99,7 @@ def nbytes_of(step: Any, name: str, operand: WeightOperand, widths: dict[str, in
 
 def groups_of(step: Any) -> Iterator[KVGroup]:
     if hasattr(step, "kv"):
-        kv = step.kv
-        layer = KVLayer(kv.heads, kv.key_dim, kv.value_dim, shared=kv.shared, align=KV_ALIGN)
-        yield KVGroup(kv.block_size, kv.dtype, {0: layer})
+        yield KVGroup(step.block_size, step.cache, {0: step.kv})
     elif hasattr(step, "state"):
         yield KVGroup(step.block_size, "f32", {0: KVLayer(state=step.state)}, "state", 2)
 

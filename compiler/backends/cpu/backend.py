@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ....runtime.format.kv import KVLayer
 from ....runtime.format.manifest import Limits
 from ...errors import UsageError
 from ...program.builder import WeightSource
@@ -19,6 +20,7 @@ from ..base import Built
 from ..values import pack
 from .build import build_libraries
 from .isa import ALL, host_isas
+from .kernels.caches import CPU_CACHES
 from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
 
@@ -50,6 +52,10 @@ class CpuBackend:
     def refusal(self, step: Step) -> str:
         """See `CPU_KERNELS`."""
         return CPU_KERNELS.refusal(step)
+
+    def cache_refusal(self, form: str, layer: KVLayer) -> str:
+        """See `CPU_CACHES`."""
+        return CPU_CACHES.refusal(form, layer)
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
         """None: every thread of a library has its own."""

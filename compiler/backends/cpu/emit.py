@@ -15,10 +15,11 @@ from ..errors import CodegenError
 from ..render import read_header, render
 from .isa import Isa
 from .kernels.base import KernelParams
+from .kernels.caches import CPU_CACHES
 from .kernels.linear import SCREENED_ROWS
 from .kernels.micro import micro_sources
 from .kernels.table import CPU_KERNELS
-from .layouts.elements import KV_TYPES, round_up
+from .layouts.elements import round_up
 
 HEADERS = (
     "abi.h", "simd.h", "blake3.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h", "attention.h",
@@ -137,7 +138,7 @@ def _layers(program: Program) -> dict[int, LayerParams]:
         for layer, kv in group.layers.items():
             shape = (kv.kv_heads, kv.key_dim, kv.value_dim, group.block_size, kv.shared)
             nbytes = group.layer_bytes(layer)
-            found[layer] = LayerParams(number, offset, nbytes, KV_TYPES[group.dtype], *shape)
+            found[layer] = LayerParams(number, offset, nbytes, CPU_CACHES.find(group.dtype).ctype, *shape)
             offset += nbytes
     return dict(sorted(found.items()))
 

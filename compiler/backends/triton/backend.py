@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ....runtime.format.kv import KVLayer
 from ....runtime.format.manifest import GpuFacts, Limits
 from ...program.builder import WeightSource
 from ...program.profile import Profile
@@ -20,7 +21,7 @@ from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
 from .bounds.addresses import IndexFault
-from .kernels.kv_cache import KV_ALIGN
+from .kernels.caches import KV_ALIGN, TRITON_CACHES
 from .kernels.table import TRITON_KERNELS
 from .layouts.codes import CodeGroups
 from .layouts.registry import LAYOUTS
@@ -64,6 +65,10 @@ class TritonBackend:
     def refusal(self, step: Step) -> str:
         """See `TRITON_KERNELS`."""
         return TRITON_KERNELS.refusal(step)
+
+    def cache_refusal(self, form: str, layer: KVLayer) -> str:
+        """See `TRITON_CACHES`."""
+        return TRITON_CACHES.refusal(form, layer)
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
         """The largest phase's."""

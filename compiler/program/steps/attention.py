@@ -6,23 +6,18 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from ....runtime.format.kv import KVLayer
 from ....runtime.format.operands import Operand
 from .base import OperandGroup, Step, step_type
 
 
-class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The geometry of one layer's cache: blocks of `block_size` tokens, of element type `dtype`. shared: values are the
-    first value_dim elements of keys, which lie there once. scored: with each token and head lies the attention that
-    it got. align: of how many bytes a key or value takes a multiple, as KVLayer has it."""
+class CacheStep(Step, frozen=True, kw_only=True):
+    """A step that reads or writes the cache of a layer, in blocks of `block_size` tokens. cache: the name of the KV
+    format."""
 
-    heads: int
-    key_dim: int
-    value_dim: int
-    dtype: str
+    kv: KVLayer
+    cache: str
     block_size: int
-    shared: bool = False
-    scored: bool = False
-    align: int = 1
 
 
 class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +32,7 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Elements of a table."""
         return self.dim * self.rows
 
-    def problem(self, kv: KVSpec) -> str:
+    def problem(self, kv: KVLayer) -> str:
         """Why it cannot rotate keys of that width; "" if it can."""
         if self.dim % 2 or self.dim > kv.key_dim:
             return f"rotary_dim {self.dim} must be even and at most key_dim {kv.key_dim}"
@@ -45,7 +40,7 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @step_type
-class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
+class KvWrite(CacheStep, frozen=True, kw_only=True, tag="kv_write"):
     """Moves accepted guesses, then stores rotated k [heads, key_dim] and v [heads, value_dim] at slot_mapping; no v
     where it is shared."""
 
@@ -54,11 +49,10 @@ class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
     v: Operand | None = None
     cos: Operand | None = None
     sin: Operand | None = None
-    kv: KVSpec
     rotary: Rotary = Rotary()
 
     def widths(self) -> dict[str, int]:
-        keys, values = self.kv.heads * self.kv.key_dim, self.kv.heads * self.kv.value_dim
+        keys, values = self.kv.kv_heads * self.kv.key_dim, self.kv.kv_heads * self.kv.value_dim
         return {"k": keys, "v": values, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
 
     def problem(self) -> str:
@@ -79,7 +73,7 @@ class NewKeys(OperandGroup, frozen=True, tag="new_keys"):
 
 
 @step_type
-class Attention(Step, frozen=True, kw_only=True, tag="attention"):
+class Attention(CacheStep, frozen=True, kw_only=True, tag="attention"):
     """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
 
     new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
@@ -100,7 +94,6 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     key_bias: Operand | None = None
     new: NewKeys | None = None
     o: Operand
-    kv: KVSpec
     rotary: Rotary = Rotary()
     new_rotary: Rotary = Rotary()
     q_heads: int
@@ -123,7 +116,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     @property
     def group(self) -> int:
         """Query heads per KV head."""
-        return self.q_heads // self.kv.heads
+        return self.q_heads // self.kv.kv_heads
 
     def widths(self) -> dict[str, int]:
         rows = {"q": self.q_heads * self.kv.key_dim, "o": self.q_heads * self.kv.value_dim}
@@ -153,13 +146,14 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         if new is None:
             return None
         operands = {"k": new.k, "v": new.v, "cos": new.cos, "sin": new.sin}
-        return KvWrite(kernel=self.kernel, layer=self.layer, kv=self.kv, rotary=self.new_rotary, **operands)
+        cached = {"kv": self.kv, "cache": self.cache, "block_size": self.block_size}
+        return KvWrite(kernel=self.kernel, layer=self.layer, rotary=self.new_rotary, **cached, **operands)
 
     def problem(self) -> str:
         if self.write and (reason := self.write.problem()):
             return reason
-        if self.q_heads % self.kv.heads:
-            return f"{self.q_heads} query heads are no multiple of {self.kv.heads} KV heads"
+        if self.q_heads % self.kv.kv_heads:
+            return f"{self.q_heads} query heads are no multiple of {self.kv.kv_heads} KV heads"
         if bool(self.evicts) != self.kv.scored:
             return "what evicts has scores to choose by"
         if self.evicts and (self.window or self.chunk or self.ahead or self.alibi or self.bias):
@@ -174,14 +168,13 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
 
 
 @step_type
-class ChooseKeys(Step, frozen=True, kw_only=True, tag="choose_keys"):
+class ChooseKeys(CacheStep, frozen=True, kw_only=True, tag="choose_keys"):
     """o [width] of q [heads, key_dim] and w [heads] over the cached keys of an index: see compiler/ops/selecting.py."""
 
     OUTPUTS: ClassVar = ("o",)
     q: Operand
     w: Operand
     o: Operand
-    kv: KVSpec
     heads: int
     count: int
     width: int
@@ -190,6 +183,6 @@ class ChooseKeys(Step, frozen=True, kw_only=True, tag="choose_keys"):
         return {"q": self.heads * self.kv.key_dim, "w": self.heads, "o": self.width}
 
     def problem(self) -> str:
-        if self.kv.heads != 1 or not self.kv.shared or self.kv.scored:
+        if self.kv.kv_heads != 1 or not self.kv.shared or self.kv.scored:
             return "an index has one key of a token, and nothing else"
         return "" if 0 < self.count else f"a choice of {self.count} keys"

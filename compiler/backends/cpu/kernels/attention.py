@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from .....runtime.format.kv import KV_DTYPES
+from ....kv_formats import find_kv_format
 from ....ops.selecting import LEFT_OUT
 from ....program.steps.attention import Attention, ChooseKeys, KvWrite
-from ..layouts.elements import KV_TYPES, round_up
+from ..layouts.elements import round_up
 from .base import KernelParams
+from .caches import CPU_CACHES
 
 KEYS = 64  # keys of one chunk, as in attention.h
 ROWS = 4  # query rows of the wide micro-kernels
@@ -23,27 +24,31 @@ class CacheParams(KernelParams[C]):
 
     @classmethod
     def refusal(cls, step: C) -> str:
-        kv = step.kv
-        if kv.dtype not in KV_DTYPES:
-            return f"unknown cache type {kv.dtype!r}"
-        if kv.block_size % 16:
-            return f"blocks of {kv.block_size} tokens: must be a multiple of 16"
+        if reason := CPU_CACHES.refusal(step.cache, step.kv):
+            return reason
+        if step.block_size % 16:
+            return f"blocks of {step.block_size} tokens: must be a multiple of 16"
         return super().refusal(step)
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        header = CPU_CACHES.find(self.step.cache).header
+        return (header,) if header else ()
 
     @property
     def ctype(self) -> str:
         """Of the cache."""
-        return KV_TYPES[self.step.kv.dtype]
+        return CPU_CACHES.find(self.step.cache).ctype
 
     @property
     def integer(self) -> bool:
         """Whether its products are of integers."""
-        return self.step.kv.dtype in ("i8", "i4", "i2")
+        return CPU_CACHES.find(self.step.cache).integer
 
     @property
     def mixed(self) -> bool:
         """Whether its vectors are mixed before they are rounded, see kv.h."""
-        return self.step.kv.dtype in ("i4", "i2")
+        return find_kv_format(self.step.cache).mixed
 
 
 def _interleaved(step: KvWrite | Attention) -> str:
@@ -67,7 +72,9 @@ class ChooseKeysParams(CacheParams[ChooseKeys]):
 
     template: ClassVar[str] = "cpp/attention/choose_keys.cpp.jinja"
 
-    headers: ClassVar[tuple[str, ...]] = ("choose.h",)
+    @property
+    def headers(self) -> tuple[str, ...]:
+        return ("choose.h", *super().headers)
 
     @property
     def left_out(self) -> str:
@@ -110,7 +117,7 @@ class AttentionParams(CacheParams[Attention]):
 
     @property
     def headers(self) -> tuple[str, ...]:
-        return ("evict.h",) if self.step.evicts else ()
+        return (*(("evict.h",) if self.step.evicts else ()), *super().headers)
 
     @property
     def interleaved(self) -> str:
@@ -172,7 +179,7 @@ class AttentionParams(CacheParams[Attention]):
     @property
     def partials(self) -> tuple[int, int]:
         """KV heads, and bytes of the partial outputs of one tile and segment."""
-        return self.step.kv.heads, 4 * self.tile * self.group * (round_up(self.step.kv.value_dim, 16) + 2)
+        return self.step.kv.kv_heads, 4 * self.tile * self.group * (round_up(self.step.kv.value_dim, 16) + 2)
 
     @property
     def scratch_bytes(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 PLAIN = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4}
 C_TYPES = {"f32": "float", "bf16": "Bf16", "f16": "Half", "i32": "int32_t", "bool": "int32_t", "i8": "int8_t"}
-KV_TYPES = {**C_TYPES, "f8": "FiniteE4m3", "i4": "I4", "i2": "I2"}  # of a cache
 
 
 def round_up(value: int, unit: int) -> int:

@@ -15,7 +15,7 @@ from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from ..tiling.attention import MOST_SPLITS, AttentionTiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
-from .kv_cache import LONG, KvWriteKernel, Piece, RotatingKernel, item_size, pieces, product_type
+from .kv_cache import KvWriteKernel, Piece, RotatingKernel, pieces, product_type
 
 JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
 SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
@@ -36,12 +36,12 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @property
     def qk_type(self) -> str:
-        return product_type(self.step.q.dtype, self.step.kv.dtype)
+        return product_type(self.step.q.dtype, self.cached)
 
     @property
     def pv_type(self) -> str:
         """The same of weights times values. Weights times scales of codes may be too small for f16."""
-        return "bfloat16" if self.scaled else LONG[self.step.kv.dtype]
+        return self.cached.product or "bfloat16"
 
     @property
     def unit(self) -> float:
@@ -59,9 +59,9 @@ class AttentionKernel(RotatingKernel[Attention]):
         kv = self.step.kv
         key, value = (sum(piece.width for piece in pieces(dim)) for dim in (kv.key_dim, kv.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
-        cached = 1 / self.packed if self.packed else item_size(kv.dtype)
-        sizes = cached, multiplied, kv.block_size
-        return Workload(kv.heads, self.step.group, key, value, *sizes, shared=kv.shared)
+        cached = 1 / self.packed if self.packed else self.numbers.item_size
+        sizes = cached, multiplied, self.step.block_size
+        return Workload(kv.kv_heads, self.step.group, key, value, *sizes, shared=kv.shared)
 
     @cached_property
     def writer(self) -> KvWriteKernel | None:
@@ -95,7 +95,7 @@ class AttentionKernel(RotatingKernel[Attention]):
         """
         if shape.decode:
             tiling, tiles = decode_tiling(self.workload, tuner), shape.max_tokens
-            if self.step.kv.heads * -(-self.step.group // tiling.heads) > COUNTERS:
+            if self.step.kv.kv_heads * -(-self.step.group // tiling.heads) > COUNTERS:
                 return 1
         elif shape.max_tokens > SPLIT_TOKENS or shape.typical or self.step.ahead:
             return 1
@@ -111,7 +111,7 @@ class AttentionKernel(RotatingKernel[Attention]):
         names = ("seq_starts", "context_lens", "block_tables", "positions", "tree_masks")
         args = self._results(splits) + self.kv_args() + tuple(map(batch_arg, names))
         tiles = Extent(0, (Term("num_tokens", tiling.rows // tiling.heads), Term("num_seqs")))
-        grid = (tiles, Extent(self.step.kv.heads * source.head_parts), Extent(splits))
+        grid = (tiles, Extent(self.step.kv.kv_heads * source.head_parts), Extent(splits))
         attend = LaunchSpec(
             render("triton/attention_mixed.py.jinja", source, self.step), source.entry,
             (*args, size_arg("num_seqs"), size_arg("max_blocks")), grid, tiling.warps, tiling.stages,
@@ -123,7 +123,7 @@ class AttentionKernel(RotatingKernel[Attention]):
             self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps,
             joins=shape.max_tokens <= JOINED,
         )  # fmt: skip
-        grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.heads * source.head_parts), Extent(splits))
+        grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.kv_heads * source.head_parts), Extent(splits))
         rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
         shared = (*STATES, Arg("counters_ptr", "*i32", CountersArg())) if splits > 1 else ()
         written = self.pointers(**{f"new.{name}": f"new_{name}_ptr" for name in ("k", "v", "cos", "sin")})
@@ -216,7 +216,7 @@ class AttentionSource:
     @property
     def one_page(self) -> bool:
         """Whether a tile never reaches over the end of a page."""
-        return self.layer.step.kv.block_size % self.tile == 0
+        return self.layer.step.block_size % self.tile == 0
 
     @property
     def value_pieces(self) -> tuple[Piece, ...]:

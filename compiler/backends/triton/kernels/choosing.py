@@ -31,7 +31,7 @@ class ChooseKeysKernel(KvKernel[ChooseKeys]):
     @property
     def qk_type(self) -> str:
         """Triton's type of both operands of a product."""
-        return product_type(self.step.q.dtype, self.step.kv.dtype)
+        return product_type(self.step.q.dtype, self.cached)
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         return {"scores": 4 * shape.max_tokens * self.step.width}

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, TypeVar
 
-from .....runtime.format.elements import ITEM_SIZE
-from .....runtime.format.kv import KV_DTYPES, SCALED, KVLayer, vector_bytes
+from .....runtime.format.kv_numbers import KVNumbers
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
+from ....kv_formats import find_kv_format
 from ....ops.kept import MIXED_BLOCK
 from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ...render import render
-from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
+from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
+from .caches import LONG, TRITON_CACHES, CacheElements
 
-KV_ALIGN = 16  # bytes that each key and value takes a multiple of: what one copy to shared memory takes
 _ROWS = 16  # (token, head) pairs that one program writes
 C = TypeVar("C", KvWrite, Attention, ChooseKeys)
 R = TypeVar("R", KvWrite, Attention)
-LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,17 @@ class KvKernel(StepKernel[C]):
 
     @classmethod
     def refusal(cls, step: C) -> str:
-        if step.kv.dtype not in KV_DTYPES:
-            return f"unknown cache type {step.kv.dtype!r}"
-        if step.kv.align % KV_ALIGN:
-            return f"vectors of the cache begin at multiples of {step.kv.align} bytes, not of {KV_ALIGN}"
-        if step.kv.scored:
-            return "tokens chosen by their attention: there are no kernels for GPUs"
-        return super().refusal(step)
+        return TRITON_CACHES.refusal(step.cache, step.kv) or super().refusal(step)
+
+    @property
+    def numbers(self) -> KVNumbers:
+        """The sizes of what the cache holds."""
+        return find_kv_format(self.step.cache).numbers
+
+    @property
+    def cached(self) -> CacheElements:
+        """How pages are read and written."""
+        return TRITON_CACHES.find(self.step.cache)
 
     @property
     def key_pad(self) -> int:
@@ -103,13 +106,18 @@ class KvKernel(StepKernel[C]):
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache holds codes with scales."""
-        return self.step.kv.dtype in SCALED
+        """Whether something lies beside each vector, that its elements are multiplied by."""
+        return self.numbers.scaled
+
+    @property
+    def coded(self) -> bool:
+        """Whether elements are codes, which macros make and read."""
+        return bool(self.cached.macros)
 
     @property
     def packed(self) -> int:
         """Codes in a byte; 0 where elements are not packed."""
-        return {"i4": 2, "i2": 4}.get(self.step.kv.dtype, 0)
+        return self.numbers.per_byte
 
     @property
     def top(self) -> int:
@@ -138,7 +146,7 @@ class KvKernel(StepKernel[C]):
         return self.packed > 0 or (self.key_width, self.value_width) != (kv.key_dim, kv.value_dim)
 
     def _width(self, dim: int) -> int:
-        return vector_bytes(dim, self.step.kv.dtype, self.step.kv.align) // item_size(self.step.kv.dtype)
+        return self.numbers.vector_bytes(dim, self.step.kv.align) // self.numbers.item_size
 
     @property
     def key_width_pad(self) -> int:
@@ -154,18 +162,16 @@ class KvKernel(StepKernel[C]):
 
     @property
     def _page_bytes(self) -> int:
-        kv = self.step.kv
-        layer = KVLayer(kv.heads, kv.key_dim, kv.value_dim, shared=kv.shared, align=kv.align)
-        return layer.block_bytes(kv.block_size, kv.dtype)
+        return self.step.kv.block_bytes(self.step.block_size, self.numbers)
 
     @property
     def page_stride(self) -> int:
-        return self._page_bytes // item_size(self.step.kv.dtype)
+        return self._page_bytes // self.numbers.item_size
 
     @property
     def values_offset(self) -> int:
         kv = self.step.kv
-        return 0 if kv.shared else kv.heads * kv.block_size * self.key_width
+        return 0 if kv.shared else kv.kv_heads * self.step.block_size * self.key_width
 
     @property
     def scale_page_stride(self) -> int:
@@ -175,12 +181,12 @@ class KvKernel(StepKernel[C]):
     @property
     def key_scales_offset(self) -> int:
         kv = self.step.kv
-        return (kv.heads * kv.block_size * (self.key_width + (0 if kv.shared else self.value_width)) + 3) // 4
+        return (kv.kv_heads * self.step.block_size * (self.key_width + (0 if kv.shared else self.value_width)) + 3) // 4
 
     @property
     def value_scales_offset(self) -> int:
         kv = self.step.kv
-        return self.key_scales_offset + (0 if kv.shared else kv.heads * kv.block_size)
+        return self.key_scales_offset + (0 if kv.shared else kv.kv_heads * self.step.block_size)
 
     @property
     def key_pieces(self) -> tuple[Piece, ...]:
@@ -190,18 +196,12 @@ class KvKernel(StepKernel[C]):
     def kv_args(self) -> tuple[Arg, ...]:
         """The layer's pages, and their scales if there are any: float32, or two half floats in an integer."""
         scales = (Arg("scales_ptr", "*i32" if self.packed else "*fp32", KVArg()),) if self.scaled else ()
-        return (Arg("kv_ptr", "*" + ELEMENTS.get(self.step.kv.dtype, "u8"), KVArg()), *scales)
+        return (Arg("kv_ptr", "*" + self.cached.element, KVArg()), *scales)
 
 
-def product_type(q: str, cached: str) -> str:
+def product_type(q: str, cached: CacheElements) -> str:
     """Triton's type of both operands of q k': that of the cache, or for codes, of q, or else the wider in range."""
-    kind = q if cached in SCALED else cached
-    return "bfloat16" if cached in SCALED and kind == "f32" else LONG[kind]
-
-
-def item_size(dtype: str) -> int:
-    """Bytes of an element of a page."""
-    return ITEM_SIZE.get(dtype, 1)
+    return cached.product or ("bfloat16" if q == "f32" else LONG[q])
 
 
 @dataclass(frozen=True)
@@ -223,11 +223,11 @@ class KvWriteKernel(RotatingKernel[KvWrite]):
 
     @property
     def heads_per_program(self) -> int:
-        return min(self.step.kv.heads, _ROWS)
+        return min(self.step.kv.kv_heads, _ROWS)
 
     @property
     def tokens_per_program(self) -> int:
-        return max(1, _ROWS // self.step.kv.heads)
+        return max(1, _ROWS // self.step.kv.kv_heads)
 
     @property
     def rows_per_program(self) -> int:
@@ -236,10 +236,10 @@ class KvWriteKernel(RotatingKernel[KvWrite]):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         args = self.pointers(k="k_ptr", v="v_ptr", cos="cos_ptr", sin="sin_ptr") + self.kv_args()
         args += (batch_arg("positions"), batch_arg("slot_mapping"), size_arg("num_tokens"))
-        parts = -(-self.step.kv.heads // self.heads_per_program)
+        parts = -(-self.step.kv.kv_heads // self.heads_per_program)
         grid = (extent("num_tokens", self.tokens_per_program), Extent(parts), Extent(1))
         moves = (*self.kv_args(), batch_arg("moves"), size_arg("num_moves"))
-        heads_if_any = extent("num_moves", 1 << 30, self.step.kv.heads)
+        heads_if_any = extent("num_moves", 1 << 30, self.step.kv.kv_heads)
         return (
             LaunchSpec(render("triton/kv_move.py.jinja", self, self.step), "kv_move", moves, (heads_if_any, ONE, ONE)),
             LaunchSpec(render(self.template, self, self.step), self.entry, args, grid),

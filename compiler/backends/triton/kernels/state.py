@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from .....runtime.format.kv import KVLayer
+from .....runtime.format.kv_numbers import KV_NUMBERS
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, ScratchArg, extent
 from ....program.steps import state as steps
@@ -29,7 +30,8 @@ class StateKernel(StepKernel[S]):
 
     @property
     def state_stride(self) -> int:
-        return KVLayer(state=self.step.state).block_bytes(self.step.block_size, "f32") // (2 if self.rounded else 4)
+        nbytes = KVLayer(state=self.step.state).block_bytes(self.step.block_size, KV_NUMBERS["f32"])
+        return nbytes // (2 if self.rounded else 4)
 
     def state_args(self) -> tuple[Arg, ...]:
         """What triton/state.py.jinja reads."""

@@ -1,0 +1,45 @@
+"""The KV formats that the Triton backend has. Another package adds its own with `TRITON_CACHES.register`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .....runtime.format.kv import KVLayer
+from ...cache_table import CacheTable
+
+KV_ALIGN = 16  # bytes that each key and value takes a multiple of: what one copy to shared memory takes
+LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+@dataclass(frozen=True)
+class CacheElements:
+    """What kernels read of a page: elements of the Triton type `element`.
+
+    product: Triton's type of what they are multiplied as; "" for codes, which are brought to the type of the queries.
+    macros: a template with macros `unpack` and `pack`, of the Triton functions `numbers` (what codes stand for, but for
+    what lies beside them) and `quantize` (codes of float32 rows, and their scales where numbers are scaled), or `pack`
+    of packed codes. "" for floats as they are.
+    """
+
+    element: str
+    product: str = ""
+    macros: str = ""
+
+    def refusal(self, layer: KVLayer) -> str:
+        """Why a layer's pages cannot be read so; "" if they can."""
+        if layer.align % KV_ALIGN:
+            return f"vectors of the cache begin at multiples of {layer.align} bytes, not of {KV_ALIGN}"
+        return "tokens chosen by their attention: there are no kernels for GPUs" if layer.scored else ""
+
+
+TRITON_CACHES: CacheTable[CacheElements] = CacheTable("Triton")
+_KINDS = {
+    "f32": CacheElements("fp32", "float32"), "bf16": CacheElements("bf16", "bfloat16"),
+    "f16": CacheElements("fp16", "float16"),
+    "i8": CacheElements("i8", macros="triton/kv/int8.py.jinja"),
+    "f8": CacheElements("u8", macros="triton/kv/float8.py.jinja"),
+    "i4": CacheElements("u8", macros="triton/kv/mixed4.py.jinja"),
+    "i2": CacheElements("u8", macros="triton/kv/mixed2.py.jinja"),
+}  # fmt: skip
+for _name, _kind in _KINDS.items():
+    TRITON_CACHES.register(_name, _kind)

@@ -1,0 +1,21 @@
+"""The names that `icc opt -p` takes: passes of the graph, and behind them rewrites of its steps. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import UsageError
+
+STEP_NAMES = ("lower", "fuse-epilogues", "join-norms", "code-rows")  # a test compares them with program/rewrites.py
+
+
+def split(passes: str) -> tuple[str, tuple[str, ...]]:
+    """The graph's passes of a list, and the step rewrites behind them. UsageError where a pass follows a rewrite."""
+    names = [name.strip() for name in re.split(r",(?![^{]*})", passes)]
+    first = next((at for at, name in enumerate(names) if name in STEP_NAMES), len(names))
+    late = [name for name in names[first:] if name not in STEP_NAMES]
+    if late:
+        raise UsageError(
+            f"{late[0]} is a pass of the graph, which {names[first]} has turned into steps", "give it first"
+        )
+    return ",".join(names[:first]), tuple(names[first:])

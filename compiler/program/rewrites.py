@@ -1,0 +1,66 @@
+"""The step rewrites in their order, and what runs them: each is timed, and the program verified behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .builder import ProgramBuilder
+from .coded_rows import CodeRows
+from .epilogue import FuseEpilogues
+from .joined_norms import JoinNorms
+from .profile import Profile
+from .program import Program
+from .rewrite import StepRewrite
+from .verify import verify_steps
+
+REWRITES: tuple[StepRewrite, ...] = (FuseEpilogues(), JoinNorms(), CodeRows())
+LOWER = "lower"  # what reports call the walk over the graph that makes the steps
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    """What a rewrite did: seconds, how many steps it rewrote, and how many there are afterwards."""
+
+    name: str
+    seconds: float
+    count: int
+    steps: int
+
+
+Observer = Callable[[RewriteReport, Program], None]
+
+
+def find_rewrite(name: str) -> StepRewrite:
+    """The rewrite of that name; UsageError if there is none."""
+    for item in REWRITES:
+        if item.name == name:
+            return item
+    raise UsageError(f"there is no step rewrite {name!r}", f"rewrites: {', '.join(item.name for item in REWRITES)}")
+
+
+def run_rewrites(
+    builder: ProgramBuilder,
+    profile: Profile,
+    program: Callable[[], Program],
+    observe: Observer,
+    rewrites: tuple[StepRewrite, ...] = REWRITES,
+) -> None:
+    """Run those of `rewrites` that the back end has kernels for.
+
+    program: the program as the builder has it now, without places in memory. observe: is told of the lowering and of
+    each rewrite. VerifyError naming the rewrite behind which a step reads what is not there, or of another type.
+    """
+    _observed(LOWER, 0.0, len(builder.records), program(), observe)
+    for item in rewrites:
+        if item.applies(profile):
+            start = time.perf_counter()
+            count = item.run(builder, profile)
+            _observed(item.name, time.perf_counter() - start, count, program(), observe)
+
+
+def _observed(name: str, seconds: float, count: int, program: Program, observe: Observer) -> None:
+    verify_steps(program, name)
+    observe(RewriteReport(name, seconds, count, len(program.steps)), program)

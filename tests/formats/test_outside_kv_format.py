@@ -1,0 +1,105 @@
+"""A KV format that no file of icc knows, that of docs/extending.md, works on both back ends as its reference says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import icc
+import msgspec
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from acme_package import write_acme
+from building import build
+from icc.compiler import kv_formats
+from icc.compiler.errors import UsageError
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.together import MODEL, run_together
+from icc.compiler.options import CompileOptions
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.passes.quantize.cache_damage import cache_readers, rounding
+from icc.runtime.errors import KVLayoutError
+from icc.runtime.format.kv_numbers import KV_NUMBERS, KVNumbers
+from icc.runtime.format.load import open_engine
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.programs import check_agreement
+
+IDS = [(7 * i + 3) % 119 for i in range(19)]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The page's package as if it were installed, and not a trace of its format afterwards."""
+    folder = tmp_path_factory.mktemp("site")
+    write_acme(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(kv_formats, "_FORMATS", dict(kv_formats._FORMATS))
+        yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "llama"
+    tiny_models.save_tiny(tiny_models.tiny_configs()["llama"], path)
+    return path
+
+
+def away(graph: Graph, found: np.ndarray) -> tuple[float, float]:
+    """How far logits are from those of the graph with keys and values rounded so, and these from the graph's own, as
+    shares of the largest."""
+    rounded = {
+        node: rounding(kv_formats.find_kv_format("sq8"))
+        for readers in cache_readers(graph).values()
+        for node in readers
+    }
+    logits = {made.variant: made.logits.numpy() for made in run_together(graph, [IDS], [rounded])}
+    scale = np.abs(logits[0]).max()
+    return np.abs(found - logits[0]).max() / scale, np.abs(logits[MODEL] - logits[0]).max() / scale
+
+
+def test_the_format_keeps_what_it_says(package: None) -> None:
+    form, x = kv_formats.find_kv_format("sq8"), torch.randn(5, 3, 24, generator=torch.Generator().manual_seed(0))
+    codes, scales = form.encode(x)
+    assert codes.dtype == torch.int8 and codes.shape == x.shape and scales is not None and scales.shape == (5, 3, 1)
+    assert torch.equal(form.kept(form.kept(x)), form.kept(x)) and (form.kept(x) - x).abs().max() < 0.03
+    assert "sq8" in kv_formats.cache_options() and "sq8" not in KV_NUMBERS
+
+
+def test_on_the_cpu(package: None, model: Path, tmp_path: Path) -> None:
+    """The engine says itself what its cache is: the runtime has no table with that name."""
+    icc.compile(model, tmp_path / "e", target="native", kv_cache="sq8")
+    engine = open_engine(tmp_path / "e")
+    [group] = engine.program.kv.groups
+    assert (group.dtype, group.stored) == ("sq8", KVNumbers("sq8", 8, scaled=True))
+    graph = load_graph(model)
+    for phase in (pipelines.canonicalize(), pipelines.attention(), pipelines.fuse()):
+        run_passes(graph, phase, PassContext())
+    with icc.load(tmp_path / "e", threads=1, verify_answers=True) as llm:
+        off, lost = away(graph, llm.logits(IDS))
+    assert off < 0.3 * lost
+    for stored, said in ((None, "of type 'sq8', this runtime has f32"), (KVNumbers("sq8", 5), "elements of 5 bits")):
+        layout = msgspec.structs.replace(engine.program.kv, groups=(msgspec.structs.replace(group, stored=stored),))
+        with pytest.raises(KVLayoutError, match=said):
+            check_agreement(engine.manifest, msgspec.structs.replace(engine.program, kv=layout), "main")
+
+
+def test_in_the_interpreted_plan(package: None, model: Path) -> None:
+    engine = build(model, "none", Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=16), block_size=4, kv="sq8")
+    with engine.llm() as llm:
+        off, lost = away(engine.graph, llm.logits(IDS))
+    assert off < 0.02 and lost > 0  # products are of bf16, which rounds as much as codes do
+
+
+def test_a_format_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        CompileOptions(tmp_path, tmp_path / "e", kv_cache="sq9")
+    assert "--kv-cache 'sq9' is unknown" in str(error.value) and "int8" in str(error.value.hint)
