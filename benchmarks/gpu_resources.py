@@ -24,7 +24,7 @@ from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs
 from icc.compiler.backends.triton.plan import Planned, PlannedPhase, kernel_of, make_plan, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.backends.triton.tiling.linear import Machine, pick
+from icc.compiler.backends.triton.tiling.linear import LinearTilings, pick
 from icc.compiler.backends.triton.tiling.tuned import load_tuned
 from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import make_plan as plan_model
@@ -62,7 +62,7 @@ def phase_row(program: Program, limits: Limits, phase: PlannedPhase, target: Tar
         kernel = kernel_of(step)
         if isinstance(kernel, LinearKernel):
             facts = kernel.product(tokens, target.level)
-            modelled += Machine(target).seconds(facts, pick(facts, tuner))
+            modelled += LinearTilings(target).seconds(facts, pick(facts, tuner))
             read += (facts.matrix_bytes + 2 * facts.k * tokens) / (target.bandwidth * 1e9)
             peak = target.peak_i8 if facts.eight else target.peak_f16
             done += 2.0 * facts.columns * facts.parts * facts.k * tokens / (peak * 1e12)

@@ -29,7 +29,7 @@ from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.backends.triton.tiling.linear import LinearTiling
+from icc.compiler.backends.triton.tiling.machine import LinearTiling
 from icc.compiler.ops.body import Body
 from icc.compiler.program.layout import Stored
 from icc.compiler.program.steps import linear as steps

@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # a text that is completed as it is needs none of these
     from .embed_prompts import EmbedOptions
     from .grammars.constraints import Grammars
     from .reading.formats import AnswerFormat
-    from .reading.tools import Tools
     from .requests.sampler import Constrain
     from .templates.template import ChatTemplate
 
@@ -209,22 +208,17 @@ class Prompting:
         return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
 
     def _chat(self, messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Query:
+        from .chat_turn import ChatTurn
         from .reading.tools import offered
 
         parallel = options.get("parallel_tool_calls") is not False
         tools = offered(options.get("tools"), options.get("tool_choice"), parallel)
         self._check_template()
         given = self.given(prepared(messages), tools.shown, options)
-        turn = self.turn(given, tools, "" if params is None else _source_of(params))
+        turn = ChatTurn(given, self.form, tools, "" if params is None else _source_of(params))
         prompt = turn.prompt(self._rendered(given))
         token_ids = self._encode_rendered(prompt)
         return self.answer(turn, prompt, token_ids, self.chat_params(params, len(token_ids)))
-
-    def turn(self, given: TemplateInput, tools: Tools, grammar: str = "") -> ChatTurn:
-        """An answer that a conversation waits for; see ChatTurn, which says what is refused."""
-        from .chat_turn import ChatTurn
-
-        return ChatTurn(given, self.form, tools, grammar)
 
     def answer(self, turn: ChatTurn, prompt: str, token_ids: Sequence[int], params: SamplingParams) -> Query:
         """The query for an answer: `prompt` is what the turn makes of the rendered text, `token_ids` are its tokens."""

@@ -15,10 +15,14 @@ import torch
 from acme_package import write_acme
 from building import build
 from icc.compiler import kv_formats
+from icc.compiler.backends.cpu.kernels.caches import CPU_CACHES, CacheType
+from icc.compiler.backends.render import add_templates
+from icc.compiler.backends.triton.kernels.caches import TRITON_CACHES, CacheElements
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.together import MODEL, run_together
+from icc.compiler.kv_formats import KVFormat
 from icc.compiler.options import CompileOptions
 from icc.passes import pipelines
 from icc.passes.base import PassContext
@@ -29,6 +33,7 @@ from icc.runtime.format.kv_numbers import KV_NUMBERS, KVNumbers
 from icc.runtime.format.load import open_engine
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.programs import check_agreement
+from torch import Tensor
 
 IDS = [(7 * i + 3) % 119 for i in range(19)]
 
@@ -53,13 +58,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def away(graph: Graph, found: np.ndarray) -> tuple[float, float]:
+class Unscaled(KVFormat):
+    """8-bit floats (e5m2) as they are."""
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return x.to(torch.float8_e5m2).view(torch.uint8), None
+
+    def decode(self, codes: Tensor, beside: Tensor | None, dim: int) -> Tensor:
+        return codes.view(torch.float8_e5m2).float()
+
+
+UNSCALED = Unscaled(KVNumbers("e5m2", 8), "1 byte, 8-bit floats (e5m2)", 0.3)
+add_templates(Path(__file__).with_name("templates"))
+CPU_CACHES.register("e5m2", CacheType("E5m2", header="e5m2.h"))
+TRITON_CACHES.register("e5m2", CacheElements("u8", macros="e5m2.py.jinja"))
+
+
+def away(graph: Graph, found: np.ndarray, name: str = "sq8") -> tuple[float, float]:
     """How far logits are from those of the graph with keys and values rounded so, and these from the graph's own, as
     shares of the largest."""
     rounded = {
-        node: rounding(kv_formats.find_kv_format("sq8"))
-        for readers in cache_readers(graph).values()
-        for node in readers
+        node: rounding(kv_formats.find_kv_format(name)) for readers in cache_readers(graph).values() for node in readers
     }
     logits = {made.variant: made.logits.numpy() for made in run_together(graph, [IDS], [rounded])}
     scale = np.abs(logits[0]).max()
@@ -97,6 +116,17 @@ def test_in_the_interpreted_plan(package: None, model: Path) -> None:
     with engine.llm() as llm:
         off, lost = away(engine.graph, llm.logits(IDS))
     assert off < 0.02 and lost > 0  # products are of bf16, which rounds as much as codes do
+
+
+def test_one_without_scales(package: None, model: Path, tmp_path: Path) -> None:
+    kv_formats.register_kv_format(UNSCALED)
+    limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=16)
+    plan = build(model, "none", limits, block_size=4, kv="e5m2")
+    icc.compile(model, tmp_path / "e", target="native", kv_cache="e5m2", max_seq_len=24)
+    with icc.load(tmp_path / "e", threads=1) as cpu, plan.llm() as gpu:
+        for llm in (cpu, gpu):
+            off, lost = away(plan.graph, llm.logits(IDS), "e5m2")
+            assert off < 0.3 * lost
 
 
 def test_a_format_that_nobody_has_is_refused(tmp_path: Path) -> None:

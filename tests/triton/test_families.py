@@ -15,6 +15,7 @@ from building import GpuEngine, build
 from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.together import run_together
+from icc.compiler.kv_formats import find_kv_format
 from icc.passes.quantize.cache_damage import rounding
 from icc.runtime.batch.scheduled import Draft
 from icc.runtime.format.kv_numbers import KV_NUMBERS
@@ -125,7 +126,7 @@ def test_layers_whose_caches_have_types_of_their_own(tiny: Any, tmp_path: Path) 
     engine = build(tmp_path, "none", LIMITS, block_size=4, kv_dtypes={0: "i8", 1: "i4"})
     assert [group.dtype for group in engine.program.kv.groups] == ["i8", "i4"]
     calls = [node for node in engine.graph.nodes if "paged_attention" in str(node.target)]
-    kept = [dict(zip(calls, map(rounding, ("i8", "i4")), strict=True))]
+    kept = [dict(zip(calls, map(rounding, map(find_kv_format, ("i8", "i4"))), strict=True))]
     ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
     plain, rounded = (found.logits.numpy() for found in run_together(engine.graph, [ids], kept))
     with engine.llm(FEW_BLOCKS) as llm:

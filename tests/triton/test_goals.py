@@ -8,7 +8,7 @@ import pytest
 from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.plan import phase_shapes
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
-from icc.compiler.backends.triton.tiling.linear import ROWS, Machine, pick
+from icc.compiler.backends.triton.tiling.linear import ROWS, LinearTilings, pick
 from icc.compiler.engine.manifest import default_steps
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
@@ -22,7 +22,7 @@ def modelled(kernel: LinearKernel, rows: int, target: str) -> tuple[Config, floa
     tuner = Tuner(TARGETS[target])
     facts = kernel.product(rows, tuner.target.level)
     config = pick(facts, tuner)
-    return config, Machine(tuner.target).seconds(facts, config)
+    return config, LinearTilings(tuner.target).seconds(facts, config)
 
 
 @pytest.mark.parametrize("target", GPUS)

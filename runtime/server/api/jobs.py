@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...chat_options import TemplateOptions
+from ...chat_turn import ChatTurn
 from ...errors import RequestError
 from ...query import Query
 from ...reading.answer import MakeReader
@@ -150,7 +151,7 @@ class Jobs:
             raise conflict("prompt_logprobs: a streamed answer cannot have them", "prompt_logprobs")
         if offer.must and grammar:
             raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
-        turn = prompting.turn(self._given(request, offer), offer, grammar)
+        turn = ChatTurn(self._given(request, offer), prompting.form, offer, grammar)
         prompt = turn.prompt(await self._sandbox.render(turn.given))
         tokens = await self._encode_prompt(request, prompt)
         logprobs = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None

@@ -11,15 +11,16 @@ import msgspec
 from .....runtime.format.manifest import Limits
 from .....runtime.format.operands import Operand
 from .....runtime.format.plan import CountersArg, Extent, OperandArg, ScratchArg, Term, extent
-from ....program.coded_rows import micro_words
 from ....program.steps import linear as steps
 from ...render import render
 from ..bounds.forms import Number
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, batch_arg
 from ..tiling.choice import Tuner
-from ..tiling.linear import INLINE, LinearTiling, ProductFacts, pick
+from ..tiling.linear import pick
+from ..tiling.machine import LinearTiling
+from ..tiling.product import ProductFacts, ProductMode
 from .epilogue import epilogue_operands
-from .linear_around import EIGHT_BITS, RowsSource, SortSource, UnpackSource
+from .linear_around import RowsSource, SortSource, UnpackSource
 from .linear_source import ProductSource
 from .product import P, WeightProduct
 
@@ -37,9 +38,9 @@ class ProductKernel(WeightProduct[P]):
 
     template: ClassVar[str] = "triton/linear"
 
-    def _codes_rows(self, tile: LinearTiling, shape: Shape, mode: str) -> bool:
+    def _codes_rows(self, tile: LinearTiling, shape: Shape, mode: ProductMode) -> bool:
         """Whether a kernel brings rows to 8 bits first."""
-        return mode in EIGHT_BITS and not self.coded and not _inline(tile, shape, mode)
+        return mode.eight and not self.coded and not mode.inline(bool(tile.decode), shape.max_tokens)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         launches = self._products(shape, tuner)
@@ -63,8 +64,7 @@ class ProductKernel(WeightProduct[P]):
         mode = self.mode(tuner.target.level)
         if self._codes_rows(tile, shape, mode):
             rows = shape.max_tokens * (self.topk if self.x_per_slot else 1)
-            scales = micro_words(self.step.k) if mode == "mxfp8" else 1
-            areas |= {"codes": rows * self.step.k, "scales": 4 * rows * scales}
+            areas |= {"codes": rows * self.step.k, "scales": 4 * rows * mode.scale_words(self.step.k)}
         if tile.splits > 1:
             parts, tiles = len(epilogue_operands(self.step).parts), self._tiles(tile, shape)
             values = tiles * tile.m * tile.n if tile.merges(tiles) else shape.max_tokens * self.step.columns
@@ -130,29 +130,27 @@ class ProductKernel(WeightProduct[P]):
 
     def _decode(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
         mode = self.mode(tuner.target.level)
-        inline = not self.coded and _inline(tile, shape, mode)
-        args = [*self._read_args("" if inline else mode).values(), *self._padding(shape)]
-        kind = {"blocks": "wide", "mxfp8": "wide", "int8": "eight", "fp8": "eight"}.get(mode, mode)
-        columns, name = Extent(-(-self.step.columns // tile.n)), f"decode_{kind}"
+        inline = not self.coded and mode.inline(bool(tile.decode), shape.max_tokens)
+        args = [*self._read_args(None if inline else mode).values(), *self._padding(shape)]
+        columns, name = Extent(-(-self.step.columns // tile.n)), mode.decode_template
         if self.experts:
             return self._spec(name, tile, tuner, args, (columns, self._slots, ONE))
         if len(more := self._counted(tile, shape)) > 1:
             args += more
         return self._spec(name, tile, tuner, [*args, self.count], (columns, ONE, ONE))
 
-    def _rows(self, mode: str) -> LaunchSpec:
+    def _rows(self, mode: ProductMode) -> LaunchSpec:
         """x in 8 bits, in scratch."""
         source = RowsSource(self, mode)
-        name = "rows_micro" if mode == "mxfp8" else "rows"
-        text = render(f"{self.template}/{name}.py.jinja", source, self.step)
+        text = render(f"{self.template}/{mode.rows_template}.py.jinja", source, self.step)
         args = (self._args()["x_ptr"], *_row_scratch(mode), self.count)
         rows = self._slots if self.x_per_slot else extent(self.num_rows)
         return LaunchSpec(text, "linear_rows", args, (rows, ONE, ONE), num_warps=source.warps)
 
-    def _read_args(self, mode: str) -> dict[str, Arg]:
+    def _read_args(self, mode: ProductMode | None) -> dict[str, Arg]:
         """All operands, with what `_rows` leaves in place of x."""
         args = self._args()
-        if mode not in EIGHT_BITS:
+        if mode is None or not mode.eight:
             return args
         given = self.pointers(**{"x_coded.codes": "codes_ptr", "x_coded.scales": "scales_ptr"})
         return {arg.name: arg for arg in (*(given or _row_scratch(mode)), *args.values()) if arg.name != "x_ptr"}
@@ -177,10 +175,9 @@ class ProductKernel(WeightProduct[P]):
         tiles = Extent(
             blocks.constant * columns, tuple(Term(t.size, t.divide, t.times * columns) for t in blocks.terms)
         )
-        name = {"mxfp8": "scaled", "int8": "w8a8", "fp8": "w8a8"}.get(mode, "tile")
         more = self._counted(tile, shape) if merges else []
         grid = (tiles, Extent(tile.splits), ONE)
-        many = self._spec(name, tile, tuner, [*args.values(), *more, self.count], grid)
+        many = self._spec(mode.tile_template, tile, tuner, [*args.values(), *more, self.count], grid)
         return (many,) if merges or tile.splits == 1 else (many, *self._reduce(tile, tuner))
 
     def _counted(self, tile: LinearTiling, shape: Shape) -> list[Arg]:
@@ -252,19 +249,13 @@ def _behind(spec: LaunchSpec) -> LaunchSpec:
     return replace(spec, args=tuple(args))
 
 
-def _inline(tile: LinearTiling, shape: Shape, mode: str) -> bool:
-    """Whether programs of few rows make codes of 8 bits themselves, where those are wanted."""
-    return bool(tile.decode) and (mode == "mxfp8" or shape.max_tokens <= INLINE)
-
-
 def _typed(operand: Operand, kind: str) -> Operand:
     """An operand of another element type."""
     return msgspec.structs.replace(operand, dtype=kind)
 
 
-def _row_scratch(mode: str) -> tuple[Arg, Arg]:
-    scales = _scratch("scales", "*i32" if mode == "mxfp8" else "*fp32")
-    return _scratch("codes", "*i8" if mode == "int8" else "*u8"), scales
+def _row_scratch(mode: ProductMode) -> tuple[Arg, Arg]:
+    return _scratch("codes", mode.codes_type), _scratch("scales", mode.scales_type)
 
 
 def _scratch(name: str, kind: str = "*i32") -> Arg:

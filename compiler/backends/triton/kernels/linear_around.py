@@ -9,9 +9,9 @@ from typing import Any
 from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
 from ..tiling.choice import power_of_two
+from ..tiling.product import ProductMode
 from .product import WeightProduct
 
-EIGHT_BITS = ("int8", "fp8", "mxfp8")  # modes in which rows are brought to 8 bits first
 MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
 
 
@@ -42,10 +42,10 @@ class SortSource:
 
 @dataclass(frozen=True)
 class RowsSource:
-    """The rows of a product in 8 bits. mode: "int8", "fp8" or "mxfp8"."""
+    """The rows of a product in 8 bits, as its mode takes them."""
 
     op: WeightProduct[Any]
-    mode: str
+    mode: ProductMode
 
     @property
     def lanes(self) -> int:
@@ -65,7 +65,7 @@ class RowsSource:
     @property
     def as_bits(self) -> str:
         """Makes codes what is stored."""
-        return "" if self.mode == "int8" else ".to(tl.uint8, bitcast=True)"
+        return "" if self.mode.exact else ".to(tl.uint8, bitcast=True)"
 
     @property
     def words(self) -> int:

@@ -11,7 +11,8 @@ from ....program.layout import Layout
 from ....weights.formats.float8 import Float8
 from ..spec import Arg
 from ..tiling.choice import power_of_two
-from ..tiling.linear import LinearTiling, sums_of_steps, whole_groups
+from ..tiling.machine import LinearTiling, sums_of_steps, whole_groups
+from ..tiling.product import ProductMode
 from .body import translate
 from .epilogue import EpilogueOperands, ExtraOperand, Part, epilogue_operands
 from .norm import NormKernel
@@ -34,7 +35,7 @@ class ProductSource:
         return self.level > 0
 
     @property
-    def mode(self) -> str:
+    def mode(self) -> ProductMode:
         return self.op.mode(self.level)
 
     @property
@@ -94,12 +95,12 @@ class ProductSource:
     @property
     def eight(self) -> bool:
         """Whether rows are multiplied in 8 bits, with a scale each."""
-        return self.mode in ("int8", "fp8")
+        return self.mode.scaled_rows
 
     @property
     def micro(self) -> bool:
         """Whether they are, with a power of two per 32 values."""
-        return self.mode == "mxfp8"
+        return self.mode.powers
 
     @property
     def inline(self) -> bool:
@@ -150,16 +151,16 @@ class ProductSource:
     @property
     def as_rows(self) -> str:
         """Makes a pointer to bytes one to the elements of x."""
-        return ".to(tl.pointer_type(tl.float8e4nv))" if self.mode in ("fp8", "mxfp8") else ""
+        return self.mode.row_pointer
 
     @property
     def in_steps(self) -> bool:
         """Whether the sum of each step is added to the others in float32."""
-        return self.mode == "fp8" and sums_of_steps(self.level)
+        return self.mode.floats and sums_of_steps(self.level)
 
     @property
     def sum_type(self) -> str:
-        return "tl.int32" if self.mode == "int8" else "tl.float32"
+        return "tl.int32" if self.mode.exact else "tl.float32"
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class ProductSource:
         Not of codes: on an H100 a step of these took 2 to 4 % longer than without.
         """
         row, threads = 2 * self.op.step.k, 32 * self.tile.warps
-        if self.op.experts or self.mode != "dense" or row % ASKED:
+        if self.op.experts or not self.mode.dense or row % ASKED:
             return []
         number, found = f"tl.arange(0, {threads})", []
         each = max(threads // self.tile.n, 1)
@@ -280,7 +281,7 @@ class ProductSource:
     @property
     def widen(self) -> str:
         """Operands of different types are multiplied in float32."""
-        return ".to(tl.float32)" if self.mode == "wide" else ""
+        return ".to(tl.float32)" if self.mode.wide else ""
 
     # -- the epilogue and the arguments -------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from ....program.steps.base import QuantizedRows
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import StepKernel
+from ..tiling.modes.table import mode_of
+from ..tiling.product import ProductMode
 from .norm import NormKernel
 
 P = TypeVar("P", bound=steps.Product)
@@ -76,19 +78,9 @@ class WeightProduct(StepKernel[P]):
         """How W lies in memory, where it has codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
-    def mode(self, level: int) -> str:
-        """How operands meet on a GPU of that compute capability, 0 for HIP: "dense", "codes" and "blocks" in 16 bits on
-        matrix units, "int8" and "fp8" in 8, "mxfp8" in 8 and 4, "wide" in float32. "blocks" of few rows and "mxfp8" of
-        one meet in float32, too."""
-        eight = self.codes.rows8(level) if self.codes else ""
-        if eight and not (eight == "int8" and self.experts):  # whose rows nobody has smoothed
-            return eight
-        narrow = self.x.dtype in ("bf16", "f16")
-        if self.codes:
-            if narrow and self.codes.fits_matrix_units:
-                return "codes"
-            return "blocks" if narrow and self.codes.as_values else "wide"
-        return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
+    def mode(self, level: int) -> ProductMode:
+        """How operands meet on a GPU of that compute capability, 0 for HIP."""
+        return mode_of(self.codes, self.x.dtype, self.step.w.dtype, level, bool(self.experts))
 
     @cached_property
     def norm(self) -> NormKernel | None:

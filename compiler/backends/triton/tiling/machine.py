@@ -1,0 +1,85 @@
+"""What tilings and estimates of products know of a target, and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .....runtime.format.plan import COUNTERS
+from .....runtime.format.roofline import Roofline
+from ....targets import Target
+from .choice import Config
+
+LATENCY = 0.45e-6  # seconds from a request to memory to its data, under load
+LAUNCH = 1.0e-6  # seconds that one more kernel costs
+READ = 0.85  # of the bandwidth, of other kernels
+INLINE = 1  # rows that every program of a product of few rows brings to 8 bits itself
+MERGED_ROWS = 64  # of a tile, whose splits the last program adds up
+
+
+def whole_groups(level: int, n: int, warps: int) -> bool:
+    """Whether matrix units run beside the warps that unpack n columns: from sm_90 on, in tiles that give each warp its
+    own columns; those of sm_100 take all their columns from four warps."""
+    if level >= 100:
+        return n == 128 and warps == 4
+    return level >= 90 and n >= 64 and warps % 4 == 0 and n >= 16 * warps
+
+
+def merges(m: int, splits: int, tiles: int) -> bool:
+    """Whether the program of a split tile that ends last adds up what all left, rather than a kernel of its own: tiles
+    of few rows, which one program reads in less time than a launch takes. tiles: of the output, each with a counter,
+    and one for all of them."""
+    return splits > 1 and m <= MERGED_ROWS and tiles < COUNTERS
+
+
+def sums_of_steps(level: int) -> bool:
+    """Whether products of 8-bit floats are added up step by step in float32: the matrix units of sm_89 and sm_90 keep
+    13 bits of their sums (Zhang et al. 2024, SageAttention2; DeepSeek-V3's report, section 3.3.2)."""
+    return level < 100
+
+
+@dataclass(frozen=True)
+class LinearTiling:
+    """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
+
+    decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
+    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads.
+    """
+
+    decode: int
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    splits: int = 1
+    unpacked: int = 0
+
+    @staticmethod
+    def of(config: Config) -> LinearTiling:
+        """From what the tuner picked."""
+        return LinearTiling(**config)
+
+    def merges(self, tiles: int) -> bool:
+        """See `merges`. tiles: of the output."""
+        return merges(self.m, self.splits, tiles)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A target as the estimates see it."""
+
+    target: Target
+
+    @property
+    def hip(self) -> bool:
+        return self.target.backend == "hip"
+
+    @property
+    def level(self) -> int:
+        """Compute capability, 0 for HIP."""
+        return self.target.level
+
+    @property
+    def read(self) -> Roofline:
+        """What kernels reach that do not run ahead of what they read."""
+        return self.target.roofline(memory=READ)

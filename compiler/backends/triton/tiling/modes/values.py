@@ -1,0 +1,130 @@
+"""Operands of 16 bits on matrix units: dense weights, codes taken apart in registers, and values made of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ...layouts.codes import VALUE_STEP
+from ..choice import Config
+from ..machine import Machine
+from ..product import ProductFacts, ProductMode, Work, decode_tilings, few_tiling, row_heights
+
+ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
+CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
+
+
+class DenseMode(ProductMode):
+    """W as it lies in memory; also what tiles of codes have in common with it."""
+
+    name = "dense"
+    dense = True
+
+    def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        found = [*(decode_tilings(machine, p) if p.rows <= 16 else []), *self._tiles(machine, p)]
+        return [config for config in found if config["decode"] or self._keeps_registers(machine, p, config)]
+
+    def _tiles(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        m = row_heights(p)
+        m += [64] if p.rows >= 128 else []
+        m += [32] if p.rows == 64 and 0 < machine.level < 90 and p.parts > 1 else []
+        m += [256] if p.rows >= 256 else []
+        steps = -(-p.k // (p.codes.group if p.codes else 64))
+        splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
+        shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
+        if 0 < machine.level < 90 and p.codes:  # a warp takes 16 columns: with fewer, several would compute the same
+            shapes = [(32, 4) if p.doubled else (32, 2), (64, 2), *shapes]
+        elif machine.level < 90:
+            shapes = [(32, 4), *shapes]
+        elif p.codes and machine.level >= 100:  # the newest take their left operand from tensor memory, or are a warp's
+            shapes = [(32, 2), (64, 2), *([(128, 4)] if p.codes.whole else [])]
+        elif p.codes:  # with fewer than 16 columns per warp, several would compute the same
+            shapes = [(64, 4), (128, 8)]
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
+            for rows in m
+            for n, warps in shapes
+            for k in ((p.codes.group,) if p.codes else (64,))
+            for depth in ((2,) if machine.hip else (3, 4, 5))
+            for split in splits
+            if self._apart(machine, p, rows, n, warps)
+        ]  # fmt: skip
+
+    def _apart(self, machine: Machine, p: ProductFacts, rows: int, n: int, warps: int) -> bool:
+        """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time: of
+        codes of 4 bits each of four pieces by itself. Codes of two fields have no other tiles that fit registers."""
+        if p.codes is None or p.doubled or not 0 < machine.level < 90:
+            return True
+        return (n >= 16 * warps or rows >= 16 * warps) and (p.codes.bits > 4 or rows >= 8 * warps)
+
+    def _keeps_registers(self, machine: Machine, p: ProductFacts, c: Config) -> bool:
+        """Whether a tile fits into registers; found by compiling all of them for sm_80, sm_90, sm_100 and gfx942."""
+        sums = c["m"] * c["n"] // (machine.target.warp_size * c["warps"])
+        old = machine.level < 90
+        if not p.codes:
+            crowded = old and (sums > 64 or (p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)))
+            whole = sums * (p.parts + p.extras) <= 128 and not crowded
+            halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see ProductSource.halves
+            return whole or (sums * p.parts <= 128 and halves)
+        if self.whole(machine, p, c):
+            room = c["warps"] >= 8 and not p.doubled
+            if machine.level >= 100:  # tensor memory holds 512 columns: the sums, and a step of each part of W
+                room = p.parts == 1 and not p.doubled
+                return sums * p.parts <= (256 if room else 128)
+            return sums * p.parts <= (128 if room else 64)
+        if machine.hip and p.doubled and c["n"] > 64:
+            return False
+        limit = 64 if not p.doubled or (p.parts == 1 and not old) else 32
+        if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
+            sums *= 2
+        most = 64 if c["n"] < 64 else 32 if p.doubled and p.parts > 1 and old else 128
+        crowded = old and p.parts > 1 and (c["n"] > 64 or (c["m"] == 64 and (c["n"] == 64 or p.codes.bits == 8)))
+        return sums * p.parts <= limit and c["m"] <= most and not crowded
+
+
+class CodesMode(DenseMode):
+    """Codes become operands in the registers in which matrix instructions read them."""
+
+    name = "codes"
+    dense = False
+    codes_operands = True
+    large_share: ClassVar[float] = 0.6
+    decode_template = "decode_codes"
+
+
+class BlocksMode(ProductMode):
+    """Values of blocks are made step by step; few rows meet them in float32."""
+
+    name = "blocks"
+    value_operands = True
+    large_share: ClassVar[float] = 0.6
+    decode_template = "decode_wide"
+
+    def few_rows(self, p: ProductFacts) -> int:
+        return 8
+
+    def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        return [*(few_tiling(p) if p.rows <= 8 else []), *self._tiles(machine, p)]
+
+    def bounds(self, bounds: Sequence[float], work: Work, c: Config) -> list[float]:
+        memory, cache, matrix, issue, *others = bounds
+        alone = work.waves * work.steps * work.instructions / c["warps"] * ALONE
+        return [memory, cache, matrix, issue * CROWDED, *others, alone]
+
+    def _tiles(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        """Tiles of values of blocks, on matrix units. On sm_100 of two warps: four would compute 32 columns twice, and
+        wait for each other at 8 barriers a step with more."""
+        assert p.codes is not None
+        m = row_heights(p)
+        m += [64] if p.rows >= 128 else []
+        k, old = max(VALUE_STEP, p.codes.group), 0 < machine.level < 90
+        splits = [1, *(s for s in (2, 4, 8) if -(-p.k // k) >= 4 * s and p.rows <= 256 and not p.experts)]
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
+            for rows in m
+            for n, warps in (((32, 2),) if machine.level >= 100 else ((32, 4), (64, 4), (128, 8)))
+            if n >= 64 or p.rows < 64 or warps == 2
+            for depth in ((2,) if machine.hip else (3, 4))
+            for split in splits
+            if rows * n * p.parts <= (32 if old or warps == 2 else 64) * machine.target.warp_size * warps
+        ]  # fmt: skip

@@ -1,0 +1,226 @@
+"""The facts of a product that its tiling depends on, and what a mode is: how the operands of a product meet.
+
+A mode is one class in `modes/`: it owns the names of its templates, what they are rendered with, its tilings, the
+scratch of its rows, and its terms of the estimate. Kernels and estimates ask the mode, never for its name.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..layouts.codes import WIDE_SLICE, Unpacking
+from .choice import Config, power_of_two
+from .machine import INLINE, Machine, whole_groups
+
+DEPENDENT = 2.3  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
+SECOND_EIGHT = 1.0  # so many times longer again with 16 rows than with eight
+DENSE = 0.88  # of the peak, in large tiles of warp groups
+WHOLE = (0.64, 0.75, 0.93)  # of the peak, where values of codes are multiplied in tiles of up to 64, 128 and 256 rows
+
+
+@dataclass(frozen=True)
+class ProductFacts:
+    """The facts of a product that its tiling depends on.
+
+    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
+    experts, each row is multiplied with topk of them. codes: how those of W are taken apart; None where it is dense.
+    coded: whether rows come in 8 bits, where they are multiplied so.
+    """
+
+    mode: ProductMode
+    x_type: str
+    n: int
+    k: int
+    columns: int
+    parts: int
+    extras: int
+    rows: int
+    codes: Unpacking | None
+    experts: int
+    topk: int
+    coded: bool = False
+
+    @property
+    def key(self) -> str:
+        """A stable name of the choice."""
+        weight = self.codes.name if self.codes else "dense"
+        experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
+        size = f"{self.columns}x{self.parts}x{self.k} extras {self.extras} rows {self.rows}"
+        return f"linear {weight} {self.mode.name} {self.x_type} {size}{experts}{' coded' * self.coded}"
+
+    @property
+    def matrix_bytes(self) -> float:
+        """Bytes of W that a product reads, of one expert."""
+        item = self.codes.value_bytes if self.codes else self.mode.item
+        return self.columns * self.parts * self.k * item
+
+    @property
+    def blocks(self) -> bool:
+        """Whether scales of blocks of K meet the sums of each step."""
+        return self.codes is not None and self.codes.scale_bytes > 0
+
+    @property
+    def apart(self) -> Unpacking | None:
+        """How codes are taken apart in registers; None where W is multiplied as it lies in memory."""
+        return None if self.mode.eight else self.codes
+
+    @property
+    def few(self) -> bool:
+        """Whether the kernel for few rows in float32 runs."""
+        return self.rows <= self.mode.few_rows(self) and bool(self.codes and self.codes.few)
+
+    @property
+    def doubled(self) -> bool:
+        """Whether a code takes two fields."""
+        return self.apart is not None and self.apart.doubled
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether all of W may become a 16-bit matrix first: where enough rows share that work."""
+        return self.apart is not None and self.x_type != "f32" and self.rows >= 16 and not self.experts
+
+
+@dataclass(frozen=True)
+class Work:
+    """A tiling's work as its estimate counts it. waves: of programs, one after the other. steps: of a program.
+
+    instructions: that the warps of a program issue per step. matrix_seconds: of a step on matrix units at their peak.
+    """
+
+    waves: int
+    steps: int
+    instructions: float
+    matrix_seconds: float
+
+
+class ProductMode:
+    """How operands meet; 16-bit values on matrix units, where a class does not say otherwise.
+
+    item: bytes of an operand that is multiplied. eight: whether rows are brought to 8 bits first; scaled_rows: with a
+    scale each; powers: with a power of two per 32 values, which matrix units apply. exact: whether those are whole
+    numbers, whose sums are exact; floats: whether they are 8-bit floats with a scale per row. wide: whether operands
+    meet in float32; dense: whether W is multiplied as it lies in memory, in 16 bits; codes_operands: whether codes
+    themselves are operands; value_operands: whether values are made of them step by step. runs_ahead: whether a step
+    that runs keeps its operands in shared memory, from sm_90 on.
+
+    decode_template, tile_template, rows_template: in triton/linear, for few rows, for many, and what brings rows to 8
+    bits. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer: what makes a pointer to
+    those bytes one to elements of the product, as source.
+    """
+
+    name: ClassVar[str]
+    item: ClassVar[int] = 2
+    eight: ClassVar[bool] = False
+    powers: ClassVar[bool] = False
+    scaled_rows: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+    floats: ClassVar[bool] = False
+    wide: ClassVar[bool] = False
+    dense: ClassVar[bool] = False
+    runs_ahead: ClassVar[bool] = True
+    codes_operands: ClassVar[bool] = False
+    value_operands: ClassVar[bool] = False
+    large_share: ClassVar[float] = DENSE  # of the peak, in large tiles of warp groups
+    decode_instructions: ClassVar[float] = 0.08  # per value in kernels for few rows, where no code is taken apart
+    decode_template: ClassVar[str] = "decode_dense"
+    tile_template: ClassVar[str] = "tile"
+    rows_template: ClassVar[str] = "rows"
+    codes_type: ClassVar[str] = "*u8"
+    scales_type: ClassVar[str] = "*fp32"
+    row_pointer: ClassVar[str] = ""
+
+    @abstractmethod
+    def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        """All tilings worth a try, but those of W unpacked by itself."""
+
+    def few_rows(self, p: ProductFacts) -> int:
+        """Up to how many rows the kernel for few rows in float32 runs, where the codes have one; 0: never."""
+        return 0
+
+    def inline(self, decode: bool, rows: int) -> bool:
+        """Whether programs of few rows make codes of 8 bits themselves, where those are wanted."""
+        return decode and rows <= INLINE
+
+    def scale_words(self, k: int) -> int:
+        """Scales of 4 bytes that a row of k values has in 8 bits."""
+        return 1
+
+    def shared_row(self, p: ProductFacts, k: int) -> int:
+        """Bytes of shared memory for k values of a row of W."""
+        return p.codes.shared_bytes(k) if p.codes else k * self.item
+
+    def bounds(self, bounds: Sequence[float], work: Work, c: Config) -> list[float]:
+        """Seconds of each resource as the estimate has them, `bounds[3]` of instructions, with those of this mode."""
+        return list(bounds)
+
+    def beside(self, machine: Machine, p: ProductFacts) -> bool:
+        """Whether the sums of a step are beside those of all."""
+        return False
+
+    def whole(self, machine: Machine, p: ProductFacts, c: Config) -> bool:
+        """Whether values are multiplied, not codes; see ProductSource.whole_values."""
+        whole = p.apart is not None and p.apart.whole
+        return whole and not c["decode"] and whole_groups(machine.level, c["n"], c["warps"])
+
+    def rate(self, machine: Machine, p: ProductFacts, c: Config, resident: int) -> float:
+        """The share of the peak that matrix instructions reach."""
+        groups = min(resident * c["warps"] / 8, 1.0)  # eight warps hide what the others wait for
+        if machine.hip:
+            return 0.4 * groups
+        large = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
+        if self.whole(machine, p, c):
+            return WHOLE[(c["m"] > 64) + (c["m"] > 128)] * max(groups, 0.6)
+        if (
+            machine.level >= 90 and large
+        ):  # instructions of a warp group; what they read of shared memory may bound them
+            shared = 1.0 if p.apart else min(1.0, 90 / (64 + 4096 / c["m"]))
+            return self.large_share * shared * max(groups, 0.6)
+        return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(machine.level, 0.25) * groups
+
+    def instructions(self, machine: Machine, p: ProductFacts, c: Config) -> float:
+        """Instructions that the warps of a program issue per step, as counted in disassembled kernels."""
+        per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
+        loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
+        if c["decode"]:
+            slower = DEPENDENT * (1 + SECOND_EIGHT * (c["m"] > 8))
+            unpack = slower * p.apart.decode_instructions if p.apart else self.decode_instructions
+            return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
+        unpack = p.apart.tile_instructions if p.apart else 0.05
+        if self.whole(machine, p, c):  # the scale costs one for two values
+            return per_slice * (unpack + 0.5) + c["warps"] * 90 + loads
+        each = 1.1 if p.apart else 0.1 + self.beside(machine, p) * (2 if p.blocks else 1)
+        products = c["n"] * p.parts * c["m"] / 32 * each
+        return per_slice * unpack + products + c["warps"] * 60 + loads
+
+
+def few_tiling(p: ProductFacts) -> list[Config]:
+    """The kernel for few rows in float32."""
+    assert p.codes is not None
+    m = 1 if p.experts else power_of_two(p.rows)
+    sums = 16 if p.codes.decode_registers else 32  # per thread and part, of all rows
+    n = max(power_of_two(4 * sums // p.codes.bits // (2 * m * p.parts)), 1)
+    return [{"decode": 1, "m": m, "n": n, "k": WIDE_SLICE, "warps": 4, "stages": 2, "splits": 1}]
+
+
+def row_heights(p: ProductFacts) -> list[int]:
+    """Heights of tiles: of experts, whose rows nobody knows, several; else that of the rows."""
+    return [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
+
+
+def decode_tilings(machine: Machine, p: ProductFacts) -> list[Config]:
+    """Kernels for few rows on matrix units, whose warps each take their own slices of K."""
+    least = 16 if machine.hip else 8  # columns of the smallest matrix instruction
+    m = least if p.experts else max(p.rows, least)
+    slices = (p.codes.group,) if p.codes else (64, 128)
+    stages = (2,) if machine.hip else (3, 4, 5, 6)
+    return [
+        {"decode": 1, "m": m, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
+        for n in (16, 32, 64) if n * p.parts <= 64
+        for k in slices
+        for warps in (4, 8, 16) if warps < 16 or not machine.hip
+        if k * warps * 2 <= p.k or warps == 4  # with one step only, nothing runs ahead
+        for depth in stages
+    ]  # fmt: skip

@@ -1,0 +1,56 @@
+"""The modes of products: each is one class, and nothing else compares their names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from icc.compiler.backends.triton.layouts.codes import CodeGroups
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
+from icc.compiler.backends.triton.tiling.machine import Machine
+from icc.compiler.backends.triton.tiling.modes import table
+from icc.compiler.backends.triton.tiling.modes.eight import Int8Mode
+from icc.compiler.backends.triton.tiling.product import ProductFacts
+from icc.compiler.targets import TARGETS
+from interpreting import LIMITS
+from test_linear_objects import product
+
+ROOT = Path(__file__).resolve().parents[2]
+MODES = [table.DENSE_MODE, table.CODES_MODE, table.BLOCKS_MODE, table.WIDE_MODE, *table.ROWS8.values()]
+
+
+def test_templates_of_every_mode_exist() -> None:
+    folder = ROOT / "codegen_templates/triton/linear"
+    names = {name for mode in MODES for name in (mode.decode_template, mode.tile_template, mode.rows_template)}
+    assert [name for name in sorted(names) if not (folder / f"{name}.py.jinja").exists()] == []
+    assert len({mode.name for mode in MODES}) == len(MODES)
+
+
+def test_nothing_compares_the_names_of_modes() -> None:
+    compared = re.compile(r"""\bmode(\.name)? (==|!=|in|not in) [("']""")
+    places = [*(ROOT / "compiler/backends/triton").rglob("*.py"), *(ROOT / "codegen_templates/triton").rglob("*.jinja")]
+    assert [str(path) for path in places if compared.search(path.read_text())] == []
+
+
+class SlowMode(Int8Mode):
+    """As int8, in tiles of its own, of a name of its own."""
+
+    name = "slow"
+
+    def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        return [{"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 1}]
+
+
+def test_a_mode_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes name what rows become for them; a class of that name gives tilings, templates and scratch."""
+    monkeypatch.setitem(table.ROWS8, "slow", SlowMode())
+    kernel = product("o", "i8")
+    monkeypatch.setattr(type(kernel.codes), "rows8", lambda self, level: "slow")
+    assert isinstance(kernel.codes, CodeGroups) and kernel.mode(90).name == "slow"
+    tuner = Tuner(TARGETS["h100"])
+    rows, tile = kernel.launches(Shape(64, False), LIMITS, tuner)
+    assert (rows.entry, tile.entry) == ("linear_rows", "linear_w8a8")
+    assert "BM = tl.constexpr(16)" in tile.source
+    assert kernel.scratch(Shape(64, False), LIMITS, tuner) == {"codes": 64 * 4096, "scales": 4 * 64}
