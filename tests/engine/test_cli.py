@@ -33,7 +33,7 @@ def test_json_report_and_explain(compiled: Callable[..., Any], tmp_path: Path) -
     )
     report = json.loads(result.stdout)
     assert report["kernels"] > 5 and report["roofline"]["decode"]
-    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["attention", "canonicalize", "fuse"]
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["attention", "canonicalize", "fuse", "lower"]
     explained = run("compile", checkpoint, "-o", tmp_path / "f", "--target", "native", "--explain", "fuse-add-norm")
     assert "the norm does not read a sum" in explained.output
 
