@@ -50,7 +50,7 @@ def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> N
     if problem := declaration_problem(program.inputs):
         raise EngineFormatError(f"{file}: {problem}", COPY_AGAIN)
     for section in program.sections:
-        if problem := section_problem(program, section):
+        if problem := section_problem(program, section) or _outside_arena(program, section):
             raise EngineFormatError(f"{file}: section {section.name}: {problem}", COPY_AGAIN)
     for group in program.kv.groups:
         _check_group(group)
@@ -60,7 +60,9 @@ def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> N
 
 
 def section_problem(program: Program, section: Section) -> str:
-    """Why a section cannot be run, or what it is given and gives does not lie where it can; "" if nothing is wrong."""
+    """Why a section cannot be run, or what it is given and gives has no place of its shape; "" if nothing is wrong.
+
+    Where buffers lie in the arena is not looked at: steps are verified before memory is planned, too."""
     if not 0 <= section.shared <= section.begin <= section.end <= len(program.steps):
         return f"steps {section.begin} to {section.end} are not in the program"
     buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -72,7 +74,14 @@ def section_problem(program: Program, section: Section) -> str:
             return f"there is no buffer {array.at} for {name}"
         if buffer is not None and (buffer.dtype, prod(buffer.shape)) != (array.dtype, prod(array.shape)):
             return f"{name} has rows of {array.shape} {array.dtype}, buffer {array.at} of {buffer.shape} {buffer.dtype}"
-        if buffer is not None and not 0 <= buffer.offset <= program.arena_bytes_per_token - array.row_bytes:
+    return ""
+
+
+def _outside_arena(program: Program, section: Section) -> str:
+    """Which of a section's buffers lies outside the arena; "" if none does, as it must be once memory is planned."""
+    offsets = {buffer.name: buffer.offset for buffer in program.buffers}
+    for name, array in (*section.inputs.items(), *section.outputs.items()):
+        if array.at in offsets and not 0 <= offsets[array.at] <= program.arena_bytes_per_token - array.row_bytes:
             return f"buffer {array.at} for {name} is not in the arena"
     return ""
 

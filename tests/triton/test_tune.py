@@ -46,7 +46,9 @@ def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     raw = msgspec.json.encode(built.program)
     files = SimpleNamespace(read=lambda path: raw if path == "program.json" else Path(path).stem.encode())
     weights = SimpleNamespace(view=lambda name: built.packed[name])
-    engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)
+    engine: Any = SimpleNamespace(
+        name="main", manifest=built.manifest, program=built.program, weights=weights, files=files
+    )
     file = tmp_path / "h100.json"
     found = tuning.tune(engine, file, lambda *_: None)
     assert found.tilings and read_tuning(file, TARGET) == found
