@@ -26,7 +26,7 @@ from icc.compiler.measure.gpu_tune import alone, full_batch
 from icc.compiler.program.program import Program, program_of
 from icc.compiler.targets import find_target
 from icc.runtime.executor.cuda.device import CudaDevice
-from icc.runtime.executor.device import Work
+from icc.runtime.executor.device import DeviceWork
 from icc.runtime.executor.player import Player
 from icc.runtime.format.load import Engine, open_engine
 from icc.runtime.format.operands import WeightOperand
@@ -95,7 +95,7 @@ def measure(engine: Engine, executor: Player[CudaDevice], name: str, phase: Any)
             "phase": name, "kernel": kernel, "calls": len(calls), "launches": len(objects), "us": 1e6 * seconds,
             "gb_s": nbytes / seconds / 1e9 if seconds else 0.0, **facts,
         })  # fmt: skip
-    whole = timed(device, lambda: device._walk(Work(sizes, phase)))
+    whole = timed(device, lambda: device._walk(DeviceWork(sizes, phase)))
     rows.append({"phase": name, "kernel": "whole step", "calls": 1, "us": 1e6 * whole, "launches": 0, "gb_s": 0.0})
     return rows
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.measure.gpu_tune import full_batch
-from icc.runtime.executor.device import Work
+from icc.runtime.executor.device import DeviceWork
 
 LIMITS = {"max_seq_len": 2048, "max_batch_size": 4, "max_step_tokens": 64}
 GREEDY = icc.SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
@@ -89,7 +89,7 @@ class Step:
         self._device = player.device
         phase = self._device.plan.phase(1, 1)
         sizes = player.prepare(full_batch(Shape(1, True), llm.manifest.limits, player.groups))
-        self._work = Work(sizes, phase)
+        self._work = DeviceWork(sizes, phase)
         grids = (launch.grid for launch, _ in self._device.walker.launches(phase))
         self.launches = sum(all(dim.value(sizes) for dim in grid) for grid in grids)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from ..runtime.progress.estimate import Estimate
+from ..runtime.progress.estimate import TimeEstimate
 from .errors import OutOfMemory
 
 log = logging.getLogger("icc.compile")
@@ -74,11 +74,11 @@ class LoggingReporter(Reporter):
     def __init__(self, heard: Callable[[CompileProgress], object] | None = None) -> None:
         super().__init__()
         self._heard = heard
-        self._stage, self._estimate = "", Estimate(time.monotonic())
+        self._stage, self._estimate = "", TimeEstimate(time.monotonic())
 
     def enter(self, name: str) -> None:
         log.debug("%s begins", name)
-        self._stage, self._estimate = name, Estimate(time.monotonic())
+        self._stage, self._estimate = name, TimeEstimate(time.monotonic())
         self._tell("")
 
     def leave(self, name: str, seconds: float) -> None:

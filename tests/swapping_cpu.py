@@ -8,7 +8,7 @@ from unittest import mock
 
 from icc.runtime.executor.cpu import device
 from icc.runtime.executor.cpu.memory import AnonymousMemory
-from icc.runtime.executor.device import Work
+from icc.runtime.executor.device import DeviceWork
 from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import Engine
 
@@ -23,7 +23,7 @@ class SwappingCpu(device.CpuDevice):
         self.host = KVMemory(layout, tuple(host))
         self._kept = AnonymousMemory(self.host.nbytes)
 
-    def run(self, work: Work) -> None:
+    def run(self, work: DeviceWork) -> None:
         """Moves alone are a step that writes nothing else: the library makes them in front of every step."""
         slots = self._arrays["slot_mapping"].cast("B") if work.moves_only else memoryview(bytearray())
         kept, slots[:] = bytes(slots), b"\xff" * len(slots)

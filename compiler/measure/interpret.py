@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...runtime.batch.packed import host_arrays
-from ...runtime.executor.device import Work
+from ...runtime.executor.device import DeviceWork
 from ...runtime.executor.walk import BoundLaunch, LaunchPointer, Walker
 from ...runtime.format.batch import BLOCK_TABLES, GPU_INPUTS, SAMPLED
 from ...runtime.format.footprint import batch_limits
@@ -82,10 +82,10 @@ class InterpretDevice:
             rows = slice(counts.get(array.name))
             self._there[array.name][rows] = self._sides[turn][array.name][rows]
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: DeviceWork) -> None:
         """Nothing makes it quick."""
 
-    def run(self, work: Work) -> None:
+    def run(self, work: DeviceWork) -> None:
         """Launch by launch."""
         assert work.phase is not None
         for bound in self._walker.walk(work.phase, work.sizes, work.section or self._section):

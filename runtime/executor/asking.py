@@ -13,7 +13,7 @@ from .device import Device
 DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}  # of what sections are given and give
 
 
-class Asked:
+class AskedSection:
     """A section that runs behind a step, with what is the same whenever it is asked for."""
 
     def __init__(self, section: Section) -> None:

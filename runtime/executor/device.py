@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """One run of a program over the arrays that were sent last.
 
     sizes: the `SIZES` of the step. phase: of the plan, where there is one. section: of the program, that runs instead
@@ -83,11 +83,11 @@ class Device(Protocol):
         sequences, of what the program declares no more than `num_tokens` rows."""
         ...
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: DeviceWork) -> None:
         """This work will come very often: make it quick."""
         ...
 
-    def run(self, work: Work) -> None:
+    def run(self, work: DeviceWork) -> None:
         """Run kernels over what was sent."""
         ...
 

@@ -14,14 +14,14 @@ from ..format.batch import SAMPLED
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
-from .device import Chooser, Device, Work
+from .device import Chooser, Device, DeviceWork
 from .sampling import Sampled, SamplingRow, fill_rows
 from .swap import copies
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .asking import Asked
+    from .asking import AskedSection
 
 
 class Ticket(NamedTuple):
@@ -53,7 +53,7 @@ class Player(Generic[D]):
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
         self._closed = False
-        self._asked: dict[str, Asked] = {}  # the sections that have been asked for
+        self._asked: dict[str, AskedSection] = {}  # the sections that have been asked for
         try:
             turns = range(device.turns)
             sizes = [group.block_size for group in self.groups]
@@ -65,7 +65,7 @@ class Player(Generic[D]):
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:
                     size = phase.max_tokens
-                    device.expect(Work(self._sizes(size, size, size), phase))
+                    device.expect(DeviceWork(self._sizes(size, size, size), phase))
         except BaseException:
             device.close()
             raise
@@ -107,17 +107,17 @@ class Player(Generic[D]):
             size = min(phase.max_tokens, most)  # of few sizes, within the step's buffers
         for at, rows in given:
             device.write(at, tokens, rows if size == count else asked.padded(rows, size))
-        device.run(Work(self._sizes(tokens, size, size), phase, section))
+        device.run(DeviceWork(self._sizes(tokens, size, size), phase, section))
         return dict(asked.results(device, tokens, count))
 
-    def _find(self, section: str) -> Asked:
+    def _find(self, section: str) -> AskedSection:
         """A section that runs behind a step, when it is first asked for."""
         found = next((s for s in self.device.program.sections if s.name == section and not s.is_step), None)
         if self._closed or found is None:
             raise UsageError(f"the engine is closed, or has no section {section!r} that runs behind a step")
-        from .asking import Asked  # imports numpy
+        from .asking import AskedSection  # imports numpy
 
-        return self._asked.setdefault(section, Asked(found))
+        return self._asked.setdefault(section, AskedSection(found))
 
     def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
         """Send a batch without running it, for the timing of single kernels; the sizes of its launches."""
@@ -164,7 +164,7 @@ class Player(Generic[D]):
             fill_rows(packed.arrays, 0, [None] * packed.num_logit_rows if rows is None else rows)
         return packed
 
-    def _work(self, packed: PackedBatch, greedy: bool) -> Work:
+    def _work(self, packed: PackedBatch, greedy: bool) -> DeviceWork:
         """A packed step, padded where there is a plan."""
         phase = None
         if self.device.plan is not None:
@@ -175,7 +175,7 @@ class Player(Generic[D]):
             packed.pad(size)
             packed.pad_moves()
         sizes = self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows, packed.num_moves)
-        return Work(sizes, phase, trees=packed.has_trees, greedy=greedy)
+        return DeviceWork(sizes, phase, trees=packed.has_trees, greedy=greedy)
 
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {

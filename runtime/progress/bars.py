@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from .display import Display, shortened, status
-from .estimate import Estimate
+from .estimate import TimeEstimate
 
 
 class Bars(Display):
@@ -19,7 +19,7 @@ class Bars(Display):
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
-        self._estimate = Estimate(time.monotonic())
+        self._estimate = TimeEstimate(time.monotonic())
         self._progress = Progress(
             TextColumn("{task.fields[stage]:<9}"),
             BarColumn(bar_width=24),
@@ -36,7 +36,7 @@ class Bars(Display):
         return self
 
     def enter(self, stage: str) -> None:
-        self._estimate = Estimate(time.monotonic())
+        self._estimate = TimeEstimate(time.monotonic())
         self._task = self._progress.add_task("", stage=stage, total=None)
 
     def update(self, text: str, done: float, total: float) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from .estimate import Estimate, clock, rounded
+from .estimate import TimeEstimate, clock, rounded
 
 _NAME_CHARS = 60
 
@@ -50,7 +50,7 @@ class Display:
             self.leave(name)
 
 
-def status(estimate: Estimate, left: float | None, now: float) -> str:
+def status(estimate: TimeEstimate, left: float | None, now: float) -> str:
     """`42 %, 1:05 elapsed, about 1:30 left`, as far as it is known."""
     parts = [] if estimate.share is None else [f"{100 * estimate.share:.0f} %"]
     parts.append(f"{clock(now - estimate.start)} elapsed")

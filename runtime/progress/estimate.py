@@ -8,7 +8,7 @@ _OVERDUE = 0.25  # of the time since anything was heard is left, at least
 _LEAST_S = 1.0  # of what is limited; below, a factor means nothing
 
 
-class Estimate:
+class TimeEstimate:
     """The seconds left of work whose parts are counted by what they cost (bytes, numbers, tokens), not by how many.
 
     What is left takes as long, for its amount, as what is done took on average; and a part of which nothing has been

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from .display import Display, shortened, status
-from .estimate import Estimate
+from .estimate import TimeEstimate
 
 EVERY_S = 10.0
 
@@ -21,7 +21,7 @@ class LineDisplay(Display):
         self._stream, self._every_s, self._clock = stream, every_s, clock
         self._lock = threading.Lock()
         self._stage, self._text = "", ""
-        self._estimate = Estimate(clock())
+        self._estimate = TimeEstimate(clock())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -31,7 +31,7 @@ class LineDisplay(Display):
 
     def enter(self, stage: str) -> None:
         with self._lock:
-            self._stage, self._text, self._estimate = stage, "", Estimate(self._clock())
+            self._stage, self._text, self._estimate = stage, "", TimeEstimate(self._clock())
 
     def update(self, text: str, done: float, total: float) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from icc.runtime.batch.padding import StepSize, padded_size
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from icc.runtime.errors import UsageError
 from icc.runtime.executor.base import greedy
-from icc.runtime.executor.device import Device, Work
+from icc.runtime.executor.device import Device, DeviceWork
 from icc.runtime.executor.player import Player
 from icc.runtime.executor.sampling import SamplingRow, sampling
 from icc.runtime.format.batch import CPU_INPUTS, GPU_INPUTS, SAMPLED, BatchLimits
@@ -67,7 +67,7 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self.calls.append((name, *args))
 
-    def works(self) -> list[Work]:
+    def works(self) -> list[DeviceWork]:
         return [call[1] for call in self.calls if call[0] == "run"]
 
 
@@ -216,7 +216,7 @@ def test_what_a_section_is_not_given_is_refused(section: str, inputs: dict[str, 
 
 def test_a_device_that_cannot_be_prepared_is_closed() -> None:
     class Broken(Recorder):
-        def expect(self, work: Work) -> None:
+        def expect(self, work: DeviceWork) -> None:
             raise OSError("no graph")
 
     broken: Any = Broken(PLAN)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from icc.runtime.progress.bars import Bars
 from icc.runtime.progress.display import shortened
-from icc.runtime.progress.estimate import Estimate, clock, rounded
+from icc.runtime.progress.estimate import TimeEstimate, clock, rounded
 from icc.runtime.progress.lines import LineDisplay
 from icc.runtime.progress.stream import open_display
 
 
 def shown_each_second(parts: list[tuple[float, float]]) -> list[tuple[int, float]]:
     """The time and the estimate, every second of work whose parts have a cost and take so many seconds."""
-    estimate, now, done, total = Estimate(0.0), 0.0, 0.0, sum(cost for cost, _ in parts)
+    estimate, now, done, total = TimeEstimate(0.0), 0.0, 0.0, sum(cost for cost, _ in parts)
     found, tick = [], 1
     for cost, seconds in parts:
         now, done = now + seconds, done + cost
@@ -49,7 +49,7 @@ def test_parts_count_by_what_they_cost() -> None:
 
 
 def test_a_new_phase_is_learned_without_a_jump() -> None:
-    estimate = Estimate(0.0)
+    estimate = TimeEstimate(0.0)
     for second in range(1, 31):
         estimate.update(second, 100, second)
         estimate.left(second)
@@ -64,7 +64,7 @@ def test_a_new_phase_is_learned_without_a_jump() -> None:
 
 def test_a_longer_phase_behind_a_short_one_is_learned_however_often_it_is_asked() -> None:
     """As of awqgptq4: scales take 5 s, codes 60 s; asked ten times a second."""
-    estimate, shown = Estimate(0.0), dict[int, float]()
+    estimate, shown = TimeEstimate(0.0), dict[int, float]()
     for tick in range(1, 650):
         now = tick / 10
         estimate.update(now, 5, now) if now < 5 else estimate.update(now - 5, 60, now)

@@ -17,7 +17,7 @@ from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
 from ...format.program import DRAFTS
-from ..device import Work
+from ..device import DeviceWork
 from .cores import KernelCores, usable_cores
 from .library import IccBatch, KernelLibrary
 from .memory import AnonymousMemory, choose_blocks
@@ -119,10 +119,10 @@ class CpuDevice:
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
         """The kernels read the host's arrays."""
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: DeviceWork) -> None:
         """All sizes run alike."""
 
-    def run(self, work: Work) -> None:
+    def run(self, work: DeviceWork) -> None:
         """One call of the library: of the step, or of a section behind it."""
         assert self._handle is not None
         if self._cores is not None:

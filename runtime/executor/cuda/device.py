@@ -16,7 +16,7 @@ from ...format.kv import KVMemory
 from ...format.load import Engine
 from ...format.plan import COUNTERS, Call, KernelObject, Launch
 from ...format.program import DRAFTS
-from ..device import Work
+from ..device import DeviceWork
 from ..walk import LaunchArgument, Walker
 from .compat import check_memory, open_device
 from .driver import Cuda
@@ -131,11 +131,11 @@ class CudaDevice:
         for own in self._declared[turn]:
             own.send(num_tokens)
 
-    def expect(self, work: Work) -> None:
+    def expect(self, work: DeviceWork) -> None:
         """Capture a graph of it."""
         self._expected[_key(work)] = self.cuda.capture(partial(self._walk, work))
 
-    def run(self, work: Work) -> None:
+    def run(self, work: DeviceWork) -> None:
         """As a graph where there is one or will be one, else launch by launch."""
         graph = self._expected.get(_key(work))
         if work.moves_only or (graph is None and work.sizes["num_tokens"] > GRAPHED):
@@ -145,7 +145,7 @@ class CudaDevice:
         else:
             self._recurring.run(_key(work), partial(self._walk, work))
 
-    def _walk(self, work: Work) -> None:
+    def _walk(self, work: DeviceWork) -> None:
         """Put all launches on the stream, or those that make moves."""
         phase, section = work.phase, work.section or self._section
         assert phase is not None
@@ -212,7 +212,7 @@ class CudaDevice:
         return base + argument.offset
 
 
-def _key(work: Work) -> Hashable:
+def _key(work: DeviceWork) -> Hashable:
     """What the launches of work and their parameters depend on."""
     assert work.phase is not None
     return work.section, work.phase.max_tokens, work.phase.decode, *work.sizes.values()

@@ -1,0 +1,46 @@
+"""What has one place in the source: arguments of attention by name, policies read once, and names that stand once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TWICE = {"Program", "Step"}  # the compiler's have more than the runtime's, of which they are made
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def lines_with(pattern: str, *folders: str) -> list[str]:
+    found = re.compile(pattern)
+    return [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sources(*folders)
+        for line in path.read_text().splitlines()
+        if found.search(line)
+    ]
+
+
+def test_no_argument_is_known_by_a_number_of_two_digits() -> None:
+    assert not lines_with(r"node\.args\[1[0-9]", "compiler", "passes")
+
+
+def test_a_policy_is_read_once() -> None:
+    found = lines_with(r"read_eviction\(", "compiler", "passes", "runtime")
+    assert [line.partition(":")[0] for line in found] == ["compiler/eviction.py", "compiler/options.py"], found
+
+
+def test_class_names_stand_in_one_file() -> None:
+    places: defaultdict[str, set[str]] = defaultdict(set)
+    for path in sources("compiler", "passes", "runtime"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(str(path.relative_to(ROOT)))
+    twice = {name: sorted(files) for name, files in places.items() if len(files) > 1 and name not in TWICE}
+    assert not twice, "a name in two rooms has to be looked up: " + str(twice)
