@@ -138,11 +138,8 @@ def _planned(low: Lowerer) -> Program:
 
 
 def _unplaced(low: Lowerer) -> Program:
-    """The program as it is between rewrites: its buffers have no places of their own yet."""
-    return _assembled(
-        low,
-        lambda buffers: (dict.fromkeys((b.name for b in buffers), 0), max((b.row_bytes for b in buffers), default=0)),
-    )
+    """The program as it is between rewrites: its buffers have no places yet."""
+    return _assembled(low, lambda buffers: (dict.fromkeys((b.name for b in buffers), 0), 0))
 
 
 def _assembled(low: Lowerer, place: Callable[[list[VirtualBuffer]], tuple[dict[str, int], int]]) -> Program:
