@@ -35,6 +35,7 @@ class LinearTilings:
 
     @property
     def machine(self) -> Machine:
+        """What the target can do, as the estimates need it."""
         return Machine(self.target)
 
     def candidates(self, p: ProductFacts) -> list[Config]:

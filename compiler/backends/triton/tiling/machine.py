@@ -72,6 +72,7 @@ class Machine:
 
     @property
     def hip(self) -> bool:
+        """Whether the GPU is AMD's."""
         return self.target.backend == "hip"
 
     @property
