@@ -56,7 +56,7 @@ MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
      lambda root: edit(root, "engine.json", no_isa)),
     ("page size", 28, r"keeps 0 tokens in a KV block, this runtime can keep 1 to 4096",
      lambda root: edit(root, "program.json", lambda program: program["kv"]["groups"][0].update(block_size=0))),
-    ("dtype", 28, r"KV cache is of type 'f8e4m3', this runtime has f32, bf16, f16, i8",
+    ("dtype", 28, r"KV cache is of type 'f8e4m3', this runtime has f32, f16, bf16, i8",
      lambda root: edit(root, "program.json", lambda program: program["kv"]["groups"][0].update(dtype="f8e4m3"))),
     ("tokenizer", 32, r"tokenizer/tokenizer.json has changed: its sha256 is not the one in", other_tokenizer),
     ("missing field", 29, r"missing required field `vocab_size`",
