@@ -119,7 +119,7 @@ def digests_of(case: Case, compiler: Any, folder: Path, keep: Path | None) -> Di
     try:
         contents = compiler.compile(model, engine, tiny, target=case.target, force=True, **CALIBRATION, **case.options)
     except icc_error() as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
+        return {"refused": f"{type(error).__name__}: {error}".replace(f"{folder}/", "")}
     if case.runs:
         source = random.Random(0)
         prompts: list[Any] = [[source.randrange(3, 119) for _ in range(length)] for length in (2, 17, 30)]
