@@ -72,13 +72,13 @@ class ProgramBuilder:
     """The program under construction. Buffers are virtual until memory.py places them. section: of the records that are
     appended now. given, gives: what each section is given and gives, by names."""
 
-    records: list[Record] = field(default_factory=list)
-    buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
-    weights: dict[str, WeightSource] = field(default_factory=dict)
-    kv_layers: dict[int, Cached] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list[Record])
+    buffers: dict[str, VirtualBuffer] = field(default_factory=dict[str, VirtualBuffer])
+    weights: dict[str, WeightSource] = field(default_factory=dict[str, WeightSource])
+    kv_layers: dict[int, Cached] = field(default_factory=dict[int, Cached])
     section: str = ""
-    given: dict[str, dict[str, SectionArray]] = field(default_factory=dict)
-    gives: dict[str, dict[str, SectionArray]] = field(default_factory=dict)
+    given: dict[str, dict[str, SectionArray]] = field(default_factory=dict[str, dict[str, SectionArray]])
+    gives: dict[str, dict[str, SectionArray]] = field(default_factory=dict[str, dict[str, SectionArray]])
 
     @property
     def given_out(self) -> list[str]:
