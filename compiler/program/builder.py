@@ -82,14 +82,14 @@ class ProgramBuilder:
     of the program, with the input that says when. declared: the inputs of the graphs besides the fixed ones. adapters:
     the room for them."""
 
-    records: list[Record] = field(default_factory=list)
-    buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
-    weights: dict[str, WeightSource] = field(default_factory=dict)
-    kv_layers: dict[int, Cached] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list[Record])
+    buffers: dict[str, VirtualBuffer] = field(default_factory=dict[str, VirtualBuffer])
+    weights: dict[str, WeightSource] = field(default_factory=dict[str, WeightSource])
+    kv_layers: dict[int, Cached] = field(default_factory=dict[int, Cached])
     section: str = ""
-    given: dict[str, dict[str, SectionArray]] = field(default_factory=dict)
-    gives: dict[str, dict[str, SectionArray]] = field(default_factory=dict)
-    instead: dict[str, str] = field(default_factory=dict)
+    given: dict[str, dict[str, SectionArray]] = field(default_factory=dict[str, dict[str, SectionArray]])
+    gives: dict[str, dict[str, SectionArray]] = field(default_factory=dict[str, dict[str, SectionArray]])
+    instead: dict[str, str] = field(default_factory=dict[str, str])
     declared: tuple[BatchArray, ...] = ()
     adapters: AdapterPlan | None = None
 

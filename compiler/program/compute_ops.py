@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite, prod
-from typing import Any
+from typing import TypedDict
 
 from torch import fx
 
@@ -19,6 +19,12 @@ from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from .steps.rowwise import Bmm, Cumsum, Gather, Hadamard, Reduce, Scatter, Softmax, Topk
 
 _ADD = Body.parse("t0 = add a0 a1")
+
+
+class _NormFacts(TypedDict):
+    d: int
+    groups: int
+    eps: float
 
 
 def embedding(low: Lowerer, node: fx.Node) -> Placed:
@@ -126,18 +132,19 @@ def add_norm(low: Lowerer, node: fx.Node) -> tuple[Placed, Placed]:
     x, r = (low.dense(low.placed(n)) for n in node.args[:2])
     vectors = [low.vector(a) for a in node.args[2:-1]]
     y, total = low.new(node, 0), low.new(node, 1)
-    facts = _norm_facts(x, node) | {"rows": row_kind(y), "y": y.operand, "sum": total.operand}
+    kind, facts = row_kind(y), _norm_facts(x, node)
+    at, added, out, kept = x.operand, r.operand, y.operand, total.operand
     if len(vectors) == 1:
-        step = AddRmsNorm(x=x.operand, r=r.operand, w=vectors[0], **facts)
+        step = AddRmsNorm(rows=kind, x=at, r=added, w=vectors[0], y=out, sum=kept, **facts)
     else:
-        step = AddLayerNorm(x=x.operand, r=r.operand, w=vectors[0], bias=vectors[1], **facts)
+        step = AddLayerNorm(rows=kind, x=at, r=added, w=vectors[0], bias=vectors[1], y=out, sum=kept, **facts)
     low.emit(step, node)
     return y, total
 
 
-def _norm_facts(x: Placed, node: fx.Node) -> dict[str, Any]:
+def _norm_facts(x: Placed, node: fx.Node) -> _NormFacts:
     d = x.shape[-1]
-    return {"d": d, "groups": x.size // d, "eps": float(node.args[-1])}  # type: ignore[arg-type]
+    return _NormFacts(d=d, groups=x.size // d, eps=float(node.args[-1]))  # type: ignore[arg-type]
 
 
 def pointwise(low: Lowerer, node: fx.Node) -> Placed:

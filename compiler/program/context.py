@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -47,7 +47,7 @@ class LowerOptions:
     block_size: int = 32
     max_seq_len: int = 0
     state_dtype: str = "f32"
-    kv_dtypes: Mapping[int, str] = field(default_factory=dict)
+    kv_dtypes: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def kv_of(self, layer: int) -> str:
         """The type of a layer's cache, by the layer's number in the graph."""
@@ -85,7 +85,7 @@ class Lowerer:
         self._screened = self._screened_heads()
 
     @contextmanager
-    def section(self, name: str) -> Iterator[None]:
+    def section(self, name: str) -> Generator[None]:
         """What is lowered in here is a section: it may read what a step has made, and nothing that another section has,
         which may not have run."""
         builder, values, quantized = self.builder, dict(self.values), dict(self._quantized)

@@ -46,8 +46,9 @@ class Placed:
                 return WeightOperand(self.name, self.dtype, self.offset)
             case "input":
                 return InputOperand(self.name, self.dtype, self.row_stride, self.offset)
-        assert self.space == "output" and not self.offset
-        return OutputOperand(self.name, self.dtype, self.row_stride)
+            case "output":
+                assert not self.offset
+                return OutputOperand(self.name, self.dtype, self.row_stride)
 
     @property
     def size(self) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -40,13 +38,14 @@ class _RawSteps(msgspec.Struct):
 def decode_program(raw: bytes, name: str, version: int = FORMAT_VERSION) -> Program:
     """program.json with its steps; EngineFormatError, or EngineFieldError for a step of an unknown op."""
     untyped = decode_untyped(raw, name, version)
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(reduce(or_, STEPS.values()))
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(STEPS.values())])  # noqa: UP007 of a list
     try:
         steps = tuple(map(decoder.decode, msgspec.json.decode(raw, type=_RawSteps).steps))
     except msgspec.ValidationError as error:
         raise EngineFieldError(f"{name}: {error}", "tune it with the icc, and the packages, that wrote it") from error
     fields: dict[str, Any] = {field: getattr(untyped, field) for field in untyped.__struct_fields__}
-    return Program(**{**fields, "steps": steps})
+    fields["steps"] = steps
+    return Program(**fields)
 
 
 def program_of(engine: Engine) -> Program:

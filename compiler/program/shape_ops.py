@@ -63,7 +63,7 @@ def repeat(low: Lowerer, node: fx.Node) -> Placed:
     """Expand along new axes, then one copy: [a, b] x (m, n) is [m, a, n, b] seen as [m * a, n * b]."""
     source = low.placed(node.args[0])
     lead = 1 if source.rows else 0
-    counts = list(node.args[1])[lead:]  # type: ignore[arg-type]
+    counts: list[int] = list(node.args[1])[lead:]  # type: ignore[arg-type]
     shape = (1,) * (len(counts) - len(source.shape)) + source.shape
     viewed = source.view(tuple(s for size in shape for s in (1, size)))
     viewed = viewed or low.dense(source).view(tuple(s for size in shape for s in (1, size)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
 
@@ -11,11 +11,13 @@ from ..ops.body import Body
 from .program import Program
 from .steps.base import Step, operand_fields
 
+Fact: TypeAlias = "Body | msgspec.Struct | str | float | tuple[Fact, ...] | list[Fact] | None"
+
 
 def steps_text(program: Program) -> str:
     """`b2 = linear(x=b1, w=@weight) {k=256, n=512}` for each step; sections follow behind their names."""
     named = {section.begin: section.name for section in program.sections}
-    lines = []
+    lines: list[str] = []
     for number, step in enumerate(program.steps):
         lines += [f"section {named[number]}:"] if number in named else []
         lines.append(f"  {_line(step)}")
@@ -29,10 +31,10 @@ def _line(step: Step) -> str:
     return f"{written + ' = ' if written else ''}{step.op}({read})" + (f" {{{facts}}}" if facts else "")
 
 
-def _facts(step: Step) -> dict[str, Any]:
+def _facts(step: Step) -> dict[str, Fact]:
     """The fields that hold no operand and are not what they are by default."""
     left_out = {*operand_fields(type(step)), "kernel"}
-    found: dict[str, Any] = {}
+    found: dict[str, Fact] = {}
     for field in msgspec.structs.fields(step):
         value = getattr(step, field.name)
         if field.name not in left_out and (field.default is msgspec.NODEFAULT or value != field.default):
@@ -47,7 +49,7 @@ def _place(operand: Operand) -> str:
     return operand.name + (f"+{offset}" if offset else "")
 
 
-def _fact(value: Any) -> str:
+def _fact(value: Fact) -> str:
     if isinstance(value, Body):
         return f'"{value}"'
     if isinstance(value, msgspec.Struct):

@@ -136,7 +136,8 @@ def _operand_problem(program: Program, buffers: dict[str, Buffer], step: Step, n
             return _weight_problem(program.weights.get(operand.name), operand, step.widths().get(name, 0))
         case InputOperand():
             return _input_problem(program, operand, rows)
-    return _output_problem(program, operand, rows)
+        case OutputOperand():
+            return _output_problem(program, operand, rows)
 
 
 def _buffer_problem(buffer: Buffer | None, operand: BufferOperand, rows: tuple[str, ...]) -> str:

@@ -198,7 +198,8 @@ class GatheredRows(QuantizedWeight):
         self.shape = (*self.index.shape, self.pieces[0].shape[-1])
 
     def parts(self) -> Parts:
-        rows, found, start = self.index.reshape(-1), {}, 0
+        rows, start = self.index.reshape(-1), 0
+        found: Parts = {}
         for piece in self.pieces:
             here = torch.nonzero((rows >= start) & (rows < start + piece.shape[0])).squeeze(-1)
             for name, value in piece.parts().items():

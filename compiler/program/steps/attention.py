@@ -145,9 +145,10 @@ class Attention(CacheStep, frozen=True, kw_only=True, tag="attention"):
         new = self.new
         if new is None:
             return None
-        operands = {"k": new.k, "v": new.v, "cos": new.cos, "sin": new.sin}
-        cached = {"kv": self.kv, "cache": self.cache, "block_size": self.block_size}
-        return KvWrite(kernel=self.kernel, layer=self.layer, rotary=self.new_rotary, **cached, **operands)
+        return KvWrite(
+            kernel=self.kernel, layer=self.layer, kv=self.kv, cache=self.cache, block_size=self.block_size,
+            rotary=self.new_rotary, k=new.k, v=new.v, cos=new.cos, sin=new.sin,
+        )  # fmt: skip
 
     def problem(self) -> str:
         if self.write and (reason := self.write.problem()):

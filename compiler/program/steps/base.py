@@ -101,7 +101,9 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
                 yield from _flatten(name, getattr(self, name))
 
 
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, Operand | None]]:
+def _flatten(
+    name: str, value: Operand | OperandGroup | tuple[Operand, ...] | None
+) -> Iterator[tuple[str, Operand | None]]:
     if isinstance(value, tuple):
         for number, part in enumerate(value):
             yield f"{name}.{number}", part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -108,7 +108,7 @@ class RowProduct(Product, frozen=True, kw_only=True):
             return None
         operands = {"x": self.y, "r": ins.r, "w": ins.w, "bias": ins.bias, "y": outs.y, "sum": outs.sum}
         [kind] = (kind for kind in NORMS if op_name(kind) == self.norm)
-        known = {name: operand for name, operand in operands.items() if name in kind.__struct_fields__}
+        known: dict[str, Any] = {name: o for name, o in operands.items() if name in kind.__struct_fields__}
         if outs.codes is not None and outs.scales is not None:
             known |= {"coded": CodedRows(outs.codes, outs.scales), "coding": self.coding}
         return kind(kernel=self.kernel, rows=self.rows, d=self.columns, eps=self.eps, **known)

@@ -92,7 +92,7 @@ class StorageFormat(ABC):
 
     def coded_rows(self, rows: Tensor) -> Tensor:
         """Activations [n, K] as products that read int8 rows see them, float32."""
-        groups = rows.unflatten(-1, (-1, self.row_group))
+        groups = torch.unflatten(rows, -1, (-1, self.row_group))
         scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
         return (groups / scale).round_().mul_(scale).flatten(-2)
 

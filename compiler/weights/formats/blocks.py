@@ -108,7 +108,7 @@ class BlockFormat(StorageFormat):
         return Encoded(parts, decibels(float(values.to(torch.float32).square().sum(dtype=torch.float64)), noise))
 
     def decode(self, parts: Parts) -> Tensor:
-        codes = parts["codes"].unflatten(-1, (-1, self.group))
+        codes = torch.unflatten(parts["codes"], -1, (-1, self.group))
         scale, offset = self.levels_of(parts)
         if self.table:
             level = self.values[codes.to(torch.int64)]

@@ -89,13 +89,13 @@ def encode_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None =
     codes = torch.empty((len(rows), k), dtype=torch.uint8)
     step = max(1, _ELEMENTS // k)
     for at in range(0, len(rows), step):
-        chunk = rows[at : at + step].to(torch.float32).unflatten(-1, (-1, form.group))
+        chunk = torch.unflatten(rows[at : at + step].to(torch.float32), -1, (-1, form.group))
         codes[at : at + step] = coder.code(chunk, *(level[at : at + step] for level in levels)).flatten(-2)
     return coder.with_codes(codes.reshape(values.shape), fitted)
 
 
 def _fit_rows(form: BlockFormat, values: Tensor, weights: Tensor) -> Parts:
-    x, w = values.unflatten(-1, (-1, form.group)), weights.view(-1, form.group)
+    x, w = torch.unflatten(values, -1, (-1, form.group)), weights.view(-1, form.group)
     if form.mins:
         scale, least = _affine(x, w, 2**form.bits - 1, _ratios(form.bits))
     else:
@@ -105,10 +105,10 @@ def _fit_rows(form: BlockFormat, values: Tensor, weights: Tensor) -> Parts:
         found = {"scales": _half(scale / form.factor)}
         return found if least is None else {**found, "mins": _half(least)}
     top = _INT[form.group_scales]
-    whole = _half(scale.unflatten(-1, (-1, per)).abs().amax(-1) / (top * form.factor))
+    whole = _half(torch.unflatten(scale, -1, (-1, per)).abs().amax(-1) / (top * form.factor))
     found = {"scales": whole, "group_scales": _integers(scale, whole * form.factor, per, form)}
     if least is not None:
-        whole = _half(least.unflatten(-1, (-1, per)).amax(-1) / top)
+        whole = _half(torch.unflatten(least, -1, (-1, per)).amax(-1) / top)
         found |= {"mins": whole, "group_mins": _integers(least, whole, per, form)}
     return found
 

@@ -92,7 +92,7 @@ class Float8(StorageFormat):
         """The largest magnitude of each block."""
         if not self.group:
             return rows.abs().amax(-1, keepdim=True)
-        return torch.stack([piece.abs().amax(-1) for piece in rows.split(self.group, -1)], -1)
+        return torch.stack([piece.abs().amax(-1) for piece in torch.split(rows, self.group, -1)], -1)
 
     def _spread(self, scales: Tensor, k: int) -> Tensor:
         """The scale of every value, or one that broadcasts to all of a row."""

@@ -44,7 +44,7 @@ def parts_of(form: BlockFormat, blocks: Tensor) -> Parts:
     read = _READERS.get(form.kind)
     found = codes_of_table(form, blocks.numpy()) if read is None else read(blocks.numpy())
     lead = blocks.shape[:-2]
-    return {name: torch.from_numpy(np.ascontiguousarray(a)).reshape(*lead, -1) for name, a in found.items()}
+    return {name: torch.as_tensor(np.ascontiguousarray(a)).reshape(*lead, -1) for name, a in found.items()}
 
 
 def block_bytes(form: BlockFormat) -> int:

@@ -43,7 +43,7 @@ def codes_of_table(form: BlockFormat, blocks: np.ndarray) -> Arrays:
     beside = _SCALES[form.kind](blocks)
     number = gguf.GGMLQuantizationType[form.kind.upper()]
     values = gguf.quants.dequantize(blocks.reshape(-1, blocks.shape[-1]), number).reshape(*blocks.shape[:-1], form.size)
-    scale, _ = form.levels_of({name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in beside.items()})
+    scale, _ = form.levels_of({name: torch.as_tensor(np.ascontiguousarray(value)) for name, value in beside.items()})
     unit = scale.numpy().repeat(form.group, -1)
     levels = np.array(form.table or range(-form.zero, 2**form.bits - 1 - form.zero), np.float32)
     between = (levels[1:] + levels[:-1]) / 2
@@ -66,7 +66,7 @@ def _odd(scales: np.ndarray) -> np.ndarray:
     return (2 * scales.astype(np.int16) + 1).astype(np.int8)
 
 
-def _words(b: np.ndarray, kind: type) -> np.ndarray:
+def _words(b: np.ndarray, kind: type[np.unsignedinteger]) -> np.ndarray:
     return np.ascontiguousarray(b).view(kind)
 
 

@@ -61,11 +61,11 @@ class GroupFormat(StorageFormat):
         return {name: value.to(arrays[name].working) for name, value in {"codes": codes, **fitted}.items()}
 
     def decode(self, parts: Parts) -> Tensor:
-        grouped = parts["codes"].unflatten(-1, (-1, self.group)).to(torch.float32)
+        grouped = torch.unflatten(parts["codes"], -1, (-1, self.group)).to(torch.float32)
         return self.value(grouped, *(level.unsqueeze(-1) for level in self.levels(parts))).flatten(-2)
 
     def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:
-        grouped = values.unflatten(-1, (-1, self.group))
+        grouped = torch.unflatten(values, -1, (-1, self.group))
         levels = [level.unsqueeze(-1) for level in self.levels(self.fit(grouped, clip))]
         return self.value(self.code(grouped, *levels), *levels).flatten(-2)
 

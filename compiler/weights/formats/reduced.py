@@ -44,7 +44,7 @@ class ReducedInt8(GroupAffine):
         return super().code(values, *levels).clamp_(ZERO - TOP, ZERO + TOP)
 
     def coded_rows(self, rows: Tensor) -> Tensor:
-        groups = rows.unflatten(-1, (-1, self.group))
+        groups = torch.unflatten(rows, -1, (-1, self.group))
         low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
         scale = (high - low).clamp(min=1e-30) / LEVELS
         zero = torch.round(-low / scale)
