@@ -158,8 +158,9 @@ class LLM:
         """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
 
         `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults, greedy where
-        it has none. adapter: the name of a loaded one, for all or per prompt; None for none. The completions come in the order of the prompts, the n completions of one prompt one after the
-        other. `progress` is told how many of all completions have ended, after every step in which one did.
+        it has none. adapter: the name of a loaded one, for all or per prompt; None for none. The completions come in
+        the order of the prompts, the n completions of one prompt one after the other. `progress` is told how many of
+        all completions have ended, after every step in which one did.
         RequestError (nothing has run then) if a prompt or a parameter is invalid.
         """
         given = [prompts] if isinstance(prompts, str) else prompts
@@ -169,8 +170,8 @@ class LLM:
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Read an adapter (LoRA) for requests to name: a directory of PEFT's, or a GGUF file of llama.cpp's.
 
-        One that had the name is replaced; what runs with it keeps it. AdapterError for what cannot be read, RequestError
-        where the engine has no room for what the adapter changes.
+        One that had the name is replaced; what runs with it keeps it. AdapterError for what cannot be read,
+        RequestError where the engine has no room for what the adapter changes.
         """
         self._room().add(name, Path(path))
 
@@ -330,8 +331,8 @@ class LLM:
     ) -> list[Ranked]:
         """The documents by how well they go with the query, the best first, or the best `top_n` of them.
 
-        truncate: a pair that is too long loses the end of its longer text. adapter: see `generate`. RequestError if a text is invalid, or if the
-        engine was not compiled with --task rerank.
+        truncate: a pair that is too long loses the end of its longer text. adapter: see `generate`. RequestError if a
+        text is invalid, or if the engine was not compiled with --task rerank.
         """
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None

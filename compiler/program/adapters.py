@@ -33,7 +33,8 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         for handle in (a, b):
             name = names[id(handle)]
             layout = builder.weights[name].layout
-            pools[name] = Pool(name, slots, max(site.experts, 1), *handle.shape[1:], layout.format.name, layout.tile)
+            _, n, k = handle.shape
+            pools[name] = Pool(name, slots, max(site.experts, 1), n, k, layout.format.name, layout.tile)
         columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
         places = names[id(a)], names[id(b)], site.row, site.experts
         sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, columns, rows))

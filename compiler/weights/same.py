@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,7 +29,8 @@ def _same(one: Any, other: Any) -> bool:
         held = [[cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other)]
         return one.__code__ is other.__code__ and _same(one.__defaults__, other.__defaults__) and _same(*held)
     if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(_same, one, other))
+        ones, others = cast(Sequence[Any], one), cast(Sequence[Any], other)
+        return len(ones) == len(others) and all(map(_same, ones, others))
     if isinstance(one, Weight):
         values = [[getattr(w, field.name) for field in fields(w)] for w in (one, other) if is_dataclass(w)]
         return len(values) == 2 and type(one).__eq__ is not object.__eq__ and _same(*values)

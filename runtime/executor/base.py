@@ -62,7 +62,7 @@ class AdaptingExecutor(Protocol):
     def adapters(self) -> AdapterPlan | None: ...
 
     def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
-        """Put contiguous `values` at byte `offset` of a pool, where no step that is under way reads. From any thread."""
+        """Put contiguous `values` at byte `offset` of a pool, where no step that is under way reads. Any thread may."""
         ...
 
 

@@ -191,10 +191,9 @@ class LoopDriver(Generic[AnyTask]):
 
     def _admit(self) -> None:
         """Begin the tasks whose adapters have arrived, and let go those of tasks that have ended."""
-        for task in [
-            task for task in self._placed if task.requests and all(one.state is State.ENDED for one in task.requests)
-        ]:
-            self._release(task)
+        for task in list(self._placed):
+            if task.requests and all(request.state is State.ENDED for request in task.requests):
+                self._release(task)
         for task in list(self._waiting):
             try:
                 if self._place(task):
