@@ -20,14 +20,14 @@ _LEFT_OUT = {
 }
 
 
-def check_fits(plan: AdapterPlan, adapter: Adapter) -> None:
+def check_fits(plan: AdapterPlan, called: str, adapter: Adapter) -> None:
     """RequestError naming the first change for which the engine has no room: of a layer without any, of a larger rank
     or another shape, or of another kind than B (A x)."""
     sites = {site.parameter: site for site in plan.sites}
     for name, change in adapter.changes.items():
         if problem := _problem(plan, sites.get(name), change):
             raise RequestError(
-                f"adapter {adapter.name}: {name}: {problem}",
+                f"adapter {called}: {name}: {problem}",
                 "merge it when the model is compiled (--lora), or compile with the room that it needs (--adapters)",
                 field="adapter",
             )

@@ -16,8 +16,9 @@ import numpy as np
 
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
-from .adapter import Adapter, read_adapter
+from .adapter import Adapter
 from .packing import Factors, check_fits, pack_slot, slot_bytes
+from .reader import read_adapter
 
 HOST_BYTES = 2 << 30  # of adapters that are ready to be put into a slot
 Packed = dict[str, np.ndarray]
@@ -92,7 +93,7 @@ class ResidentAdapters:
         """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
         it keeps it. The adapter's own error, or RequestError where it does not fit."""
         adapter = read_adapter(path)
-        check_fits(self.plan, adapter)
+        check_fits(self.plan, name, adapter)
         packed = pack_slot(self.plan, adapter, self.factors)
         with self._lock:
             self._known[name] = replace(adapter, changes={})
