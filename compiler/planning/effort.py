@@ -36,6 +36,7 @@ class Effort:
     disk: int
 
     def as_json(self) -> dict[str, object]:
+        """The fields by name."""
         return asdict(self)
 
 

@@ -24,7 +24,7 @@ class TtirType:
 
     @property
     def bits(self) -> int:
-        """Of an element; of a pointer, of what it points to."""
+        """Bits of an element; those of the element that a pointer points to."""
         return int(re.sub(r"\D.*", "", self.element.lstrip("bfi").replace("index", "64")) or 8)
 
     @staticmethod

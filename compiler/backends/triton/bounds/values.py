@@ -95,7 +95,7 @@ class Values:
         return not kind.pointer and kind.element.startswith("i")
 
     def range_of(self, value: str, facts: tuple[Form, ...]) -> Range:
-        """Of an integer, wherever it is in a block."""
+        """The bounds and divisor of an integer where facts hold, wherever it is in a block."""
         form = self.form(value, _own_view(self.types[value], value))
         return lower(form, facts), upper(form, facts), form.divisor
 
