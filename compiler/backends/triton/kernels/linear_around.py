@@ -39,7 +39,7 @@ class SortSource:
         return 1 << self.op.experts.bit_length()
 
     def most_blocks(self, rows: str) -> str:
-        """How many blocks of slots `rows` rows can give at most, as the source says it; `rows` is an expression, too."""
+        """How many blocks of slots there are at most, as the source says it. rows: the name of the number of rows."""
         return self.op.most_blocks(self.block, rows)
 
 
