@@ -40,7 +40,7 @@ from .program.context import LowerOptions
 from .program.lower import Lowered, lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
-from .quantization import QUANTIZATIONS
+from .quantization import find_quantization
 from .report import CompileReport, make_report
 from .request import CompileRequest
 from .sizing import auto_passes
@@ -89,7 +89,7 @@ class Compilation:
 
     def quantize(self) -> None:
         """What --quant asks for."""
-        chosen = QUANTIZATIONS[self.options.quant]
+        chosen = find_quantization(self.options.quant)
         if chosen is None:
             return
         if any(map(is_quantized, self.graph.weights.values())):

@@ -17,7 +17,7 @@ from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
 from .kv_formats import AUTO, cache_options, read_cache_option
-from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
+from .quantization import GROUPS, QUANTIZATIONS, find_quantization, head_format
 from .sizes import check_auto, read_size
 from .targets import find_target
 
@@ -196,8 +196,8 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         _choice("--task", self.task, tuple(TASKS))
-        _choice("--quant", self.quant, tuple(QUANTIZATIONS))
-        _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
+        find_quantization(self.quant)
+        head_format(self.quant_head)
         read_cache_option(self.kv_cache)
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
         policy = self.eviction
@@ -237,10 +237,11 @@ class CompileOptions:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {found.least}, not {value}")
 
     def _check_unquantized(self) -> None:
+        head = self.quant_head not in ("none", type(self).quant_head)
         for option, given, does in (
             ("--rotate", self.rotate, "evens out what is rounded, and --quant none rounds nothing"),
             ("--keep", bool(self.keep), "leaves layers unquantized, and --quant none quantizes none"),
-            ("--quant-head 4bit", self.quant_head == "4bit", "is for models that are quantized, not --quant none"),
+            (f"--quant-head {self.quant_head}", head, "is for models that are quantized, not --quant none"),
         ):
             if given:
                 raise UsageError(f"{option} {does}", f"give a --quant, or leave {option.partition(' ')[0]} out")
@@ -251,7 +252,7 @@ class CompileOptions:
         if self.group_size not in GROUPS:
             sizes = ", ".join(map(str, reversed(GROUPS)))
             raise UsageError(f"--group-size {self.group_size}: there are no kernels for it", f"choose from: {sizes}")
-        chosen = QUANTIZATIONS[self.quant]
+        chosen = find_quantization(self.quant)
         if chosen is None or not chosen.grouped:
             grouped = ", ".join(name for name, found in QUANTIZATIONS.items() if found is not None and found.grouped)
             raise UsageError(f"--group-size is not used by --quant {self.quant}", f"choose from: {grouped}")

@@ -1,10 +1,18 @@
-"""What --quant and --quant-head stand for: a method and a storage format. The only list of them."""
+"""What --quant and --quant-head stand for: a method and a storage format. The only list of them.
+
+Another package adds its own with `register_quantization`, or an entry point of `icc.quantizations`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import extensions
+from .errors import ExtensionError, UsageError
+
+GROUP = "icc.quantizations"  # entry points of other packages: a Quantization by its name
 GROUPS = (128, 64, 32, 16)  # values per scale that kernels have
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smooth")  # that a format of another package can be chosen with
 
 
 @dataclass(frozen=True)
@@ -13,15 +21,18 @@ class Quantization:
 
     method: the pass that chooses the codes, "rtn" for quantize-rtn; "awq+gptq" for the scales of the one and the codes
     of the other. format: what it stores, by the name that `find_format` knows. summary: what help says of it.
-    calibrated: whether it reads text. encoding: the format where an engine
-    for CPUs only ever computes many tokens at a time, "" for the same.
+    encoding: the format where an engine for CPUs only ever computes many tokens at a time, "" for the same.
     """
 
     method: str
     format: str
     summary: str
-    calibrated: bool = False
     encoding: str = ""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the method reads text, to see what activations are."""
+        return self.method != "rtn"
 
     @property
     def grouped(self) -> bool:
@@ -36,35 +47,78 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
     "mxfp4": Quantization("rtn", "mxfp4", "4-bit floats with a power of two per 32, as gpt-oss has them"),
     "mxfp4a8": Quantization("rtn", "mxfp4a8", "mxfp4, for products with 8-bit floats per 32 (MXFP8) on GPUs of sm_100"),
     "fp8": Quantization("rtn", "e4m3", "8-bit floats (e4m3), a scale per output channel"),
-    "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
-    "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
+    "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)"),
+    "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)"),
     "awqgptq4": Quantization(
         "awq+gptq",
         "q4",
         "4 bits, scaled as by awq4, then rounded as by gptq4, and each code chosen again",
-        calibrated=True,
     ),
     "int8": Quantization(
         "smooth",
         "i8",
         "8 bits per output channel, for products with int8 activations (SmoothQuant); of --task embed and rerank on "
         "CPUs 7 bits per group",
-        calibrated=True,
         encoding="i7",
     ),
-    "auto": Quantization("auto", "q4", "the bits that pay, by weight, within --size or --bits", calibrated=True),
+    "auto": Quantization("auto", "q4", "the bits that pay, by weight, within --size or --bits"),
 }
-HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
+_HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
 _HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}
+_OTHERS: dict[str, Quantization] = {}  # of other packages
+
+
+def register_quantization(name: str, found: Quantization) -> None:
+    """Add a value of --quant, and of --quant-head for its format. ValueError if the name is taken, or the method is
+    none of METHODS."""
+    if found.method not in METHODS:
+        raise ValueError(f"the method {found.method!r} is none of {', '.join(METHODS)}")
+    if name in QUANTIZATIONS or _OTHERS.setdefault(name, found) is not found:
+        raise ValueError(f"there is a quantization {name!r} already")
+
+
+def find_quantization(name: str) -> Quantization | None:
+    """What a value of --quant stands for; None for "none". UsageError if it is unknown, ExtensionError if what another
+    package has by that name cannot be loaded, or is no Quantization."""
+    if name in QUANTIZATIONS:
+        return QUANTIZATIONS[name]
+    if name not in _OTHERS:
+        found = extensions.load(GROUP, name)
+        if found is None:
+            raise UsageError(f"--quant {name!r} is unknown", f"choose from: {', '.join(explained())}")
+        if not isinstance(found, Quantization):
+            raise ExtensionError(f"{GROUP} {name!r} is not a Quantization but {found!r}")
+        try:
+            register_quantization(name, found)
+        except ValueError as error:
+            raise ExtensionError(f"{GROUP} {name!r}: {error}") from error
+    return _OTHERS[name]
+
+
+def head_format(name: str) -> str | None:
+    """The storage format that a value of --quant-head stands for; None leaves the head as it is. UsageError if it is
+    unknown."""
+    if name in _HEAD_FORMATS:
+        return _HEAD_FORMATS[name]
+    if name not in _other_names():
+        raise UsageError(f"--quant-head {name!r} is unknown", f"choose from: {', '.join(heads_explained())}")
+    found = find_quantization(name)
+    assert found is not None
+    return found.format
+
+
+def _other_names() -> list[str]:
+    return sorted({*_OTHERS, *extensions.names(GROUP)})
 
 
 def explained() -> dict[str, str]:
-    """The values of --quant and what they mean."""
+    """The values of --quant and what they mean. What packages offer is named, and not loaded."""
     texts = {name: "as in the checkpoint" if found is None else found.summary for name, found in QUANTIZATIONS.items()}
     read = {name for name, found in QUANTIZATIONS.items() if found is not None and found.calibrated}
+    texts |= {name: "of another package" for name in _other_names()}
     return {name: f"{text}; reads calibration text" if name in read else text for name, text in texts.items()}
 
 
 def heads_explained() -> dict[str, str]:
     """The values of --quant-head and what they mean."""
-    return {name: _HEADS[name] for name in HEAD_FORMATS}
+    return _HEADS | {name: f"as --quant {name} stores weights" for name in _other_names()}

@@ -20,7 +20,7 @@ from .frontend.source.pooling import read_pooling
 from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
 from .options import CompileOptions
-from .quantization import QUANTIZATIONS
+from .quantization import QUANTIZATIONS, find_quantization
 from .speculate.choice import SpecChoice
 from .targets import Target, find_target
 
@@ -111,7 +111,7 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
     if heads is not None and not heads.is_dir():
         raise CheckpointError(f"--spec medusa:{heads} is not a directory", "train heads with `icc train-heads`")
     if options.calib is not None:
-        chosen = QUANTIZATIONS[options.quant]
+        chosen = find_quantization(options.quant)
         if not (chosen and chosen.calibrated) and heads is None:
             calibrated = ", ".join(name for name, found in QUANTIZATIONS.items() if found and found.calibrated)
             raise UsageError(
@@ -131,7 +131,7 @@ def _check_device(options: CompileOptions) -> None:
     """UsageError where --device is not there, or nothing would compute on it."""
     if options.device == "cpu":
         return
-    chosen = QUANTIZATIONS[options.quant]
+    chosen = find_quantization(options.quant)
     if not (chosen and chosen.calibrated):
         raise UsageError(f"--device is where calibration computes, and --quant {options.quant} needs none")
     import torch

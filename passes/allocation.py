@@ -58,12 +58,12 @@ class Allocation:
 
     @property
     def nbytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.fixed + sum(option.nbytes for option in self.options)
 
     @property
     def damage(self) -> float:
-        """Of all choices: the expected mean KL divergence per token."""
+        """What all choices cost together: the expected mean KL divergence per token, in nats."""
         return sum(option.damage for option in self.options)
 
     def as_json(self) -> dict[str, Any]:

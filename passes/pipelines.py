@@ -7,7 +7,7 @@ from typing import Any
 
 from ..compiler.adapter_slots import AdapterSlots
 from ..compiler.eviction import Eviction
-from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
+from ..compiler.quantization import find_quantization, head_format
 from .attention.absorb_projections import AbsorbProjections
 from .attention.evict import Evict
 from .attention.paged_attention import PagedAttention
@@ -90,10 +90,10 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[
     from .quantize.rtn import QuantizeRtn
     from .speculate.insert_medusa_heads import PREFIX, InsertMedusaHeads
 
-    chosen = QUANTIZATIONS[quant]
+    chosen = find_quantization(quant)
     inserted: list[Pass] = [InsertMedusaHeads(tuple(heads))]
     if chosen is not None:
-        inserted.append(QuantizeRtn(format=chosen.format, head=HEAD_FORMATS[head], only=f"{PREFIX}."))
+        inserted.append(QuantizeRtn(format=chosen.format, head=head_format(head), only=f"{PREFIX}."))
     return ordered(inserted, canonicalize())
 
 
@@ -120,11 +120,11 @@ def quantize(
     from .quantize.rtn import QuantizeRtn
     from .quantize.smooth import QuantizeSmooth
 
-    chosen = QUANTIZATIONS[quant]
+    chosen = find_quantization(quant)
     if chosen is None:
         return []
     form = chosen.encoding if encodes and chosen.encoding else chosen.format
-    options: dict[str, Any] = {"format": form, "head": HEAD_FORMATS[head], "keep": keep}
+    options: dict[str, Any] = {"format": form, "head": head_format(head), "keep": keep}
     if group is not None:
         options |= {"group": group, "any_group": False}
     reads: dict[str, Any] = {"sequences": calibration, "device": device} if chosen.calibrated else {}
@@ -141,7 +141,7 @@ def quantize(
             *passes["gptq"](),
         ],
     }
-    table = HEAD_FORMATS[head] if HEAD_FORMATS[head] == "q8" else None
+    table = head_format(head) if head_format(head) == "q8" else None
     rotations: list[Pass] = [Rotate(**options, table=table, required=True)] if rotate else []
     return ordered([*rotations, *passes[chosen.method]()], canonicalize())
 

@@ -91,6 +91,7 @@ class AsyncLLM:
 
     @property
     def prompting(self) -> Prompting:
+        """What makes token ids of texts and conversations for this model."""
         return self._loaded.prompting
 
     @property

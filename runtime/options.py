@@ -132,4 +132,5 @@ class LoadOptions:
 
     @classmethod
     def from_json(cls, text: str) -> LoadOptions:
+        """The options of a text that `to_json` gave."""
         return cls(**json.loads(text))

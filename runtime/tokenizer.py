@@ -112,7 +112,7 @@ class Tokenizer:
         return " ".join(texts) if self._decoder is None else self._decoder.decode(texts)
 
     def decode_shown(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The same; one token is decoded once, as it comes before every other token again and again."""
+        """`decode`, but one token is decoded once, as it comes before every other token again and again."""
         if len(token_ids) != 1:
             return self.decode(token_ids, skip_special_tokens)
         key = token_ids[0], skip_special_tokens
@@ -136,6 +136,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """How many tokens there are, added ones among them."""
         return self._tokenizer.get_vocab_size()
 
 

@@ -1,11 +1,9 @@
 """Docstrings: every public class and function has one, and none opens with a word that needs the sentence before it.
 
-    python tests/lint_docstrings.py            a line per room that got worse, exit 1
-    python tests/lint_docstrings.py --list     every fault with its place
-    python tests/lint_docstrings.py --write    lower the counts of docstrings.txt to what there is; never raise one
+    python tests/lint_docstrings.py            a line per fault, exit 1 if there are any
 
-docstrings.txt has, for each room (folder) and fault, how many there still are. The counts only shrink. A method without
-a docstring says what the method of its base says, so that only methods of classes without a base need one.
+A method without a docstring says what the method of its base says, so that only methods of classes without a base need
+one.
 """
 
 from __future__ import annotations
@@ -13,15 +11,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-COUNTS = Path(__file__).with_name("docstrings.txt")
 ROOMS = ("compiler", "passes", "runtime")
 OPENING = re.compile(r"(Of|So|Those|The same)\b")
-MISSING, OPENS = "missing", "opens"
+MISSING, OPENS = "there is no docstring", "the docstring opens with a word that needs another sentence"
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 Fault = tuple[str, str]  # what is wrong, and of which name
 
@@ -59,39 +54,19 @@ def _is_stub(item: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return bool(names & {"overload", "setter"})
 
 
-def found(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Every fault below `root`: its room, what is wrong, and where."""
+def found(root: Path) -> Iterator[str]:
+    """Every fault below `root`: where, and what is wrong."""
     for path in sorted(file for room in ROOMS for file in (root / room).rglob("*.py")):
-        room = path.parent.relative_to(root).as_posix()
         for fault, name in faults(ast.parse(path.read_text())):
-            yield room, fault, f"{path.relative_to(root)}: {name}"
+            yield f"{path.relative_to(root)}: {name}: {fault}"
 
 
-def read_counts(text: str) -> Counter[tuple[str, str]]:
-    """The counts of docstrings.txt: lines `room fault count`."""
-    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    return Counter({(room, fault): int(count) for room, fault, count in lines})
-
-
-def main(arguments: list[str]) -> int:
-    """Run as the module says; the exit code."""
-    places = list(found(ROOT))
-    now = Counter((room, fault) for room, fault, _ in places)
-    if "--list" in arguments:
-        print(*(f"{where}: {fault}" for _, fault, where in places), sep="\n")
-        return 0
-    allowed = read_counts(COUNTS.read_text())
-    if "--write" in arguments:
-        kept = {key: min(count, allowed[key]) for key, count in now.items() if allowed[key]}
-        lines = [f"{room} {fault} {count}" for (room, fault), count in sorted(kept.items())]
-        COUNTS.write_text("\n".join(["# How many docstrings are still wrong; see lint_docstrings.py.", *lines, ""]))
-        return 0
-    worse = {key: count for key, count in now.items() if count > allowed[key]}
-    for (room, fault), count in sorted(worse.items()):
-        print(f"{room}: {count} docstrings are wrong ({fault}), {allowed[room, fault]} were; one of:")
-        print(*(f"    {where}" for at, what, where in places if (at, what) == (room, fault)), sep="\n")
-    return 1 if worse else 0
+def main(root: Path) -> int:
+    """Print the faults below `root`; the exit code."""
+    faulty = list(found(root))
+    print(*faulty, sep="\n", end="\n" if faulty else "")
+    return 1 if faulty else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Path(__file__).parents[1]))

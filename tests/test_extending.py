@@ -66,6 +66,23 @@ def test_the_target_is_found(acme: Path) -> None:
     assert "rtx6000ada" in errors
 
 
+def test_the_quantization_is_a_value_of_quant(acme: Path) -> None:
+    code = """
+from pathlib import Path
+from icc.compiler.options import CompileOptions
+from icc.passes.pipelines import quantize
+options = CompileOptions(Path("model"), Path("out"), quant="rtn-s8", quant_head="rtn-s8")
+[found] = [p for p in quantize(options.quant, options.quant_head, (), ()) if p.name == "quantize-rtn"]
+print(found.format, found.head)
+"""
+    done = python(acme, code)
+    assert done.stdout == "s8 s8\n", done.stderr
+    helped, *unknown = icc(acme, "compile --help", "compile model --quant s9", "compile model --quant-head s9")
+    text = " ".join(helped[1].split())
+    assert "rtn-s8 of another package" in text and "rtn-s8 as --quant rtn-s8 stores weights" in text
+    assert all(code == 2 and "'s9' is not one of" in errors and "'rtn-s8'" in errors for code, _, errors in unknown)
+
+
 def test_nothing_is_loaded_before_it_is_asked_for(acme: Path) -> None:
     code = "import sys, icc.compiler.cli, icc.compiler.ops, icc.passes.registry as r; print(r.pass_names())"
     done = python(acme, f"{code}; assert 'acme' not in sys.modules")
@@ -76,12 +93,17 @@ def test_nothing_is_loaded_before_it_is_asked_for(acme: Path) -> None:
 
 def test_what_cannot_be_loaded_names_its_package(acme: Path, tmp_path: Path) -> None:
     odd = {"odd": "json:dumps"}
-    install(tmp_path, {"icc.passes": {"gone": "nowhere:Pass", **odd}, "icc.targets": odd})
+    install(tmp_path, {"icc.passes": {"gone": "nowhere:Pass", **odd}, "icc.targets": odd, "icc.quantizations": odd})
     (tmp_path / "graph.txt").write_text((acme / "graph.txt").read_text())
-    gone, odd_pass, odd_target = icc(
-        tmp_path, "opt graph.txt -p gone", "opt graph.txt -p odd", "compile model --target odd"
+    gone, odd_pass, odd_target, odd_quant = icc(
+        tmp_path,
+        "opt graph.txt -p gone",
+        "opt graph.txt -p odd",
+        "compile model --target odd",
+        "compile model --quant odd",
     )
     words = "error: acme: icc.passes 'gone' (nowhere:Pass) cannot be loaded: No module named 'nowhere'\n"
     assert gone == (34, "", words)
     assert "icc.passes 'odd' is not a Pass" in odd_pass[2]
     assert "icc.targets 'odd' is not a Target" in odd_target[2]
+    assert "icc.quantizations 'odd' is not a Quantization" in odd_quant[2]

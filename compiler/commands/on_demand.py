@@ -28,7 +28,7 @@ _HELP = "A MODEL, which is a checkpoint directory or a name on the Hugging Face 
 
 @dataclass(frozen=True)
 class OnDemandOptions(CompileOptions):
-    """Those of a compile for this machine, unless another target is given."""
+    """Options of a compile for this machine, unless another target is given."""
 
     target: str = setting(
         "native", "What a MODEL is compiled for.", values=targets.explained, open=True, metavar="TARGET", on_demand=True

@@ -19,7 +19,8 @@ def check_output(path: Path, force: bool) -> None:
 
 
 def check_file(path: Path, force: bool) -> None:
-    """The same of a file that `icc export` writes."""
+    """Refuse a path for the file that `icc export` writes: one that exists, unless --force and it is a file, or that
+    cannot be written."""
     if path.exists() and (not force or not path.is_file()):
         hint = "give --force to replace it, or another path" if path.is_file() else "give another path"
         raise OutputExistsError(f"{path} exists{'' if path.is_file() else ' and is no file'}", hint)

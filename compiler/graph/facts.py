@@ -39,7 +39,7 @@ def problem(graph: Graph, fact: str) -> str:
 
 
 def holding(graph: Graph, facts: Iterable[str]) -> set[str]:
-    """Those of `facts` that the graph does not contradict."""
+    """Which of `facts` the graph does not contradict."""
     return {fact for fact in facts if not problem(graph, fact)}
 
 

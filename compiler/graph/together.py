@@ -99,7 +99,7 @@ def _change(changed: Weight | Change) -> Change:
 
 
 def _touched(order: Sequence[fx.Node], variants: Sequence[Variant]) -> dict[fx.Node, list[int]]:
-    """Of every node the model, and the variants in which its value is another than the model's."""
+    """For every node the variants in which its value is another than the model's, and MODEL."""
     found: dict[fx.Node, list[int]] = {}
     for node in order:
         own = {v for v, variant in enumerate(variants) if node in variant}

@@ -57,7 +57,7 @@ class Loss:
 
     @property
     def increase(self) -> float:
-        """Of perplexity, relative."""
+        """By what part of itself perplexity rises: 0.01 is 1 %."""
         return exp(min((self.found - self.reference) / max(self.scored, 1), 700.0)) - 1
 
     def of(self, metric: str) -> float:

@@ -64,19 +64,24 @@ class InterpretDevice:
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
+        """The host's side of a turn, numpy arrays by name."""
         return self._sides[turn]
 
     def zero(self, offset: int, nbytes: int) -> None:
+        """Fill bytes [offset, offset + nbytes) of the KV cache with zeros."""
         self._spaces["kv"][offset : offset + nbytes] = 0
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `cache` of the KV cache to byte `host` of the host's blocks."""
         self._host[host : host + nbytes] = self._spaces["kv"][cache : cache + nbytes]
 
     def swap_in(self, cache: int, host: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `host` of the host's blocks to byte `cache` of the KV cache."""
         self._spaces["kv"][cache : cache + nbytes] = self._host[host : host + nbytes]
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """Of block tables, and of what the program declares, only the rows that are read."""
+        """Give the kernels a turn's arrays; of block tables, and of what the program declares, only the rows that are
+        read."""
         counts = {BLOCK_TABLES.name: num_seqs, **{array.name: num_tokens for array in self.program.inputs}}
         for array in (*GPU_INPUTS, *self.program.inputs):
             rows = slice(counts.get(array.name))
@@ -93,6 +98,7 @@ class InterpretDevice:
                 self._launch(bound)
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
+        """Give the host the first rows of what a turn sampled and, if `logits`, their logits."""
         for array in SAMPLED:
             self._sides[turn][array.name][:rows] = self._there[array.name][:rows]
         if logits:
@@ -103,10 +109,12 @@ class InterpretDevice:
         """`run` has waited."""
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        """Copy the bytes of `rows` to the buffer `at`, or to the logit rows, behind a step of `tokens` tokens."""
         content = _memory_of(rows)
         self._memory_at(at, tokens)[: len(content)] = content
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        """A copy of the first `nbytes` bytes, uint8, of what a section left there."""
         return self._memory_at(at, tokens)[:nbytes].numpy().copy()
 
     def _memory_at(self, at: str, tokens: int) -> torch.Tensor:
@@ -135,7 +143,7 @@ class InterpretDevice:
 
 
 def _memory(layout: KVLayout, num_blocks: int | tuple[int, ...]) -> KVMemory:
-    """So many blocks of each group, or of every group."""
+    """A cache of `num_blocks` blocks of each group; one number stands for every group."""
     return KVMemory(layout, num_blocks if isinstance(num_blocks, tuple) else (num_blocks,) * len(layout.groups))
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from ..options import CompileOptions
-from ..quantization import QUANTIZATIONS
+from ..quantization import find_quantization
 from ..targets import Target
 from ..weights.handles import is_quantized
 from .program import PlannedCompile
@@ -36,12 +36,13 @@ class Effort:
     disk: int
 
     def as_json(self) -> dict[str, object]:
+        """The fields by name."""
         return asdict(self)
 
 
 def effort(plan: PlannedCompile, options: CompileOptions, target: Target) -> Effort:
     """An estimate, good to a factor of two or so."""
-    chosen = QUANTIZATIONS[options.quant]
+    chosen = find_quantization(options.quant)
     values = [prod(weight.shape) for weight in plan.graph.weights.values()]
     info, cores = plan.graph.info, _MEASURED_CORES / max(1, min(os.cpu_count() or 1, 16))
     where = "gpu" if target.backend != "cpu" else "native" if target.is_here else "cpu"

@@ -39,6 +39,7 @@ class TargetPlan:
         return self.sequences >= self.planned.limits.max_batch_size
 
     def as_json(self) -> dict[str, Any]:
+        """What `icc plan --json` prints of a target: sizes in bytes, limits of speed, and what the compile takes."""
         planned, program = self.planned, self.planned.program
         formats: dict[str, int] = {}
         for weight in program.stored.values():

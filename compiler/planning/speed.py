@@ -31,6 +31,7 @@ class Rate:
     bound: str
 
     def as_json(self) -> dict[str, object]:
+        """The fields by name."""
         return asdict(self)
 
 

@@ -176,7 +176,7 @@ class Lowerer:
 
     @property
     def kv_layers(self) -> dict[int, int]:
-        """Those numbers, by the graph's."""
+        """The numbers of attention layers in the program, by their numbers in the graph."""
         return {layer: number for layer, number in self._kv_layers.items() if isinstance(layer, int)}
 
     def first_of(self, layer: int) -> bool:

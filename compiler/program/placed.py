@@ -71,7 +71,7 @@ class Placed:
         return tuple(0 if n == 1 else s for n, s in zip(shape, self.expand(shape).strides, strict=True))
 
     def view(self, shape: tuple[int, ...]) -> Placed | None:
-        """The same elements under another shape, or None where that needs a copy."""
+        """This value's elements under another shape, or None where that needs a copy."""
         strides = view_strides(self.shape, self.strides, shape)
         return None if strides is None else replace(self, shape=shape, strides=strides)
 

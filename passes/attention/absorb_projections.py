@@ -33,7 +33,7 @@ SAVES = 3  # so many times fewer bytes per token, at least: arithmetic grows by 
 
 @dataclass(frozen=True)
 class Origins:
-    """Of every element of a value, the node that computes it and its number in that node's row."""
+    """For every element of a value the node that computes it, and its number in that node's row."""
 
     nodes: tuple[fx.Node, ...]
     node: Tensor  # numbers of `nodes`
@@ -229,8 +229,9 @@ def _gathered(weights: Sequence[Weight], rows: Tensor) -> Weight:
 
 
 def _transposed(weights: Sequence[Weight], rows: Tensor) -> Weight:
-    """The same transposed, [H, K, N]. No format with codes along K holds that: what was stored in codes of a few bits
-    becomes float16, exact where scales are powers of two (MXFP4), else within 2^-11 of each, as keys in a cache."""
+    """`rows` of the weights, [H, N, K], as their transposes [H, K, N]. No format with codes along K holds that: what
+    was stored in codes of a few bits becomes float16, exact where scales are powers of two (MXFP4), else within 2^-11
+    of each, as keys in a cache."""
 
     def moved(*values: Tensor) -> Tensor:
         found = torch.cat(values)[rows].mT.contiguous()

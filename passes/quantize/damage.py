@@ -75,7 +75,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Damages:
-    """Of each job, in order: what its formats cost, and how much an error of a table that it also is counts beside one
+    """For each job, in order: what its formats cost, and how much an error of a table that it also is counts beside one
     of an output (0 where it is none)."""
 
     curves: tuple[Curve, ...]

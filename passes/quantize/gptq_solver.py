@@ -19,7 +19,7 @@ CLIPS = tuple(1.0 - i / 20 for i in range(11))
 
 
 class Coder(Protocol):
-    """Of a format, what choosing codes takes; see GroupFormat."""
+    """What choosing codes takes of a format; see GroupFormat."""
 
     @property
     def group(self) -> int: ...
@@ -99,7 +99,7 @@ class Solved:
         return float(self.noises.sum(dtype=torch.float64))
 
     def split(self, rows: Sequence[int]) -> list[Solved]:
-        """Of a matrix whose rows were those of several."""
+        """The solutions of several matrices whose rows were joined: `rows` of each."""
         parts = {name: value.split(list(rows)) for name, value in self.parts.items()}
         energies = zip(self.signals.split(list(rows)), self.noises.split(list(rows)), strict=True)
         return [Solved({name: value[i] for name, value in parts.items()}, *pair) for i, pair in enumerate(energies)]

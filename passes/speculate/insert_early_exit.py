@@ -80,6 +80,7 @@ def _cuts(graph: Graph) -> list[fx.Node]:
 
 
 def _alike(node: fx.Node, other: fx.Node) -> bool:
-    """The same value of another layer: its type, and its module but for the layer's number."""
+    """Whether a node has the type and, but for the layer's number, the module of another: it is the value of another
+    layer."""
     names = [re.sub(r"\d+", "#", str(n.meta.get("module") or "")) for n in (node, other)]
     return names[0] == names[1] and type_of(node) == type_of(other)

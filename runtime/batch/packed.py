@@ -31,12 +31,13 @@ def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, 
 
 
 def plain_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, memoryview[Any]]:
-    """The same without numpy: flat."""
+    """Zeroed memory of the largest step's arrays by name, as `host_arrays` but without numpy: flat, of their element
+    types."""
     return {array.name: zeroed(limits.nbytes(array)).cast(CODES[array.dtype]) for array in arrays}
 
 
 def zeroed(nbytes: int) -> memoryview:
-    """So many bytes of zeros, at least one element; pages take memory when first touched."""
+    """`nbytes` bytes of zeros, at least one element; pages take memory when first touched."""
     return memoryview(mmap.mmap(-1, max(nbytes, 4), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
@@ -200,7 +201,7 @@ def _flat(given: Any) -> memoryview:
 
 
 def _parts(view: memoryview, count: int) -> list[memoryview]:
-    """So many equal parts of it."""
+    """The view in `count` equal parts."""
     size = len(view) // count
     return [view[size * number : size * (number + 1)] for number in range(count)]
 

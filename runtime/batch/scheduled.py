@@ -45,6 +45,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
+        """Whether each guess follows the one before it, so that there are no branches."""
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def depths(self) -> list[int]:

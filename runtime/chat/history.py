@@ -28,9 +28,11 @@ class History:
         return [*first, *(message for turn in self.turns for message in turn)]
 
     def ask(self, text: str) -> None:
+        """Begin a turn with what the user said."""
         self.turns.append([{"role": "user", "content": text}])
 
     def answer(self, text: str) -> None:
+        """Add an answer to the last turn."""
         self.turns[-1].append({"role": "assistant", "content": text})
 
     def unanswered(self) -> bool:

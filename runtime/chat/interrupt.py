@@ -16,6 +16,7 @@ class Interrupt:
         self._before: object = None
 
     def asked(self) -> bool:
+        """Whether Ctrl-C was pressed within the block."""
         return self._asked
 
     def __enter__(self) -> Interrupt:

@@ -34,6 +34,8 @@ class MarkdownStream:
         self._live.start()
 
     def write(self, piece: str) -> None:
+        """Take a piece of the text. What is complete is printed and stays; the rest is drawn again, a few times per
+        second."""
         self._rest += piece
         if time.monotonic() - self._drawn < _EVERY_S:
             return

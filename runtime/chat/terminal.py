@@ -59,6 +59,7 @@ class Terminal:
             return None
 
     def answer(self) -> Shown:
+        """What the next answer is written to: as Markdown where that is wanted and rich is there, else as it is."""
         if self._markdown:
             try:
                 from rich.console import Console
@@ -71,10 +72,12 @@ class Terminal:
         return _Plain()
 
     def note(self, text: str) -> None:
+        """Say something that is no answer; "" says nothing."""
         if text:
             print(text, file=sys.stdout if self.interactive else sys.stderr, flush=True)
 
     def error(self, error: IccError) -> None:
+        """Tell of an error and its hint on standard error."""
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)

@@ -27,6 +27,7 @@ class Evaluation:
     bits_per_byte: float
 
     def as_json(self) -> dict[str, object]:
+        """The fields by name."""
         return asdict(self)
 
 

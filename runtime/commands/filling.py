@@ -16,7 +16,7 @@ _MOST = 1 << 22  # tokens; what more leave is not counted: then all there are
 
 
 def states_touched(cache: KVMemory, load: Limits) -> list[int]:
-    """Of each KV group, how many blocks the sequences of `load` have had that came at once, each with a prompt of its
+    """For each KV group how many blocks the sequences of `load` have had that came at once, each with a prompt of its
     own.
 
     Pools give away the numbers that were given back last, so these are the lowest.

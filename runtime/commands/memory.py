@@ -32,7 +32,7 @@ from .inspect import BESIDE
 
 @dataclass(frozen=True)
 class Load:
-    """So many sequences at once, each of so many tokens, its answer among them."""
+    """`sequences` sequences at once, each of `length` tokens, its answer among them."""
 
     sequences: int
     length: int
@@ -106,7 +106,8 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
 
 
 def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[dict[str, int], int]:
-    """The same in the memory of a GPU, which is taken when the engine is loaded."""
+    """(what the load takes of each part, all that is reserved) in the memory of a GPU, which is taken when the engine
+    is loaded."""
     limits = manifest.limits
     needs = footprint(program, limits, manifest.backend)
     largest = batch_limits(program, limits, LOGITS_BYTES[manifest.backend])
@@ -152,7 +153,7 @@ def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str, object]]:
-    """Of each KV group, the blocks without which such a load does not run undisturbed, and what they hold."""
+    """For each KV group the blocks without which such a load does not run undisturbed, and what they hold."""
     groups: list[dict[str, object]] = []
     counts = program.kv.blocks_needed(load, load.max_batch_size)
     for group, count in zip(program.kv.groups, counts, strict=True):

@@ -17,6 +17,8 @@ def resident_bytes() -> int:
 
 
 def main(path: str) -> int:
+    """Load the engine at `path` and print how many bytes of memory the process has then; the exit code. An error is
+    printed in one line."""
     try:
         with open_llm(LoadOptions(path, verify=False)) as llm:
             if llm.manifest.embedding is not None:  # every answer is an array

@@ -79,7 +79,7 @@ class Player(Generic[D]):
         return self.device.logits[: ticket.rows]
 
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
-        """The same where only each row's largest logit is wanted; see GreedyExecutor."""
+        """Run one step of which each row's largest logit is wanted only: their tokens; see GreedyExecutor."""
         assert self._chooser is not None
         ticket = self._start(batch, None, greedy=True)
         self.device.wait(ticket.turn)

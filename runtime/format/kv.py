@@ -126,7 +126,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise KeyError(layer)
 
     def first_layers(self, count: int) -> KVLayout:
-        """The same groups, without the layers from number `count` on."""
+        """A layout of these groups without the layers from number `count` on."""
         kept = [{n: layer for n, layer in group.layers.items() if n < count} for group in self.groups]
         return KVLayout(
             tuple(msgspec.structs.replace(group, layers=of) for group, of in zip(self.groups, kept, strict=True))
@@ -137,7 +137,8 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(group.bytes_per_token() for group in self.groups)
 
     def blocks_needed(self, limits: Limits, sequences: int) -> tuple[int, ...]:
-        """Of each group, how many blocks so many sequences of full length need: then nobody is ever preempted."""
+        """For each group how many blocks `sequences` sequences of full length need: with so many nobody is ever
+        preempted."""
         length, tokens = limits.max_seq_len, limits.max_step_tokens
         return tuple(group.blocks_of_batch(length, sequences, tokens) for group in self.groups)
 

@@ -167,7 +167,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def row_width(self) -> int:
-        """Of the rows that the program gives."""
+        """How wide the rows are that the program gives, in elements."""
         return self.rows or self.dimension
 
 

@@ -37,6 +37,7 @@ class GrammarVocabulary:
         self.tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=size, eos_token=self.end_ids)
 
     def text(self, token_id: int) -> bytes:
+        """The bytes of a token; none of one that ends an answer."""
         return b"" if token_id in self.end_ids else self.tokenizer.decode_bytes([token_id])
 
     @cached_property

@@ -20,16 +20,22 @@ _PROPERTY = re.compile(r"\{\^?[A-Za-z_]+(=[A-Za-z_]+)?\}|[A-Z]")
 
 @dataclass(frozen=True)
 class Sequence:
+    """One part after the other; none matches the empty string."""
+
     parts: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
 class PatternChoice:
+    """Any of the branches."""
+
     branches: tuple[Sequence, ...]
 
 
 @dataclass(frozen=True)
 class PatternRepeat:
+    """A part at least `least` and at most `most` times; None: any number of times."""
+
     part: Node
     least: int
     most: int | None
@@ -62,6 +68,7 @@ class Parser:
     at: int = field(default=0)
 
     def parse(self) -> PatternChoice:
+        """The syntax tree of the whole pattern. RequestError names what it cannot be."""
         choice = self._choice()
         if self.at < len(self.pattern):
             self._fail("unbalanced parentheses")
@@ -233,4 +240,5 @@ class Parser:
 
 
 def refused(pattern: str, reason: str) -> RequestError:
+    """The error for a pattern that cannot be followed; the pattern's first 80 characters are shown."""
     return RequestError(f"the pattern {pattern[:80]!r} was refused: {reason}", field="response_format")

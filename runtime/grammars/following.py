@@ -38,6 +38,7 @@ class Checks:
         self._validators = [validator(schema) for schema in schemas]
 
     def valid(self, value: Any) -> bool:
+        """Whether a value follows one of the schemas."""
         return any(each.is_valid(value) for each in self._validators)
 
     def possible(self, value: Any, path: list[str | int]) -> bool:

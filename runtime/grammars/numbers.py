@@ -118,7 +118,7 @@ def _at_most(bound: Decimal, strictly: bool) -> str:
 
 
 def _larger(bound: Decimal, strictly: bool) -> str:
-    """Of numbers without sign, those from the bound up."""
+    """A regular expression of numbers without sign from the bound up."""
     integral, fraction = _split(bound)
     size = len(integral)
     if size > _LONGEST:  # a power of ten
@@ -135,7 +135,7 @@ def _larger(bound: Decimal, strictly: bool) -> str:
 
 
 def _smaller(bound: Decimal, strictly: bool) -> str:
-    """Of numbers without sign, those up to the bound."""
+    """A regular expression of numbers without sign up to the bound."""
     integral, fraction = _split(bound)
     parts = []
     if int(integral):

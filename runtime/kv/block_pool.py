@@ -26,14 +26,17 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks in all."""
         return len(self._refs)
 
     @property
     def num_free(self) -> int:
+        """Blocks without an owner and without content."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
+        """Blocks without an owner whose content can still be found."""
         return len(self._cached)
 
     @property
@@ -46,6 +49,7 @@ class BlockPool:
         return self._refs[block]
 
     def can_allocate(self, count: int) -> bool:
+        """Whether `count` blocks can be allocated, with those that are cached evicted."""
         return count <= self.num_available
 
     def allocate(self, count: int) -> list[int]:

@@ -90,7 +90,7 @@ class Group:
         return ranges
 
     def numbers(self, position: int) -> Iterator[int]:
-        """The same one by one."""
+        """The numbers of the blocks that hold what is kept at a position, one by one."""
         return (number for kept in self.kept_blocks(position) for number in kept)
 
     def missing(self, table: BlockTable, num_tokens: int) -> int:

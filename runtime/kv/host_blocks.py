@@ -22,6 +22,7 @@ class HostBlocks:
 
     @property
     def num_free(self) -> int:
+        """Slots that no sequence has."""
         return len(self._free)
 
     def save(self, table: BlockTable, indices: Iterable[int]) -> None:

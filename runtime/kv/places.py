@@ -34,9 +34,17 @@ class Places(Protocol):
         """The most places that up to so many tokens ever take."""
         ...
 
+    def kept(self, position: int) -> Sequence[range]:
+        """See CachePolicy; of places, not of positions."""
+        ...
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        """See CachePolicy."""
+        return -(-self.most(length) // block_size)
+
 
 @dataclass(frozen=True, slots=True)
-class HeavyHitters:
+class HeavyHitters(Places):
     """At most `budget` tokens: when there are so many, an eighth of them goes, those that got the least attention so
     far (H2O: Zhang et al. 2023; in bulk as ScissorHands: Liu et al. 2023), none of the `recent` last."""
 
@@ -66,12 +74,9 @@ class HeavyHitters:
         """As many as there are; which, differs between heads."""
         return (range(self.place(position, 0)),) if position else ()
 
-    def most_blocks(self, length: int, block_size: int) -> int:
-        return -(-self.most(length) // block_size)
-
 
 @dataclass(frozen=True, slots=True)
-class CompressedPrompt:
+class CompressedPrompt(Places):
     """All of a prompt while it is read, then `budget` tokens of it: the last `recent`, and those that they gave the
     most attention (SnapKV: Li et al. 2024). All of the answer."""
 
@@ -95,6 +100,3 @@ class CompressedPrompt:
     def kept(self, position: int) -> Sequence[range]:
         """As of a sequence that is all prompt: the most there can be."""
         return (range(position),) if position else ()
-
-    def most_blocks(self, length: int, block_size: int) -> int:
-        return -(-length // block_size)

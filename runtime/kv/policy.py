@@ -25,7 +25,7 @@ class CachePolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepAll:
+class KeepAll(CachePolicy):
     """Every token reads all before it."""
 
     def kept(self, position: int) -> Sequence[range]:
@@ -36,7 +36,7 @@ class KeepAll:
 
 
 @dataclass(frozen=True, slots=True)
-class WithinStep:
+class WithinStep(CachePolicy):
     """Tokens read later ones too: all of a sequence must be in one step, and nothing is kept after it."""
 
     def kept(self, position: int) -> Sequence[range]:
@@ -47,7 +47,7 @@ class WithinStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(CachePolicy):
     """A token reads the last `size` tokens, itself among them."""
 
     size: int
@@ -62,8 +62,8 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """A token reads the first `sinks` tokens and the last `size`, itself among them (StreamingLLM: Xiao et al. 2023)"""
+class Streaming(CachePolicy):
+    """A token reads the first `sinks` tokens and the last `size`, with itself (StreamingLLM: Xiao et al. 2023)."""
 
     size: int
     sinks: int
@@ -80,7 +80,7 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class Latest(CachePolicy):
     """A token reads only what the one before it left behind: a recurrent state, of which each block holds one.
 
     checkpoints: how many states per sequence of a full batch there is room for beside those in use, so that the prefix

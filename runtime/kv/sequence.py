@@ -99,6 +99,7 @@ class CachedSequence:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens known so far, computed or not."""
         return len(self.tokens)
 
     def frozen_tables(self) -> tuple[tuple[int, ...], ...]:

@@ -42,6 +42,7 @@ class Trace:
 
     @property
     def ok(self) -> bool:
+        """Whether there was an answer, without an error and with text."""
         return self.status == 200 and not self.error and bool(self.pieces)
 
 

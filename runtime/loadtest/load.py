@@ -42,6 +42,7 @@ class Level:
 
     @property
     def name(self) -> str:
+        """The load in words, such as "4 at a time" or "2.5/s in bursts of 8"."""
         if not self.rate:
             return f"{self.concurrency} at a time"
         return f"{self.rate:g}/s" + (f" in bursts of {self.burst}" if self.burst > 1 else "")

@@ -48,6 +48,7 @@ class Summary:
     cost_per_million_tokens: float | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """The fields by name."""
         return asdict(self)
 
 

@@ -110,6 +110,7 @@ class EngineLoop:
         return self.requests.end(request, reason)
 
     def has_work(self) -> bool:
+        """Whether a request has not ended."""
         return bool(self.requests.live)
 
     # -- one step ----------------------------------------------------------------------------------------------------

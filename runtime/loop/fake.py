@@ -116,6 +116,7 @@ class FakeExecutor:
         return row
 
     def close(self) -> None:
+        """Note that it was closed; tests look at `closed`."""
         self.closed = True
 
 

@@ -103,6 +103,7 @@ class Parts:
         return parts
 
     def say(self, text: str) -> None:
+        """Add words of the answer, unless it is ending."""
         if not self._ending:
             self._add(Said, text)
 
@@ -111,6 +112,7 @@ class Parts:
         self.thinking = True
 
     def think(self, text: str) -> None:
+        """Add words of thoughts, unless it is ending."""
         self._add(Thought, text)
 
     def end_thought(self) -> None:

@@ -24,6 +24,7 @@ class Tape:
         self._kept: list[str] | None = None
 
     def feed(self, piece: str) -> None:
+        """Add a piece of text behind what there is."""
         self.text += piece
 
     def take(self, count: int) -> str:

@@ -28,7 +28,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def byte_ticks(high: float) -> list[float]:
-    """The same for bytes from 0 on, round in KiB, MiB or GiB."""
+    """Numbers of bytes from 0 to at least `high` that are round in KiB, MiB or GiB."""
     unit = next((1024.0**n for n in (3, 2, 1) if high >= 1024**n), 1.0)
     return [mark * unit for mark in ticks(0, high / unit)]
 

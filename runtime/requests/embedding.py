@@ -59,6 +59,7 @@ class PooledRequest:
 
     @property
     def complete(self) -> bool:
+        """Whether every row that counts has come."""
         return self._seen >= self._rows
 
     def vector(self) -> np.ndarray:

@@ -110,6 +110,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the likeliest token is taken: a temperature of 0, or None."""
         return not self.temperature
 
     @property
@@ -118,12 +119,12 @@ class SamplingParams:
         return self.json_schema is not None or self.regex is not None or self.grammar is not None
 
     def of_a_form(self) -> SamplingParams:
-        """The same parameters for a text that follows a grammar, which alone says where it ends: what a stop string or
+        """These parameters for a text that follows a grammar, which alone says where it ends: what a stop string or
         token cuts would be no such text."""
         return replace(self, ignore_eos=False, min_tokens=0, stop=(), stop_token_ids=(), include_stop=False)
 
     def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
-        """The same parameters with every None that has a default filled in."""
+        """These parameters with every None that has a default filled in."""
         return replace(
             self,
             temperature=_first(self.temperature, defaults.temperature, 0.0),

@@ -25,4 +25,5 @@ class PromptScores:
 
     @property
     def complete(self) -> bool:
+        """Whether every row of the prompt has come."""
         return self._rows >= len(self.scores.prompt)

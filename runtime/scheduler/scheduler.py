@@ -175,10 +175,12 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
+        """Requests that have blocks."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
+        """Requests that have none: not let in yet, or preempted."""
         return len(self._waiting)
 
     @property
@@ -192,6 +194,7 @@ class Scheduler:
         return list(self._requests)
 
     def has_work(self) -> bool:
+        """Whether a request has not ended."""
         return bool(self._requests)
 
     def check(self) -> None:

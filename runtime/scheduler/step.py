@@ -19,6 +19,7 @@ class StepBudget:
         self.sequences: list[ScheduledSequence] = []
 
     def has_room(self) -> bool:
+        """Whether one token more fits, with a row of logits."""
         return self.tokens > 0 and self.logit_rows > 0
 
     def chunk(self, request: ScheduledRequest) -> int:

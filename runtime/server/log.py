@@ -29,10 +29,12 @@ class LogOptions:
     level: str = "info"
 
     def to_text(self) -> str:
+        """The options as one argument of a command line."""
         return f"{self.format}:{self.level}"
 
     @classmethod
     def from_text(cls, text: str) -> LogOptions:
+        """The options of a text that `to_text` gave."""
         return cls(*text.split(":"))
 
 

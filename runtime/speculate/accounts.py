@@ -28,13 +28,14 @@ class Accounts:
         self._look = 0.0  # what it cost a request lately that the drafter observed its step
 
     def of(self, request_id: int) -> Account:
+        """The account of a request; a new one where it has none."""
         account = self._accounts.get(request_id)
         if account is None:
             account = self._accounts[request_id] = Account(rate=self._rate)
         return account
 
     def tick(self, requests: Iterable[int], steps: int) -> None:
-        """So many steps have run of which these requests were not told."""
+        """Note that `steps` steps have run of which these requests were not told."""
         for request_id in requests:
             if request_id in self._accounts:
                 self._accounts[request_id].tick(steps)

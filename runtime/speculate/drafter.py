@@ -63,5 +63,5 @@ class Drafter:
 
 
 def chain_chances(length: int, rate: float) -> tuple[float, ...]:
-    """Of a chain whose guesses are each right with probability `rate` if all before are."""
+    """How probable each guess of a chain is right, if it is so with probability `rate` where all before are."""
     return tuple(rate ** (depth + 1) for depth in range(length))

@@ -102,7 +102,7 @@ class Account:
     lent: bool = False  # whether it has had a loan
 
     def tick(self, steps: int = 1) -> bool:
-        """So many steps begin; whether the request may draft in the last of them."""
+        """Begin `steps` steps; whether the request may draft in the last of them."""
         self.balance = min(self.balance + steps * ALLOWANCE, MOST_SAVED)
         self.pause = max(self.pause - steps, 0)
         self.declined = self.declined and self.pause > 0
@@ -166,5 +166,5 @@ class Savings:
         return times.price(decodes, tokens * self._read_seconds)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """So many tokens were read in so many seconds."""
+        """Note that `tokens` tokens were read in `seconds` seconds."""
         self._read_seconds = seconds / tokens

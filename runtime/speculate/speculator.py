@@ -49,6 +49,7 @@ class SpeculationCounts:
 
     @property
     def tokens_per_step(self) -> float:
+        """Decode tokens that a step of a request gave, on average; 0 before the first."""
         return self.tokens / self.steps if self.steps else 0.0
 
 
@@ -218,7 +219,7 @@ class Speculator:
             self.accounts.times.record(len(outcomes), 0, seconds)
 
     def _skip(self, steps: int) -> None:
-        """So many steps have run of which nothing was told."""
+        """Note that `steps` steps have run of which nothing was told."""
         self.counts.tokens += steps * len(self._known)
         self.counts.steps += steps * len(self._known)
         self.accounts.tick(self._known, steps)

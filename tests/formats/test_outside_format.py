@@ -11,11 +11,13 @@ import pytest
 import tiny_models
 import torch
 from building import build
+from icc.compiler import quantization
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON_LAYOUTS
+from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.quantization import QUANTIZATIONS, Quantization
+from icc.compiler.quantization import Quantization, find_quantization, head_format, register_quantization
 from icc.compiler.weights.formats.registry import find_format
 from icc.passes import pipelines
 from icc.passes.base import PassContext
@@ -32,9 +34,9 @@ outside.register()
 def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """--quant rtn-nl4 and gptq-nl4, with the head and a tied embedding in it, too."""
     monkeypatch.setattr(outside.Nl4, "serves_tables", True)
-    monkeypatch.setitem(QUANTIZATIONS, "rtn-nl4", Quantization("rtn", "nl4", "a table of 16 values"))
-    monkeypatch.setitem(QUANTIZATIONS, "gptq-nl4", Quantization("gptq", "nl4", "a table of 16 values", calibrated=True))
-    monkeypatch.setitem(pipelines.HEAD_FORMATS, "nl4", "nl4")
+    monkeypatch.setattr(quantization, "_OTHERS", {})
+    register_quantization("rtn-nl4", Quantization("rtn", "nl4", "a table of 16 values"))
+    register_quantization("gptq-nl4", Quantization("gptq", "nl4", "a table of 16 values"))
     yield
 
 
@@ -54,6 +56,16 @@ def test_the_format_keeps_what_it_says() -> None:
     assert torch.equal(form.rounded(weight), form.decode(encoded.parts))
 
 
+def test_its_quantizations_are_told_from_others() -> None:
+    for find, option in ((find_quantization, "--quant"), (head_format, "--quant-head")):
+        with pytest.raises(UsageError, match=f"{option} 'nl4' is unknown") as error:
+            find("nl4")
+        assert "gptq-nl4, rtn-nl4" in str(error.value.hint)
+    for name, method in (("rtn4", "rtn"), ("rtn-nl4", "rtn"), ("nl4", "auto")):
+        with pytest.raises(ValueError, match=r"there is a quantization|is none of"):
+            register_quantization(name, Quantization(method, "nl4", "another"))
+
+
 @pytest.mark.parametrize("layouts", [outside.CPU_LAYOUTS, TRITON_LAYOUTS], ids=["cpu", "triton"])
 @pytest.mark.parametrize("shape", [(40, 96), (3, 17, 64)])
 def test_layouts_keep_the_codes(layouts, shape: tuple[int, ...]) -> None:
@@ -71,7 +83,7 @@ def quantized(model: Path, quant: str) -> Graph:
     graph = load_graph(model, 64)
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, 120, 48).tolist() for _ in range(4)]
-    for phase in (pipelines.canonicalize(), pipelines.quantize(quant, "nl4", (), sequences)):
+    for phase in (pipelines.canonicalize(), pipelines.quantize(quant, "rtn-nl4", (), sequences)):
         run_passes(graph, phase, PassContext())
     names = {w.describe().split("[")[0] for w in graph.weights.values()}
     assert {"nl4g64", "nl4g32"} <= names

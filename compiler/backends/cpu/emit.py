@@ -86,7 +86,7 @@ class _Places:
 
     @classmethod
     def of(cls, program: Program) -> _Places:
-        """Those of a program."""
+        """Where the operands of a program lie."""
         inputs = (*ProgramParams.fixed_inputs, *(array.name for array in program.inputs))
         return cls(
             {name: number for number, name in enumerate(program.weights)},

@@ -86,7 +86,7 @@ class Reach:
         self, phase: PlannedPhase, kernel: str, spec: LaunchSpec, calls: Sequence[Call | None], function: TtirFunction,
         seen: list[object],
     ) -> Iterator[tuple[str, ...]]:  # fmt: skip
-        """Of one launch, for each kind of operands that the calls have; `seen` collects these."""
+        """The faults of one launch, for each kind of operands that the calls have; `seen` collects these."""
         sampled = self.samples(spec, phase.shape)
         if sampled is None:
             return

@@ -64,6 +64,7 @@ class Shape:
 
     @property
     def tiled_tokens(self) -> int:
+        """The tokens of a step that tilings are chosen for."""
         return self.typical or self.max_tokens
 
 

@@ -55,11 +55,11 @@ class Product(Step, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> int:
-        """Of y, per matrix."""
+        """Columns of y, per matrix."""
         return self.n if self.epilogue is None else self.epilogue.width
 
     def _widths(self, x: int, y: int, matrices: int) -> dict[str, int]:
-        """Of rows of `x` elements and results of `y`."""
+        """Widths of operands for rows of `x` elements and results of `y`."""
         found = {"x": x, "bias": matrices * self.n, "y": y}
         if isinstance(self.x, QuantizedRows):
             groups = x // self.stored.storage.row_group

@@ -11,7 +11,7 @@ MAX_CHUNK = 16  # decays of a chunk's tokens that a state holds
 
 
 def words(elements: int, rounded: bool) -> int:
-    """So many elements in words of 4 bytes."""
+    """How many words of 4 bytes hold `elements` numbers: of bf16 if they are rounded, else of float32."""
     return -(-elements // 2) if rounded else elements
 
 
@@ -85,7 +85,7 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 
     @property
     def columns(self) -> int:
-        """Those of the matrix, in whole tiles."""
+        """Columns of the matrix, in whole tiles."""
         return -(-self.value_dim // self.tile) * self.tile
 
     @property

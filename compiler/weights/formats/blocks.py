@@ -63,8 +63,8 @@ class BlockFormat(StorageFormat):
 
     @property
     def row_group(self) -> int:
-        """Of a group's own where that is not much work for few values; the upper bits of two in six bits fill a line in
-        16 values."""
+        """Rows of int8 have a scale per 32 values, or per 16 where a group of codes is no multiple of 32, or where
+        codes have six bits: the upper two of 16 values fill a line."""
         return STEP if self.group % 32 or self.bits == 6 else 32
 
     @property

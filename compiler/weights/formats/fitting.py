@@ -40,6 +40,7 @@ class BlockCoder:
 
     @property
     def group(self) -> int:
+        """Values along K that share what `levels` gives."""
         return self.form.group
 
     def levels(self, parts: Parts) -> tuple[Tensor, ...]:
@@ -64,6 +65,7 @@ class BlockCoder:
         return {"codes": codes.to(torch.uint8), **fitted}
 
     def decode(self, parts: Parts) -> Tensor:
+        """The float32 values [..., N, K] that `parts` stand for."""
         return self.form.decode(parts)
 
 
@@ -122,7 +124,7 @@ def _integers(values: Tensor, whole: Tensor, per: int, form: BlockFormat) -> Ten
 
 
 def _ratios(bits: int) -> Sequence[float]:
-    """Of the scale that spans the range, those to try: fewer bits gain more by cutting off the ends."""
+    """Which parts of the scale that spans the range are tried: fewer bits gain more by cutting off the ends."""
     if bits <= 3:
         return (0.6, 0.68, 0.76, 0.82, 0.88, 0.94, 1.0, 1.07, 1.15)
     return (0.82, 0.87, 0.92, 0.96, 1.0, 1.04, 1.09) if bits == 4 else (0.94, 0.97, 1.0, 1.03)

@@ -120,7 +120,8 @@ def _q3_k(b: np.ndarray) -> Arrays:
 
 
 def _k_scales(b: np.ndarray) -> Arrays:
-    """Of q4_k and q5_k: two halves, then twelve bytes with 6 bits of eight scales and eight minima."""
+    """What q4_k and q5_k have beside codes: two half floats, then twelve bytes with 6 bits of eight scales and eight
+    minima."""
     scale, low, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
     top = np.uint8(0x30)
     return {

@@ -57,7 +57,7 @@ def _half(b: np.ndarray, at: int) -> np.ndarray:
 
 
 def _nibbles(b: np.ndarray) -> np.ndarray:
-    """Of each byte, the low and the high one."""
+    """The low half of each byte, and the high one behind it."""
     return np.stack([b & np.uint8(15), b >> np.uint8(4)], -1).reshape(*b.shape[:-1], -1)
 
 

@@ -73,7 +73,8 @@ class TableFormat(BlockFormat, GroupFormat):
         return {"scales": scale.to(SCALE_TYPES[self.scale]).to(torch.float32)}
 
     def _exponents(self, groups: Tensor, peak: Tensor) -> Tensor:
-        """Of the power of two that lets the table just reach the peak, or of half of it, whichever rounds better."""
+        """The exponent, uint8 per group, of the power of two that lets the table just reach the peak, or of half of it,
+        whichever rounds better."""
         top = max(abs(value) for value in self.table)
         least = torch.ceil(torch.log2((peak / top).clamp(min=2.0**-120))).clamp(-126, 127)
         best, error = least, None

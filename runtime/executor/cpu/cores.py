@@ -71,7 +71,7 @@ class KernelCores:
             os.sched_setaffinity(0, self._cores)
 
     def leave(self) -> None:
-        """Those that have entered may run where they might before. Calling it again does nothing."""
+        """Let the threads that have entered run where they might before. Calling it again does nothing."""
         while self._before:
             thread, before = self._before.popitem()
             with suppress(ProcessLookupError):  # it has ended

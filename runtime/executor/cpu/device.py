@@ -106,15 +106,19 @@ class CpuDevice:
 
     @property
     def logits(self) -> np.ndarray:
+        """float32 [logit_rows, vocab], of which the last step has written the first rows; a view."""
         return np.frombuffer(self._logits, np.float32).reshape(-1, self.program.vocab_size)
 
     def arrays(self, turn: int) -> Mapping[str, memoryview]:
+        """The arrays that a step reads, flat, by name; every turn has these."""
         return self._arrays
 
     def zero(self, offset: int, nbytes: int) -> None:
+        """Fill bytes [offset, offset + nbytes) of the KV cache with zeros."""
         ctypes.memset(self._kv.address + offset, 0, nbytes)
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        """Never called: NotImplementedError."""
         raise NotImplementedError("the KV cache is host memory already")
 
     swap_in = swap_out
@@ -153,6 +157,7 @@ class CpuDevice:
         """`run` has waited."""
 
     def largest(self, rows: int) -> list[int]:
+        """The token of the largest logit of each of the last step's first rows, -1 where logits are not numbers."""
         found = self._library.largest(address_of(self._logits), rows, self.program.vocab_size)
         if found is not None:
             return found
@@ -160,6 +165,8 @@ class CpuDevice:
         return [token if isfinite(row[token]) else -1 for row, token in zip(self.logits, tokens, strict=False)]
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        """Put `rows` into the buffer `at`, behind a step of `tokens` tokens; elsewhere they are the logit rows, and are
+        read where they are."""
         if at in self._offsets:
             ctypes.memmove(self._arena.address + self._offsets[at] * tokens, rows.ctypes.data, rows.nbytes)
         else:
@@ -170,6 +177,8 @@ class CpuDevice:
         ctypes.memmove(self._pools[name].address + offset, values.ctypes.data, values.nbytes)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        """A copy of the first `nbytes` bytes, uint8, of the buffer `at` behind a step of `tokens` tokens, or of the
+        drafts."""
         if at in self._offsets:
             found = self._arena.address + self._offsets[at] * tokens
         else:

@@ -136,6 +136,7 @@ class KernelLibrary:
             raise IccError(f"section {section} failed in the kernel library with code {code}")
 
     def destroy(self, handle: int) -> None:
+        """Free a handle, and end its threads."""
         self._destroy(handle)
 
 

@@ -40,6 +40,7 @@ class AnonymousMemory:
             self.address = -(-self.address // _HUGE) * _HUGE
 
     def close(self) -> None:
+        """Give the memory back; views of it must be gone."""
         self._anchor = None
         self._map.close()
 

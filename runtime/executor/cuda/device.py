@@ -111,17 +111,21 @@ class CudaDevice:
                 self._addresses[DRAFTS] = cuda.allocate(limits.logit_rows * array.row_bytes)
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
+        """The host's side of a turn, in pinned memory, by name."""
         sides = (self._inputs[turn], *self._declared[turn], self._outputs[turn])
         return {name: array for side in sides for name, array in side.arrays.items()}
 
     def zero(self, offset: int, nbytes: int) -> None:
+        """Fill bytes [offset, offset + nbytes) of the KV cache with zeros, on the stream."""
         self.cuda.enter()
         self.cuda.zero(self._addresses["kv"] + offset, nbytes)
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `cache` of the KV cache to byte `host` of the host's blocks, on the stream."""
         self.cuda.to_host(self._host[host : host + nbytes], self._addresses["kv"] + cache)
 
     def swap_in(self, cache: int, host: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `host` of the host's blocks to byte `cache` of the KV cache, on the stream."""
         self.cuda.to_device(self._addresses["kv"] + cache, self._host[host : host + nbytes])
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
@@ -190,6 +194,7 @@ class CudaDevice:
         self.cuda.wait()  # the next one is staged in the same memory
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        """Wait for the stream: a copy of the first `nbytes` bytes, uint8, of what a section left there."""
         staged = self._staging.of(at, nbytes)
         self.cuda.to_host(staged, self._place(at, tokens))
         self.cuda.wait()
@@ -214,7 +219,7 @@ class CudaDevice:
             self._addresses["scratch"] = self.cuda.allocate(nbytes)
 
     def _address(self, argument: LaunchArgument) -> int:
-        """Of a pointer in a step of no tokens."""
+        """The address of a pointer in a step of no tokens."""
         space = argument.space
         base = self._weights[argument.name] if space == "weight" else self._addresses[space]
         return base + argument.offset

@@ -91,11 +91,13 @@ class HipApi:
         return CALLS[call][0] if call in CALLS else call.replace("cu", "hip", 1)
 
     def cuGetErrorString(self, status: int) -> tuple[int, bytes]:  # noqa: N802
+        """(0, the text of a status); HIP gives the text itself."""
         function = self._library.hipGetErrorString
         function.restype = c_char_p
         return 0, function(c_int(status))
 
     def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
+        """(status, the name in `size` bytes, zeros behind it)."""
         text = ctypes.create_string_buffer(size)
         return self._library.hipDeviceGetName(text, c_int(size), c_int(device)), text.raw
 
@@ -104,6 +106,7 @@ class HipApi:
         return 0, device
 
     def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[int]:  # noqa: N802
+        """(0,): HIP keeps the primary context, and there is nothing to release."""
         return (0,)
 
     def cuFuncSetAttribute(self, *args: Any) -> tuple[int]:  # noqa: N802

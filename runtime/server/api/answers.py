@@ -14,6 +14,7 @@ from ...requests.sampler import TokenLogprob
 from ..engine.engine_client import EngineFailed, EngineStream
 from ..engine.messages import Delta, merge
 from .errors import HttpError
+from .generate import AnswerWriter
 from .jobs import Job
 from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from .model import ServedModel
@@ -46,17 +47,19 @@ class Tally:
         self.reasoning_tokens: int | None = 0 if job.thinks else None
 
     def add(self, delta: Delta) -> None:
+        """Count the tokens of a delta, and those of its prompt that were in the prefix cache."""
         self.output_tokens += len(delta.token_ids)
         if delta.index == 0:
             self.cached_tokens += delta.cached or 0
 
     def usage(self) -> Usage:
+        """The counts as OpenAI's API has them."""
         total = self.prompt_tokens + self.output_tokens
         details = UNSET if self.reasoning_tokens is None else CompletionDetails(self.reasoning_tokens)
         return Usage(self.prompt_tokens, self.output_tokens, total, PromptDetails(self.cached_tokens), details)
 
 
-class CompletionAnswer:
+class CompletionAnswer(AnswerWriter):
     """Answers one completion request."""
 
     def __init__(self, model: ServedModel, request: CompletionRequest, job: Job, stream: EngineStream) -> None:
@@ -116,7 +119,7 @@ class CompletionAnswer:
         return choice
 
 
-class ChatAnswer:
+class ChatAnswer(AnswerWriter):
     """Answers one chat request."""
 
     def __init__(self, model: ServedModel, request: ChatRequest, job: Job, stream: EngineStream) -> None:
@@ -245,7 +248,7 @@ def _calls(parts: Sequence[Part], pieces: bool = False) -> list[CalledTool]:
 
 
 def _best(deltas: Sequence[Delta], n: int) -> list[Delta]:
-    """Of each prompt's completions the `n` likeliest per token, as the first."""
+    """The `n` likeliest completions per token of each prompt, numbered anew from 0."""
     ranked: dict[int, list[Delta]] = {}
     for delta in deltas:
         ranked.setdefault(delta.id, []).append(delta)

@@ -14,6 +14,8 @@ from .fields import Name, Text
 
 
 class TextPart(Struct, tag_field="type", tag="text", frozen=True):
+    """Words: a part of a message."""
+
     text: Text
 
 
@@ -35,22 +37,30 @@ class FunctionCall(Struct, frozen=True):
 
 
 class MessageToolCall(Struct, frozen=True):
+    """A call in an earlier answer."""
+
     function: FunctionCall
     id: str | None = None
     type: Literal["function"] | None = None
 
 
 class SystemMessage(Struct, tag_field="role", tag="system", frozen=True):
+    """An instruction to the model."""
+
     content: Content
     name: Speaker | None = None
 
 
 class DeveloperMessage(Struct, tag_field="role", tag="developer", frozen=True):
+    """An instruction to the model, under its newer name."""
+
     content: Content
     name: Speaker | None = None
 
 
 class UserMessage(Struct, tag_field="role", tag="user", frozen=True):
+    """What the user said."""
+
     content: Content
     name: Speaker | None = None
 
@@ -68,6 +78,8 @@ class AssistantMessage(Struct, tag_field="role", tag="assistant", frozen=True):
 
 
 class ToolMessage(Struct, tag_field="role", tag="tool", frozen=True):
+    """The result of the call with that id."""
+
     content: Content
     tool_call_id: str
     name: Speaker | None = None
@@ -93,11 +105,15 @@ class ToolFunction(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
+    """A function that the model may call."""
+
     function: ToolFunction
     type: Literal["function"] = "function"
 
 
 class FunctionName(Struct, frozen=True):
+    """A function by its name."""
+
     name: Name
 
 
@@ -108,18 +124,22 @@ class NamedTool(Struct, tag_field="type", tag="function", frozen=True):
 
 
 class ToolName(Struct, frozen=True):
+    """A tool of the request by its name."""
+
     function: FunctionName
     type: Literal["function"] = "function"
 
 
 class ToolSubset(Struct, frozen=True):
-    """Of the tools of the request, those that may be called, or of which one must be."""
+    """The tools of the request that may be called, or of which one must be."""
 
     tools: Annotated[list[ToolName], Meta(min_length=1, max_length=limits.TOOLS)]
     mode: Literal["auto", "required"] = "auto"
 
 
 class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
+    """Only some of the tools may be called."""
+
     allowed_tools: ToolSubset
 
 

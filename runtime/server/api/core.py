@@ -104,6 +104,7 @@ class Core:
         return await find_format(model.template.all_texts, render, model.prompting.special_tokens)
 
     async def stop(self) -> None:
+        """End the sandbox and the engine process, and send the spans that are left."""
         await self._sandbox.stop()
         await self.engine.stop()
         if self._tracer is not None:

@@ -11,6 +11,8 @@ from .fields import JsonText, Lark, Name, Regex
 
 
 class JsonSchema(Struct, frozen=True):
+    """A JSON schema that the answer follows, with the name that it has in the request."""
+
     name: Name
     schema: dict[str, Any] | bool | None = None
     description: str | None = None

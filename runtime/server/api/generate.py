@@ -21,13 +21,17 @@ from .run import Run
 class AnswerWriter(Protocol):
     """From the deltas of a job to what its client gets: in one piece, or as the events of a stream."""
 
-    def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct: ...
+    def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct:
+        """The answer in one piece, of all deltas of the job."""
+        ...
 
     def begin(self) -> Sequence[msgspec.Struct]:
         """What comes before any delta."""
         ...
 
-    def chunks(self, deltas: Sequence[Delta]) -> Sequence[msgspec.Struct]: ...
+    def chunks(self, deltas: Sequence[Delta]) -> Sequence[msgspec.Struct]:
+        """The events of the deltas that have come now; none where there is nothing to tell."""
+        ...
 
     def end(self) -> Sequence[msgspec.Struct]:
         """What comes after the last delta."""

@@ -53,6 +53,7 @@ class Job:
 
     @property
     def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
         return sum(len(submit.prompt) for submit in self.submits)
 
 
@@ -74,6 +75,7 @@ class Jobs:
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
+        """The job of a completion request: a Submit per prompt."""
         try:
             given = prompts(request.prompt)
         except (ValueError, msgspec.ValidationError) as error:
@@ -105,6 +107,7 @@ class Jobs:
         return replace(await self._job(request, client, queries, scored=scored), prompt_texts=texts)
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
+        """The job of an embedding request: a Submit per input."""
         try:
             given = prompts(request.input, limits.INPUTS)
         except (ValueError, msgspec.ValidationError) as error:
@@ -125,6 +128,7 @@ class Jobs:
         return self._readings(prompted, request, client, salt, facts.dimension)
 
     async def rerank(self, request: RerankRequest, client: str) -> Job:
+        """The job of a rerank request: a Submit per pair of the query and a document."""
         longest = request.truncate_prompt_tokens
         longest = self.model.max_len if longest == -1 else longest
         pairs = [await self.prompts.pair(request.query, document, longest) for document in request.texts]
@@ -145,6 +149,7 @@ class Jobs:
         return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
+        """The job of a chat request: one Submit, with a reader where the answer may hold calls or thoughts."""
         prompting, offer = self.model.prompting, offer_of(request)
         grammar = structured.of_format(format_of(request))
         if request.prompt_logprobs is not None and request.stream:

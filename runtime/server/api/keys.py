@@ -41,6 +41,7 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
+        """Whether requests need a key."""
         return bool(self._digests)
 
     def client(self, authorization: bytes | None) -> str | None:

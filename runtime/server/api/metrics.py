@@ -98,6 +98,7 @@ class Metrics:
         self._answered = Counter("icc:http_responses", answered, ["model_name", "status"], registry=registry)
 
     def attach(self, engine: EngineClient) -> None:
+        """Tell whose gauges and counters are read."""
         self._engine = engine
 
     def step(self, report: Report) -> None:
@@ -110,6 +111,7 @@ class Metrics:
             self._observe("iteration_seconds", report.step_s)
 
     def responded(self, status: int) -> None:
+        """Count a response by its HTTP status."""
         self._answered.labels(self._model, str(status)).inc()
 
     def request_ended(self, run: Run) -> None:

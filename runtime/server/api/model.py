@@ -37,18 +37,22 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """What requests may call it."""
         return (self.name, *self.aliases)
 
     @property
     def max_len(self) -> int:
+        """The most tokens of a prompt and its answer together."""
         return self.manifest.limits.max_seq_len
 
     @property
     def vocab_size(self) -> int:
+        """How many token ids there are: 0 to vocab_size - 1."""
         return self.manifest.model.vocab_size
 
     @property
     def embeds(self) -> bool:
+        """Whether it makes vectors, or scores of pairs, instead of text."""
         return self.manifest.embedding is not None
 
     @property
@@ -83,6 +87,7 @@ class ServedModel:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; "" without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
 
 

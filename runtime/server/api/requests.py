@@ -191,7 +191,7 @@ class RerankRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
     @property
     def texts(self) -> list[str]:
-        """Of the documents."""
+        """The texts of the documents."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 

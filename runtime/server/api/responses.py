@@ -17,22 +17,26 @@ class Error(Struct):
 
 
 class ErrorBody(Struct):
+    """What every error of the API looks like."""
+
     error: Error
 
 
 class PromptDetails(Struct):
-    """Of the prompt's tokens, those whose KV was in the prefix cache."""
+    """How many of the prompt's tokens were in the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionDetails(Struct):
-    """Of the answer's tokens, those of thoughts."""
+    """How many of the answer's tokens are thoughts."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(Struct):
+    """Tokens that were read and written."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -79,12 +83,16 @@ class CompletionResponse(Struct):
 
 
 class TopLogprob(Struct):
+    """One of the likeliest tokens; `bytes` are its text in UTF-8."""
+
     token: str
     logprob: float
     bytes: list[int] | None = None
 
 
 class ContentLogprob(Struct):
+    """A token of the answer, and the likeliest at its place."""
+
     token: str
     logprob: float
     bytes: list[int] | None
@@ -92,6 +100,8 @@ class ContentLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
+    """The tokens of an answer."""
+
     content: list[ContentLogprob]
     refusal: None = None
 
@@ -124,6 +134,8 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
+    """One of the answers."""
+
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
@@ -143,6 +155,8 @@ class ChatCompletion(Struct):
 
 
 class ChatDelta(Struct):
+    """What an answer grows by."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -151,6 +165,8 @@ class ChatDelta(Struct):
 
 
 class ChunkChoice(Struct):
+    """What one of the answers grows by."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
@@ -169,6 +185,8 @@ class ChatChunk(Struct):
 
 
 class EmbeddingUsage(Struct):
+    """Tokens that were read."""
+
     prompt_tokens: int
     total_tokens: int
 
@@ -191,6 +209,8 @@ class EmbeddingList(Struct):
 
 
 class RankedText(Struct):
+    """A document."""
+
     text: str
 
 
@@ -212,6 +232,8 @@ class Reranked(Struct):
 
 
 class Model(Struct):
+    """The model that is served. max_model_len: the most tokens of a prompt and its answer together."""
+
     id: str
     created: int
     max_model_len: int
@@ -220,6 +242,8 @@ class Model(Struct):
 
 
 class ModelList(Struct):
+    """Answer of /v1/models."""
+
     data: list[Model]
     object: Literal["list"] = "list"
 
@@ -234,6 +258,8 @@ class Tokenized(Struct):
 
 
 class Detokenized(Struct):
+    """Answer of /detokenize."""
+
     prompt: str
 
 
@@ -244,6 +270,8 @@ class Status(Struct):
 
 
 class Version(Struct):
+    """Answer of /version."""
+
     version: str
     model: str
     target: str

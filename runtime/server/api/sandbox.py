@@ -47,6 +47,7 @@ class Sandbox:
         self._warming = asyncio.create_task(self._checkers.warm())
 
     async def stop(self) -> None:
+        """End all of its processes."""
         if self._warming is not None:
             self._warming.cancel()
         await self._renderers.stop()

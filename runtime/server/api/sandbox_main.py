@@ -45,6 +45,8 @@ class SandboxAnswer(msgspec.Struct):
 
 
 def answer(template: ChatTemplate | None, request: TemplateInput | CheckGrammar) -> SandboxAnswer:
+    """The rendered conversation, or the grammar in the form that engines compile; an error in words for what is
+    refused. template: None if the model has none."""
     if isinstance(request, CheckGrammar):
         try:
             return SandboxAnswer(lowered(request.grammar))
@@ -61,6 +63,8 @@ def answer(template: ChatTemplate | None, request: TemplateInput | CheckGrammar)
 
 
 def main() -> None:
+    """Answer requests from standard input until it ends, with little memory: each message is 4 bytes of length and
+    JSON."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -32,7 +32,7 @@ class EmbedRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
 
     def plain(self, model: str) -> EmbeddingRequest:
-        """The same as /v1/embeddings would have it."""
+        """This request as /v1/embeddings would have it."""
         cut = "START" if self.truncation_direction.lower() == "left" else "END"
         return EmbeddingRequest(
             model=model,
@@ -54,12 +54,14 @@ class TextsRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     truncation_direction: Side = "Right"
 
     def plain(self, model: str) -> RerankRequest:
-        """The same as /v1/rerank would have it."""
+        """This request as /v1/rerank would have it."""
         cut = -1 if self.truncate else None
         return RerankRequest(model=model, query=self.query, documents=list(self.texts), truncate_prompt_tokens=cut)
 
 
 class Rank(Struct):
+    """The score of text number `index`."""
+
     index: int
     score: float
     text: str | UnsetType = UNSET

@@ -40,6 +40,8 @@ class BatchLine(Struct, forbid_unknown_fields=True):
 
 
 class LineResponse(Struct):
+    """What a line's request was answered with."""
+
     status_code: int
     request_id: str
     body: Raw

@@ -27,6 +27,7 @@ class Batches:
         self._current: tuple[str, asyncio.Task[None]] | None = None
 
     def start(self) -> None:
+        """Begin with what is stored and has not ended, in the running event loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

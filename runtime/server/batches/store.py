@@ -43,12 +43,16 @@ class FileObject(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
+    """Lines of a batch by what became of them."""
+
     total: int = 0
     completed: int = 0
     failed: int = 0
 
 
 class BatchError(msgspec.Struct):
+    """Why a batch failed; `line` is the number of the line, from 1, if it is one's."""
+
     code: str
     message: str
     line: int | None = None
@@ -56,6 +60,8 @@ class BatchError(msgspec.Struct):
 
 
 class BatchErrors(msgspec.Struct):
+    """A list of errors, as OpenAI's API has it."""
+
     data: list[BatchError]
     object: str = "list"
 
@@ -98,6 +104,7 @@ class BatchStore:
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        """Close the database."""
         with self._lock:
             self._connection.close()
 
@@ -110,6 +117,7 @@ class BatchStore:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def add_file(self, client: str, name: str, purpose: str, content: bytes) -> FileObject:
+        """Store a file of a client's under a new id."""
         file_id = f"file-{secrets.token_hex(12)}"
         with self._transaction() as database:
             row = (file_id, client, name, purpose, int(time.time()), content)
@@ -117,6 +125,7 @@ class BatchStore:
         return FileObject(file_id, len(content), row[4], name, purpose)
 
     def files(self, client: str) -> list[FileObject]:
+        """All files of a client, the newest first."""
         with self._transaction() as database:
             rows = database.execute(
                 "select id, length(content), created, name, purpose from files where client = ? "
@@ -126,9 +135,11 @@ class BatchStore:
         return [FileObject(*row) for row in rows]
 
     def file(self, client: str, file_id: str) -> FileObject | None:
+        """What is known of a file; None if the client has no such file."""
         return next((found for found in self.files(client) if found.id == file_id), None)
 
     def content(self, client: str, file_id: str) -> bytes | None:
+        """The bytes of a file; None if the client has no such file."""
         with self._transaction() as database:
             row = database.execute(
                 "select content from files where client = ? and id = ?", (client, file_id)
@@ -136,17 +147,20 @@ class BatchStore:
         return None if row is None else row[0]
 
     def delete_file(self, client: str, file_id: str) -> bool:
+        """Forget a file; whether there was one."""
         with self._transaction() as database:
             return database.execute("delete from files where client = ? and id = ?", (client, file_id)).rowcount > 0
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def add_batch(self, client: str, batch: Batch) -> None:
+        """Store a new batch of a client's."""
         with self._transaction() as database:
             row = (batch.id, client, batch.status, batch.created_at, msgspec.json.encode(batch).decode())
             database.execute("insert into batches values (?, ?, ?, ?, ?)", row)
 
     def save_batch(self, batch: Batch) -> None:
+        """Store what has become of a batch."""
         with self._transaction() as database:
             row = (batch.status, msgspec.json.encode(batch).decode(), batch.id)
             database.execute("update batches set status = ?, record = ? where id = ?", row)
@@ -160,6 +174,7 @@ class BatchStore:
             return [self._counted(database, msgspec.json.decode(row[0], type=Batch)) for row in rows]
 
     def batch(self, client: str, batch_id: str) -> Batch | None:
+        """A batch with its counts; None if the client has no such batch."""
         with self._transaction() as database:
             row = database.execute(
                 "select record from batches where client = ? and id = ?", (client, batch_id)
@@ -178,6 +193,7 @@ class BatchStore:
     # -- lines -------------------------------------------------------------------------------------------------------
 
     def add_lines(self, batch_id: str, requests: Sequence[bytes]) -> None:
+        """Store the requests of a batch, numbered from 0; a number that is stored already is left as it is."""
         with self._transaction() as database:
             database.executemany(
                 "insert or ignore into lines (batch, number, request) values (?, ?, ?)",
@@ -193,6 +209,7 @@ class BatchStore:
             ).fetchall()
 
     def save_result(self, batch_id: str, number: int, status: int, result: bytes) -> None:
+        """Store what line `number` of a batch was answered with: its HTTP status and body."""
         with self._transaction() as database:
             row = (status, result, batch_id, number)
             database.execute("update lines set status = ?, result = ? where batch = ? and number = ?", row)

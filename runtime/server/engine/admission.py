@@ -39,12 +39,15 @@ class Price:
 
     @classmethod
     def of(cls, prompt_lens: Sequence[int], n: int, max_tokens: int, logprobs: int | None) -> Price:
+        """The most that `n` completions of each prompt can take. prompt_lens, max_tokens: in tokens; logprobs: of how
+        many of the likeliest tokens per position, None for none."""
         outputs = len(prompt_lens) * n * max_tokens
         listed = 0 if logprobs is None else (outputs + sum(prompt_lens)) * (1 + logprobs)
         return cls(len(prompt_lens) * n, sum(prompt_lens) * n + outputs, listed * _LOGPROB_BYTES)
 
     @classmethod
     def of_embeddings(cls, prompt_lens: Sequence[int], dimension: int) -> Price:
+        """What the vectors of so many prompts take, each of `dimension` numbers."""
         return cls(len(prompt_lens), sum(prompt_lens), len(prompt_lens) * dimension * _NUMBER_BYTES)
 
 

@@ -29,6 +29,7 @@ class Channel:
         self._unsent = bytearray()
 
     def send(self, message: FromEngine) -> None:
+        """Send a message. ChannelClosed if too much waits to be read."""
         self._unsent += encode(message)
         if len(self._unsent) > _MAX_UNSENT:
             raise ChannelClosed("the HTTP process reads no more")

@@ -50,6 +50,7 @@ class EngineStream:
 
     @property
     def ids(self) -> range:
+        """The ids of its prompts."""
         return range(self.first_id, self.first_id + self.prompts)
 
     async def take(self) -> list[Delta]:
@@ -64,11 +65,13 @@ class EngineStream:
         return deltas
 
     def push(self, delta: Delta) -> None:
+        """Take a delta from the engine, and wake who waits for one."""
         self._deltas.append(delta)
         self.open -= delta.reason is not None
         self._wake()
 
     def fail(self, error: EngineFailed) -> None:
+        """End with an error, and wake who waits."""
         self._failed = error
         self._wake()
 

@@ -107,6 +107,7 @@ class PromptTable:
             yield next(iter(waiting.values()))
 
     def count(self, stage: PromptStage) -> int:
+        """How many prompts are in a stage."""
         return len(self._stages[stage])
 
     def late(self, now: float) -> Iterator[Prompt]:

@@ -27,6 +27,7 @@ class GrammarService:
     """Compiles grammars beside the steps. This one knows none."""
 
     def request(self, submit: Submit) -> None:
+        """Begin to compile the grammar of a request. RequestError: there is none that could be followed."""
         raise RequestError("this engine cannot follow a grammar", "it has no tokenizer", field="response_format")
 
     def finished(self) -> list[tuple[Submit, Constrain | IccError]]:

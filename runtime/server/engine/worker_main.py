@@ -21,6 +21,8 @@ from .worker import Worker
 
 
 def main(arguments: list[str]) -> int:
+    """Load the engine and serve it over a socket until that is closed; the exit code. arguments: the socket's file
+    number, LoadOptions as JSON, and LogOptions as text."""
     start = time.perf_counter()
     die_with_parent()
     configure(LogOptions.from_text(arguments[2]))

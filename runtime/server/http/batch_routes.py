@@ -42,24 +42,31 @@ class BatchRequest(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class FileList(Struct):
+    """Answer of GET /v1/files."""
+
     data: list[FileObject]
     object: str = "list"
     has_more: bool = False
 
 
 class BatchList(Struct):
+    """Answer of GET /v1/batches."""
+
     data: list[Batch]
     object: str = "list"
     has_more: bool = False
 
 
 class Deleted(Struct):
+    """Answer of DELETE /v1/files/{id}."""
+
     id: str
     deleted: bool
     object: str = "file"
 
 
 def add_batches(app: FastAPI, batches: Batches) -> None:
+    """Add the routes of /v1/files and /v1/batches."""
     _add_files(app, batches)
     _add_batches(app, batches)
 

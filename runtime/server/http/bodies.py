@@ -22,6 +22,7 @@ _DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
 
 
 def json_response(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response whose body is a struct as JSON."""
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 

@@ -20,6 +20,7 @@ _DEPTH = 4  # levels of fields that are shown; what is deeper is named
 
 
 def add_docs(app: FastAPI, document: dict[str, Any]) -> None:
+    """Add /docs, a page made of the OpenAPI document."""
     page, style = docs_page(document).encode(), _STYLE.read_bytes()
 
     @app.get("/docs", include_in_schema=False)

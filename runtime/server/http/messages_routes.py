@@ -19,6 +19,7 @@ _FRAMING = Framing(named=True, mark=b"")
 
 
 def add_messages(app: FastAPI, parts: ServerParts) -> None:
+    """Add the routes of Anthropic's API, /v1/messages."""
     documented = operation(
         Message, MessagesRequest, errors=GENERATION_ERRORS, events=True, error_body=AnthropicErrorBody
     )

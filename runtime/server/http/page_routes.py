@@ -40,6 +40,7 @@ def page_file(path: str, status: int = 200) -> Response:
 
 
 def add_page(app: FastAPI, model: ServedModel, engine: EngineClient, metrics: Metrics) -> None:
+    """Add the page to chat at, its files, and what it asks the server."""
     for path in _FILES:
         app.add_api_route(path, _serve(path), include_in_schema=False, methods=["GET"])
 

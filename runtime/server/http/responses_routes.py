@@ -20,11 +20,14 @@ from .streams import NAMED
 
 
 class InputTokens(msgspec.Struct):
+    """Answer of /v1/responses/input_tokens."""
+
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 def add_responses(app: FastAPI, parts: ServerParts) -> None:
+    """Add the routes of /v1/responses, and its web socket."""
     conversations, store = parts.conversations, parts.conversations.store
 
     @app.post("/v1/responses", **operation(ResponseResource, ResponsesRequest, errors=GENERATION_ERRORS, events=True))

@@ -35,10 +35,12 @@ class Framing:
     mark: bytes = b"data: [DONE]\n\n"
 
     def event(self, value: msgspec.Struct) -> bytes:
+        """A struct as a server-sent event."""
         name = f"event: {getattr(value, 'type')}\n".encode() if self.named else b""  # noqa: B009  not every struct
         return name + b"data: " + _encoder.encode(value) + b"\n\n"
 
     def events(self, values: Sequence[msgspec.Struct]) -> bytes:
+        """Structs as server-sent events, one after the other."""
         return b"".join(map(self.event, values))
 
 

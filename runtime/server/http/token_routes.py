@@ -17,6 +17,8 @@ _ERRORS = (400, 404, 408, 413)
 
 
 def add_tokens(app: FastAPI, parts: ServerParts) -> None:
+    """Add /tokenize and /detokenize."""
+
     @app.post("/tokenize", **operation(Tokenized, TokenizeRequest, errors=_ERRORS))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's template has it."""

@@ -37,7 +37,7 @@ class CacheParams(KernelParams[C]):
 
     @property
     def ctype(self) -> str:
-        """Of the cache."""
+        """The C++ type of an element of the cache."""
         return CPU_CACHES.find(self.step.cache).ctype
 
     @property
@@ -101,11 +101,14 @@ class AttentionMicroParams:
 
     @property
     def name(self) -> str:
+        """The C++ function's name, which tells its fields apart: qk_i8_m2_v4, or with `_l<last>` where the last vector
+        is short."""
         kind = f"{self.kind}_i8" if self.integer else self.kind
         return f"{kind}_m{self.mr}_v{self.nv}" + (f"_l{self.last}" if self.last < 16 else "")
 
     @property
     def template(self) -> str:
+        """The template of the product of `kind`, relative to codegen_templates."""
         return f"cpp/attention/micro_{self.kind}.cpp.jinja"
 
 

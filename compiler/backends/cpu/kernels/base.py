@@ -39,7 +39,7 @@ class KernelParams(Generic[S]):
 
     @property
     def scratch_bytes(self) -> int:
-        """Of each thread."""
+        """Bytes of scratch memory that each thread needs; 0 for none."""
         return 0
 
     @property

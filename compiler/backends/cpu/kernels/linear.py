@@ -117,7 +117,7 @@ class LinearQParams(QuantParams[LinearQ]):
         return max(super().scratch_bytes, self._screen_bytes() if self.step.screened else 0)
 
     def _screen_bytes(self) -> int:
-        """Of a thread that screens: a panel, a norm per row and group, and a margin per row and tile."""
+        """Scratch bytes of a thread that screens: a panel, a norm per row and group, and a margin per row and tile."""
         rows, tiles = SCREENED_ROWS, self.step.n // 16 + 1
         return rows * (self.step.k + 8 * self.groups) + 4 * rows * (self.groups + tiles) + 3 * 64
 

@@ -33,11 +33,10 @@ class DenseMicroParams:
 
 @dataclass(frozen=True)
 class QuantMicroParams:
-    """The same of quantized weights, whose layout says how they are read. Its float sums stay in registers where they
-    are few. short: products are summed in 16 bits, which is less work where no instruction sums them in 32. pairs:
-    codes and activations are multiplied as pairs of 16 bits. chains: products of eight k are summed in 16 bits first;
-    sums16: those of 32 k.
-    """
+    """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Its float
+    sums stay in registers where they are few. short: products are summed in 16 bits, which is less work where no
+    instruction sums them in 32. pairs: codes and activations are multiplied as pairs of 16 bits. chains: products of
+    eight k are summed in 16 bits first; sums16: those of 32 k."""
 
     name: str
     reader: Reader
@@ -52,6 +51,7 @@ class QuantMicroParams:
 
     @property
     def template(self) -> str:
+        """The template, relative to codegen_templates, by how products are summed."""
         if self.chains:
             return "cpp/linear/micro_chain.cpp.jinja"
         return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"

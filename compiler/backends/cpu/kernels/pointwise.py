@@ -47,12 +47,15 @@ class CppValue:
     kind: str
 
     def as_float(self) -> str:
+        """The expression as a VF; masks become 0 and 1."""
         return self.text if self.kind == "f" else f"to_float({self.text})"
 
     def as_int(self) -> str:
+        """The expression as a VI; floats are cut towards zero."""
         return f"to_int_trunc({self.text})" if self.kind == "f" else self.text
 
     def as_mask(self) -> str:
+        """The expression as a mask of lanes: which are not 0."""
         return f"ne({self.text}, vf(0.0f))" if self.kind == "f" else f"is_true({self.text})"
 
 
@@ -137,6 +140,7 @@ class Walk:
 
     @staticmethod
     def of(access: Access, dims: tuple[int, ...]) -> Walk:
+        """The walk of an operand over iteration dims `dims` (at least one), whose strides it broadcasts to them."""
         return Walk(C_TYPES[access.dtype], access.row_stride, _line_offset(dims, access.strides), access.strides)
 
 

@@ -18,7 +18,7 @@ class LinesParams(KernelParams[L]):
 
     @property
     def dtype(self) -> str:
-        """Of x."""
+        """The element type of x, such as "f32"."""
         return self.step.x.dtype
 
     @property

@@ -52,12 +52,12 @@ class BlockReader(Reader):
 
     @property
     def line_bytes(self) -> int:
-        """Of the lines of one step."""
+        """Bytes of the lines of one step."""
         return self.step * TILE * self.base // 8
 
     @property
     def step_bytes(self) -> int:
-        """Of one step, its part of upper bits and all."""
+        """Bytes of one step: its lines, and its share of the upper bits."""
         return self.line_bytes + (64 // self.fine_steps if self.fine else 0)
 
     @property
@@ -101,7 +101,7 @@ class BlockReader(Reader):
 
     @property
     def header_bytes(self) -> int:
-        """Of a span."""
+        """Bytes of a span's header: scales of blocks, then those of groups."""
         assert self.form is not None
         kind = self.form.group_scales
         own = 0 if kind == "none" else 2 if self.form.mins and kind != "u4" else 1

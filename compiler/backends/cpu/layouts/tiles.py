@@ -66,7 +66,8 @@ def byte_lines(rows: np.ndarray) -> np.ndarray:
 
 
 def nibble_lines(rows: np.ndarray) -> np.ndarray:
-    """The same of values below 16: k 0..3 of eight in the low nibbles, k 4..7 in the high ones."""
+    """[tiles, 16, groups, group] of values below 16 -> [tiles, groups, bytes], eight k of a row next to each other: k 0
+    to 3 in the low nibbles of four bytes, k 4 to 7 in the high ones."""
     tiles, _, groups, group = rows.shape
     octets = rows.reshape(tiles, TILE, groups, group // 8, 2, 4)
     lines = octets[..., 0, :] | (octets[..., 1, :] << 4)  # [tiles, 16, groups, lines, 4]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .forms import Form, lower, upper
+from .readers import READERS
 from .ttir import TtirBlock, TtirFunction, TtirOp
 from .values import Memory, Samples, UnclearError, Values, View, joined, whole_range
 
@@ -40,7 +41,7 @@ def address_faults(function: TtirFunction, memory: Mapping[int, Memory], samples
 class _Walk:
     def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
         self.faults: dict[str, None] = {}
-        self._memory, self._values = memory, Values(function, memory, samples)
+        self._memory, self._values = memory, Values(function, memory, samples, READERS)
         self._quiet = 0  # while a loop is looked at for what it carries
 
     def blocks(self, blocks: Sequence[TtirBlock], facts: tuple[Form, ...]) -> TtirOp | None:

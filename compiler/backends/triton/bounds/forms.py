@@ -58,7 +58,7 @@ class Form:
         return Form(self.constant + other.constant * times, terms)
 
     def times(self, factor: Number) -> Form:
-        """Of all of it."""
+        """factor * self."""
         return Form(0).plus(self, factor) if np.any(factor) else Form(0)
 
     @property

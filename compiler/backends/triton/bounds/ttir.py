@@ -24,7 +24,7 @@ class TtirType:
 
     @property
     def bits(self) -> int:
-        """Of an element; of a pointer, of what it points to."""
+        """Bits of an element; those of the element that a pointer points to."""
         return int(re.sub(r"\D.*", "", self.element.lstrip("bfi").replace("index", "64")) or 8)
 
     @staticmethod
@@ -67,6 +67,32 @@ class TtirOp:
         if found is None:
             raise KeyError(name)
         return int(found[1])
+
+    @property
+    def constant(self) -> int | None:
+        """The integer that a constant is everywhere; None if it is no such."""
+        found = re.match(r" (?:dense<)?(-?\d+|true|false)>?(?: :|$)", self.text)
+        if self.name != "arith.constant" or found is None:
+            return None
+        return {"true": 1, "false": 0}[found[1]] if found[1] in ("true", "false") else int(found[1])
+
+    @property
+    def result_types(self) -> list[TtirType]:
+        """The types of its results; none where regions make them, which know their types."""
+        if self.name == "arith.constant" and not self.types:
+            return [TtirType((), "i1")]
+        if not self.results or self.name in ("scf.for", "scf.while", "scf.if") or not self.types:
+            return []
+        match self.name:
+            case "arith.cmpi" | "arith.cmpf":
+                return [TtirType(self.types[0].shape, "i1")]
+            case "tt.load":
+                return [TtirType(self.types[0].shape, self.types[0].element)]
+            case "tt.addptr":
+                return [self.types[0]]
+            case "tt.split":
+                return [self.types[-1]] * len(self.results)
+        return list(self.types[-len(self.results) :])
 
 
 @dataclass

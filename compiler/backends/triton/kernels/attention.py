@@ -40,7 +40,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @property
     def pv_type(self) -> str:
-        """The same of weights times values. Weights times scales of codes may be too small for f16."""
+        """In which type weights are multiplied with values. Weights times scales of codes may be too small for f16."""
         return self.cached.product or "bfloat16"
 
     @property
@@ -200,6 +200,7 @@ class AttentionSource:
 
     @property
     def members(self) -> int:
+        """Query heads of a program, padded to a power of two."""
         return power_of_two(self.heads)
 
     @property
@@ -220,6 +221,8 @@ class AttentionSource:
 
     @property
     def value_pieces(self) -> tuple[Piece, ...]:
+        """The pieces in which a value, and the output, are held: powers of two of dims, no wider than `widest` where
+        values are not the beginning of keys."""
         dim = self.layer.step.kv.value_dim
         if self.layer.packed:
             return self.layer.mixing(dim)
@@ -242,6 +245,7 @@ class AttentionSource:
 
     @property
     def accumulators(self) -> str:
+        """The names of the sums of the pieces of the output."""
         return ", ".join(f"acc{i}" for i in range(len(self.value_pieces)))
 
 
@@ -255,6 +259,7 @@ class MergeSource:
 
     @property
     def splits_pad(self) -> int:
+        """The splits, padded to a power of two."""
         return power_of_two(self.splits)
 
     @property

@@ -90,6 +90,7 @@ class Tile:
 
     @property
     def entry(self) -> str:
+        """The name of the function that the template defines."""
         return self.kernel.entry
 
     @property

@@ -72,13 +72,15 @@ class ChooseScoresKernel:
 
     @property
     def head_parts(self) -> int:
+        """How many times a program takes `heads` heads."""
         return -(-self.layer.step.heads // self.heads)
 
     @property
     def tokens(self) -> int:
+        """Tokens of a sequence that a program takes: one in decode, else as many as give 64 rows of (token, head)."""
         return 1 if self.decode else 64 // self.heads
 
     @property
     def segment(self) -> int:
-        """So many that a sequence has at most 64 programs for a tile of tokens."""
+        """Keys of a program: a multiple of `tile`, of which a sequence has at most 64 for a tile of tokens."""
         return max(-(-self.layer.step.width // 64 // self.tile) * self.tile, 8 * self.tile)

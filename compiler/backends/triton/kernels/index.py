@@ -150,7 +150,7 @@ class TakeRowsKernel(StepKernel[R]):
 
 @dataclass(frozen=True)
 class EmbeddingKernel(TakeRowsKernel[Embedding]):
-    """Of a table [table_rows, n], row-major or quantized, as the product has it that shares it."""
+    """Rows of a table [table_rows, n], row-major or quantized, as the product has it that shares it."""
 
     @classmethod
     def refusal(cls, step: Embedding) -> str:
@@ -190,7 +190,7 @@ class EmbeddingKernel(TakeRowsKernel[Embedding]):
 
 @dataclass(frozen=True)
 class SelectRowsKernel(TakeRowsKernel[SelectRows]):
-    """Of x, one row per token: one row per wanted logit row."""
+    """Rows of x, which has one per token: one for each logit row that is wanted."""
 
     @property
     def entry(self) -> str:

@@ -31,6 +31,7 @@ class Piece:
 
     @property
     def end(self) -> int:
+        """The dim behind the last one."""
         return self.first + self.width
 
 
@@ -136,7 +137,7 @@ class KvKernel(StepKernel[C]):
 
     @property
     def value_width(self) -> int:
-        """The same of a value."""
+        """Elements of a value in a page; bytes of packed ones."""
         return self._width(self.step.kv.value_dim)
 
     @property

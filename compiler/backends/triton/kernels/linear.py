@@ -105,7 +105,7 @@ class ProductKernel(WeightProduct[P]):
         return LaunchSpec(source, "linear_unpack", args, grid, num_warps=4, num_stages=1)
 
     def _dense_launches(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
-        """Those of the same product with W as `_unpack` leaves it."""
+        """What launches the product with W as `_unpack` leaves it."""
         kind, step = self.x.dtype, self.step
         stored = msgspec.structs.replace(step.stored, format=kind)
         dense = replace(self, step=msgspec.structs.replace(step, stored=stored, w=_typed(step.w, kind)))
@@ -156,7 +156,7 @@ class ProductKernel(WeightProduct[P]):
         return {arg.name: arg for arg in (*(given or _row_scratch(mode)), *args.values()) if arg.name != "x_ptr"}
 
     def _tiles(self, tile: LinearTiling, shape: Shape) -> int:
-        """Of the output, at most."""
+        """How many tiles the output has, at most."""
         return -(-self.step.columns // tile.n) * -(-shape.max_tokens // tile.m)
 
     def _many(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:

@@ -25,10 +25,12 @@ class SortSource:
 
     @property
     def experts(self) -> int:
+        """How many matrices there are."""
         return self.op.experts
 
     @property
     def topk(self) -> int:
+        """Experts of a row."""
         return self.op.topk
 
     @property
@@ -37,6 +39,7 @@ class SortSource:
         return 1 << self.op.experts.bit_length()
 
     def most_blocks(self, rows: str) -> str:
+        """How many blocks of slots there are at most, as the source says it. rows: the name of the number of rows."""
         return self.op.most_blocks(self.block, rows)
 
 
@@ -54,7 +57,7 @@ class RowsSource:
 
     @property
     def warps(self) -> int:
-        """Of a program."""
+        """Warps of a program: one per 1024 lanes, at least 4."""
         return max(self.lanes // 1024, 4)
 
     @property
@@ -69,7 +72,7 @@ class RowsSource:
 
     @property
     def words(self) -> int:
-        """Of powers of two, of a row."""
+        """Words of powers of two that a row has: four of them, of 32 values each, to a word."""
         return micro_words(self.op.step.k)
 
     @property
@@ -92,11 +95,13 @@ class UnpackSource:
 
     @property
     def macros(self) -> str:
+        """The template that says how codes are read."""
         assert self.op.codes is not None
         return self.op.codes.macros
 
     @property
     def layout(self) -> Layout:
+        """How the matrix lies in memory."""
         return self.op.layout
 
     @property

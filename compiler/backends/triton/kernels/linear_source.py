@@ -32,14 +32,17 @@ class ProductSource:
 
     @property
     def cuda(self) -> bool:
+        """Whether the target is of CUDA, whose inline assembly the macros may use; else it is of HIP."""
         return self.level > 0
 
     @property
     def mode(self) -> ProductMode:
+        """In what the product multiplies on this target: 16-bit values, codes of 8 bits and their like."""
         return self.op.mode(self.level)
 
     @property
     def layout(self) -> Layout:
+        """How W lies in memory."""
         return self.op.layout
 
     @property
@@ -49,6 +52,7 @@ class ProductSource:
 
     @property
     def x_type(self) -> str:
+        """The Triton type of 16 bits in which values are multiplied."""
         return {"bf16": "tl.bfloat16", "f16": "tl.float16"}[self.op.x.dtype]
 
     # -- codes as 16-bit operands -------------------------------------------------------------------------------------
@@ -74,6 +78,7 @@ class ProductSource:
 
     @property
     def magic_pair(self) -> str:
+        """`magic` for both halves of a word of 32 bits."""
         return "0" if not self.bias else self.magic + self.magic[2:]
 
     @property
@@ -83,6 +88,7 @@ class ProductSource:
 
     @property
     def unpack(self) -> str:
+        """The macro that takes four codes of 4 bits apart: with lop3 on CUDA, elsewhere with shifts and masks."""
         return "nibbles" if self.cuda else "fields"
 
     @property
@@ -160,12 +166,15 @@ class ProductSource:
 
     @property
     def sum_type(self) -> str:
+        """The Triton type of sums: int32 of codes times codes, else float32."""
         return "tl.int32" if self.mode.exact else "tl.float32"
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
 
     @property
     def expert_offset(self) -> str:
+        """What is added to w_ptr for the program's expert, as the source says it: elements of values, bytes of codes.
+        "" where all rows have one matrix."""
         if not self.op.experts:
             return ""
         s, codes = self.op.step, self.op.codes
@@ -234,6 +243,7 @@ class ProductSource:
 
     @property
     def tiles_n(self) -> int:
+        """Tiles of columns."""
         return -(-self.op.step.columns // self.tile.n)
 
     @property
@@ -265,6 +275,7 @@ class ProductSource:
 
     @property
     def step_range(self) -> str:
+        """The first step of K of a program and the one behind its last, as the source says them."""
         if self.tile.splits > 1:
             share = -(-self.slices // self.tile.splits)
             return f"tl.program_id(1) * {share}, tl.minimum(tl.program_id(1) * {share} + {share}, STEPS)"
@@ -299,18 +310,22 @@ class ProductSource:
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        """The columns of the product that the epilogue reads, each with sums of its own; one without an epilogue."""
         return self._operands.parts
 
     @property
     def extras(self) -> tuple[ExtraOperand, ...]:
+        """What the epilogue reads beside the product."""
         return self._operands.extras
 
     @property
     def lines(self) -> list[str]:
+        """The source lines of the epilogue's body; none without an epilogue."""
         return self._epilogue[0]
 
     @property
     def arguments(self) -> str:
+        """The parameters of the kernel, as the source declares them."""
         return ", ".join(arg.name for arg in self.args)
 
     @property

@@ -37,7 +37,7 @@ class NormKernel(StepKernel[steps.Norm]):
 
     @property
     def words(self) -> int:
-        """Of powers of two, of a row."""
+        """Words of powers of two that a row has: four of them, of 32 values each, to a word."""
         return micro_words(self.step.d)
 
     @property

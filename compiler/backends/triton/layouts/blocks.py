@@ -64,7 +64,7 @@ class BlockRows(CodeGroups):
 
     @property
     def bits(self) -> int:
-        """Of a code in memory."""
+        """Bits that a code takes in memory."""
         return _FIELDS.get(self.format.bits, 8)
 
     @property

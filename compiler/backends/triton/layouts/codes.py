@@ -40,11 +40,11 @@ class Unpacking:
 
     @property
     def value_bytes(self) -> float:
-        """Of memory per value, scales and all."""
+        """Bytes of memory per value, scales and all."""
         return self.bits / 8 + self.scale_bytes / self.group
 
     def shared_bytes(self, k: int) -> int:
-        """Of shared memory for `k` values of a row."""
+        """Bytes of shared memory for the codes of `k` values of a row."""
         return k * self.bits // 8 + 8
 
 

@@ -121,7 +121,7 @@ class SassCode:
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Of each block, those that every path to it goes through."""
+    """For each block the blocks that every path to it goes through, itself among them."""
     before: list[list[int]] = [[] for _ in successors]
     for block, following in enumerate(successors):
         for other in following:

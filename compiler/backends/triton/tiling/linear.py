@@ -61,5 +61,5 @@ class LinearTilings:
 
 
 def _dense(p: ProductFacts) -> ProductFacts:
-    """The same product with W in 16 bits."""
+    """Facts of a product that are equal but for its mode: W in 16 bits."""
     return replace(p, mode=DENSE_MODE, codes=None)

@@ -13,6 +13,7 @@ from ...engine.engine_client import EngineStream
 from ...engine.messages import Delta
 from ..answers import ChatAnswer
 from ..errors import HttpError
+from ..generate import AnswerWriter
 from ..jobs import Job
 from ..model import ServedModel
 from ..requests import ChatRequest
@@ -67,6 +68,8 @@ class Message(Struct):
 
 
 class BlockDelta(Struct, omit_defaults=True):
+    """What a block grows by; it has the fields of its type."""
+
     type: str
     text: str | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
@@ -74,11 +77,15 @@ class BlockDelta(Struct, omit_defaults=True):
 
 
 class MessageEnd(Struct):
+    """Why the message ended; stop_sequence: the text that ended it, if one did."""
+
     stop_reason: str | None
     stop_sequence: str | None
 
 
 class ErrorDetails(Struct):
+    """The error's code as OpenAI's API has it."""
+
     error_code: str
 
 
@@ -116,12 +123,13 @@ class TokenCount(Struct):
 
 
 def error_body(error: HttpError, request_id: str | None = None) -> AnthropicErrorBody:
+    """An error as Anthropic's API has it. request_id: of the request, if it is known."""
     details = ErrorDetails(error.code) if error.code else UNSET
     found = AnthropicError(_ERRORS.get(error.status, "api_error"), error.message, details)
     return AnthropicErrorBody(found, request_id)
 
 
-class MessagesAnswer:
+class MessagesAnswer(AnswerWriter):
     """Answers one request of /v1/messages."""
 
     def __init__(self, model: ServedModel, chat: ChatRequest, job: Job, stream: EngineStream) -> None:

@@ -14,6 +14,8 @@ Id = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class TextBlock(Struct, tag_field="type", tag="text", frozen=True):
+    """Words."""
+
     text: Text
 
 
@@ -35,12 +37,16 @@ class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", f
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use", frozen=True):
+    """A tool that the model has used, and what for."""
+
     id: Id
     name: Name
     input: dict[str, Any]
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", frozen=True):
+    """What came of the use of a tool."""
+
     tool_use_id: Id
     content: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)] | None = None
     is_error: bool | None = None
@@ -51,14 +57,20 @@ AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBloc
 
 
 class UserTurn(Struct, tag_field="role", tag="user", frozen=True):
+    """What the user said, or what tools gave."""
+
     content: Text | Annotated[list[UserBlock], Meta(max_length=limits.MESSAGES)]
 
 
 class AssistantTurn(Struct, tag_field="role", tag="assistant", frozen=True):
+    """What the model answered before."""
+
     content: Text | Annotated[list[AssistantBlock], Meta(max_length=limits.MESSAGES)]
 
 
 class SystemTurn(Struct, tag_field="role", tag="system", frozen=True):
+    """An instruction between turns."""
+
     content: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)]
 
 
@@ -72,14 +84,20 @@ class ToolDefinition(Struct, frozen=True):
 
 
 class AutoChoice(Struct, tag_field="type", tag="auto", frozen=True):
+    """The model chooses whether to use a tool."""
+
     disable_parallel_tool_use: bool | None = None
 
 
 class AnyChoice(Struct, tag_field="type", tag="any", frozen=True):
+    """Some tool must be used."""
+
     disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoice(Struct, tag_field="type", tag="tool", frozen=True):
+    """The tool of that name must be used."""
+
     name: Name
     disable_parallel_tool_use: bool | None = None
 
@@ -110,6 +128,8 @@ class OutputFormat(Struct, frozen=True):
 
 
 class OutputConfig(Struct, frozen=True):
+    """What the answer must be; `effort` is accepted and changes nothing."""
+
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -128,6 +148,8 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 class Metadata(Struct, frozen=True):
+    """Who asks; changes nothing."""
+
     user_id: str | None = None
 
 

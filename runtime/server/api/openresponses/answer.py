@@ -13,6 +13,7 @@ from ...engine.engine_client import EngineStream
 from ...engine.messages import Delta
 from ..answers import ChatAnswer
 from ..errors import HttpError
+from ..generate import AnswerWriter
 from ..jobs import Job
 from ..model import ServedModel
 from ..requests import ChatRequest
@@ -60,12 +61,13 @@ class Growing:
         return OutputCall(self.id, status, self.called.id, name, self.text if begun else "")
 
     def part(self) -> OutputText | ReasoningContent:
+        """What has been written so far, as a part of its item."""
         if self.kind == "reasoning":
             return ReasoningContent(self.text)
         return OutputText(self.text, logprobs=list(self.logprobs))
 
 
-class ResponsesAnswer:
+class ResponsesAnswer(AnswerWriter):
     """Answers one request of /v1/responses. keep: gets the response once it has ended, whatever its status."""
 
     def __init__(

@@ -14,6 +14,7 @@ from ...engine.messages import Delta
 from .. import limits
 from ..errors import HttpError
 from ..fields import Text
+from ..generate import AnswerWriter
 from .answer import ResponsesAnswer
 from .request import Id, InputMessage, Item, ResponsesRequest, typed_messages
 from .resource import ResponseUsage
@@ -38,6 +39,8 @@ class CompactRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 
 class KeptText(Struct, tag_field="type", tag="input_text"):
+    """A text that was given."""
+
     text: str
 
 
@@ -79,7 +82,7 @@ def summarizing(request: CompactRequest, items: Sequence[Item], longest: int) ->
     )
 
 
-class CompactAnswer:
+class CompactAnswer(AnswerWriter):
     """The answer that a summary is."""
 
     def __init__(self, answer: ResponsesAnswer, items: Sequence[Item]) -> None:

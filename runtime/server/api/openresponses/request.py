@@ -20,27 +20,39 @@ Id = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class InputText(Struct, tag_field="type", tag="input_text", frozen=True):
+    """Words that somebody gave."""
+
     text: Text
 
 
 class OutputTextPart(Struct, tag_field="type", tag="output_text", frozen=True):
+    """Words that the model said before."""
+
     text: Text
 
 
 class PlainText(Struct, tag_field="type", tag="text", frozen=True):
+    """Words, as some clients send them."""
+
     text: Text
 
 
 class SummaryText(Struct, frozen=True):
+    """A summary of thoughts."""
+
     type: Literal["summary_text"]
     text: Text
 
 
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text", frozen=True):
+    """Thoughts in their own words."""
+
     text: Text
 
 
 class ResponseRefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
+    """What the model said where it refused."""
+
     refusal: Text
 
 
@@ -60,12 +72,16 @@ class InputMessage(Struct, tag_field="type", tag="message", frozen=True):
 
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call", frozen=True):
+    """A call that the model has made; `arguments` is JSON."""
+
     call_id: Id
     name: Name
     arguments: Text
 
 
 class FunctionCallOutput(Struct, tag_field="type", tag="function_call_output", frozen=True):
+    """The result of the call with that id."""
+
     call_id: Id
     output: Text | Parts
 
@@ -122,10 +138,14 @@ class FunctionTool(Struct, frozen=True):
 
 
 class FunctionChoice(Struct, tag_field="type", tag="function", frozen=True):
+    """The function of that name must be called."""
+
     name: Name
 
 
 class AllowedTool(Struct, frozen=True):
+    """A function of the request by its name."""
+
     type: Literal["function"]
     name: Name
 
@@ -155,11 +175,15 @@ class ResponseJsonSchema(Struct, tag_field="type", tag="json_schema", frozen=Tru
 
 
 class TextOptions(Struct, frozen=True):
+    """What the answer must be; `verbosity` is accepted and changes nothing."""
+
     format: PlainFormat | JsonObject | ResponseJsonSchema | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningOptions(Struct, frozen=True):
+    """How much the model's template asks it to think; `summary` is accepted and changes nothing."""
+
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 

@@ -12,12 +12,16 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
+    """Words of the answer; `logprobs` of its tokens where they were asked for."""
+
     text: str = ""
     annotations: list[Any] = []
     logprobs: list[ContentLogprob] = []
 
 
 class OutputMessage(Struct, tag_field="type", tag="message"):
+    """What the model said."""
+
     id: str
     status: Status
     content: list[OutputText]
@@ -25,6 +29,8 @@ class OutputMessage(Struct, tag_field="type", tag="message"):
 
 
 class ReasoningContent(Struct, tag_field="type", tag="reasoning_text"):
+    """What the model thought, in its own words."""
+
     text: str = ""
 
 
@@ -38,6 +44,8 @@ class OutputReasoning(Struct, tag_field="type", tag="reasoning"):
 
 
 class OutputCall(Struct, tag_field="type", tag="function_call"):
+    """A call that the client is to make; `arguments` is JSON."""
+
     id: str
     status: Status
     call_id: str
@@ -49,14 +57,20 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputDetails(Struct):
+    """How many of the prompt's tokens were in the prefix cache."""
+
     cached_tokens: int = 0
 
 
 class OutputDetails(Struct):
+    """How many of the answer's tokens are thoughts."""
+
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(Struct):
+    """Tokens that were read and written."""
+
     input_tokens: int
     output_tokens: int
     total_tokens: int
@@ -65,10 +79,14 @@ class ResponseUsage(Struct):
 
 
 class Incomplete(Struct):
+    """Why the answer was cut."""
+
     reason: Literal["max_output_tokens", "deadline"]
 
 
 class ResponseError(Struct):
+    """Why there is no answer."""
+
     code: str
     message: str
 
@@ -135,6 +153,8 @@ class Event(Struct, omit_defaults=True):
 
 
 class DeletedResponse(Struct):
+    """Answer of DELETE /v1/responses/{id}."""
+
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True

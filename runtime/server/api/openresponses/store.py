@@ -54,6 +54,7 @@ class ResponseStore:
         self._kept: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
 
     def add(self, client: str, response: Response, items: Sequence[Item], given: int) -> None:
+        """Keep a response of a client. items: its conversation, of which the last `given` were in its own request."""
         stored = StoredResponse(response, list(items), given)
         size = len(_encoder.encode(response)) + len(_encoder.encode(stored.items))
         self._kept[client, response.id] = stored, size
@@ -72,6 +73,7 @@ class ResponseStore:
         return found[0]
 
     def holds(self, client: str, response_id: str) -> bool:
+        """Whether a client has a response of that id here."""
         return (client, response_id) in self._kept
 
     def delete(self, client: str, response_id: str) -> None:
