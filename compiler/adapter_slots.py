@@ -16,7 +16,7 @@ MAX_RANK, MAX_SLOTS = 256, 4096
 
 @dataclass(frozen=True)
 class AdapterSlots:
-    """So many adapters in memory at once, each of at most this rank, of these linear layers.
+    """Room for `count` adapters in memory at once, each of at most this rank, of these linear layers.
 
     targets: patterns (fnmatch) over the ends of module names, such as q_proj; none means all linear layers but the LM
     head, routers and experts.

@@ -52,7 +52,7 @@ class LoraConfig(msgspec.Struct, frozen=True):
     init_lora_weights: bool | str | None = True
 
     def rank(self, module: str) -> int:
-        """Of a module, or of a parameter that is targeted, by its name."""
+        """The rank of the adapter of a module, or of a parameter that is targeted, by its name."""
         return _matching(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:

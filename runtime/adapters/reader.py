@@ -61,7 +61,7 @@ class _Reading:
         """By the names of the weights that change."""
         for key in self._tensors.names:
             found = _KEY.fullmatch(key.removeprefix(_PREFIX))
-            if found is None or ".." in key:
+            if found is None or ".." in key or ".lora_" in f".{found['module']}":
                 raise self._unused(key, "icc does not know what it is")
             part = found["part"].replace(".default", "").removesuffix(".weight")
             self._parts[found["module"]][part or "weight"] = key

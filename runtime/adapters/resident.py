@@ -39,19 +39,24 @@ class Loaded:
     writing: Future[None]
     users: int = 0
 
-    def begin(self, prompt: Sequence[int]) -> int:
+    def begin(self, prompt: Sequence[int]) -> int | None:
         """The position from which the adapter counts: that of the last invocation tokens in the prompt (aLoRA,
-        Greenewald et al. 2025, arXiv:2504.12397), or the prompt's end where they are not there; 0 for others."""
+        Greenewald et al. 2025, arXiv:2504.12397), None where they are not there; 0 for others."""
         tokens = self.adapter.invocation
         if not tokens:
             return 0
         size = len(tokens)
         found = (at for at in range(len(prompt) - size, -1, -1) if tuple(prompt[at : at + size]) == tokens)
-        return next(found, len(prompt))
+        return next(found, None)
+
+    def identity(self, prompt: Sequence[int]) -> bytes:
+        """What the KV of a prompt depends on: see `Standing.adapter`."""
+        return self.adapter.digest + str(self.begin(prompt)).encode()
 
     def rows(self, prompt: Sequence[int], longest: int) -> bytes:
         """The input of a request, int32 [longest]: the slot from `begin` on, -1 before."""
-        start = self.begin(prompt)
+        begin = self.begin(prompt)
+        start = longest if begin is None else begin
         return (array("i", [-1]) * start + array("i", [self.slot]) * (longest - start)).tobytes()
 
 
@@ -78,12 +83,12 @@ class ResidentAdapters:
 
     @property
     def names(self) -> list[str]:
-        """Of the adapters that requests may ask for, the oldest first."""
+        """The adapters that requests may ask for, the oldest first."""
         return list(self._known)
 
     @property
     def resident(self) -> list[str]:
-        """Of those in slots, the last used at the end; an adapter that was replaced, or removed, is not told of."""
+        """The names of adapters in slots, the last used at the end; one that was replaced or removed has none."""
         with self._lock:
             digests = list(self._slots)
             names = {adapter.digest: name for name, adapter in self._known.items()}

@@ -50,11 +50,11 @@ class AdapterTensors:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, as the file has them."""
+        """The names of all tensors, as the file has them."""
         return list(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor."""
+        """The shape of one tensor."""
         return tuple(self._entries[name].shape)
 
     def load(self, name: str) -> np.ndarray:

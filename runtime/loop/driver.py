@@ -141,7 +141,7 @@ class LoopDriver(Generic[AnyTask]):
         task.standing = replace(
             task.standing,
             extras={**task.standing.extras, ADAPTER.name: rows},
-            adapter=loaded.adapter.digest + loaded.begin(prompt).to_bytes(8, "little"),
+            adapter=loaded.identity(prompt),
         )
         return True
 

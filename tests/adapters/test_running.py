@@ -138,7 +138,7 @@ def test_a_replaced_adapter_counts_for_new_requests(llm: LLM, adapters: dict[str
 
 def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     invocation = IDS[6:8]
-    options = {"r": 4, "target_modules": PROJECTIONS, "alora_invocation_tokens": invocation}
+    options = {"r": 4, "target_modules": PROJECTIONS, "alora_invocation_tokens": invocation, "task_type": "CAUSAL_LM"}
     path = save_adapter(model("llama"), tmp_path / "alora", **options)
     with icc.load(engine("llama", adapters="2x16")) as llm:
         llm.load_adapter("alora", path)

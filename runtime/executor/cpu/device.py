@@ -174,6 +174,7 @@ class CpuDevice:
             self._asked = rows.ctypes.data
 
     def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """Copies at once: pools are host memory."""
         ctypes.memmove(self._pools[name].address + offset, values.ctypes.data, values.nbytes)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
