@@ -6,9 +6,9 @@ from torch import Tensor
 
 from ...runtime.format.adapters import AdapterPlan, AdapterSite, Pool
 from ..graph.graph import Graph
-from ..weights import pool
 from ..weights.formats.dense import F32
 from ..weights.handles import Constant
+from ..weights.pool import AdapterPool
 from .builder import ProgramBuilder, WeightSource
 from .profile import Profile
 
@@ -43,4 +43,4 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
 
 def is_pool(source: WeightSource) -> bool:
     """Whether a weight is written at run time."""
-    return isinstance(source.handle, pool.Pool)
+    return isinstance(source.handle, AdapterPool)

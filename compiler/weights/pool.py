@@ -11,7 +11,7 @@ from .handles import Weight
 
 
 @dataclass(eq=False)
-class Pool(Weight):
+class AdapterPool(Weight):
     """Matrices [slots, N, K] of adapters, one slot for each that is in memory. All zeros until the runtime writes one.
 
     The engine's file of weights holds no bytes of it. Quantization leaves it alone.

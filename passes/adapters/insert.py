@@ -21,7 +21,7 @@ from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import TOKENS, Graph, type_of
 from ...compiler.ops import OPS
-from ...compiler.weights.pool import Pool, PoolSite
+from ...compiler.weights.pool import AdapterPool, PoolSite
 from ..base import Pass, PassContext, PassResult
 from ..quantize.fold import COLUMN_FACTORS, ROW_FACTORS
 from ..quantize.select import feeds_topk, lm_heads, plain_name
@@ -52,7 +52,7 @@ class InsertAdapters(Pass):
         order = {node: number for number, node in enumerate(graph.nodes)}
         with graph.fx.inserting_after(slot):
             one = graph.call(aten.view.default, slot, [-1, 1])
-        known: dict[str, Pool] = {}
+        known: dict[str, AdapterPool] = {}
         sites: list[PoolSite] = []
         for members in groups.values():
             members.sort(key=lambda node: order[node])
@@ -94,7 +94,7 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _insert(
-    graph: Graph, members: Sequence[fx.Node], slot: fx.Node, slots: AdapterSlots, known: dict[str, Pool]
+    graph: Graph, members: Sequence[fx.Node], slot: fx.Node, slots: AdapterSlots, known: dict[str, AdapterPool]
 ) -> list[PoolSite]:
     """Room behind products that read one value (and, of experts, one routing)."""
     first, rank = members[0], slots.rank
@@ -103,9 +103,9 @@ def _insert(
     experts = weight.shape[0] if first.target is EXPERTS else 0
     parameters = [plain_name(node.args[1]) for node in members]  # type: ignore[arg-type]
 
-    def pool(name: str, n: int, k: int) -> Pool:
+    def pool(name: str, n: int, k: int) -> AdapterPool:
         shape = (slots.count * max(experts, 1), n, k)
-        return known.setdefault(name, Pool(shape, graph.info.dtype))
+        return known.setdefault(name, AdapterPool(shape, graph.info.dtype))
 
     sites: list[PoolSite] = []
     name = f"adapters.{'+'.join(parameters)}.A"

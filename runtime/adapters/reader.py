@@ -42,7 +42,7 @@ def read_adapter(path: Path) -> Adapter:
     if not (path / WEIGHTS_FILE).exists() and (path / "adapter_model.bin").exists():
         raise AdapterError(f"{path} has a pickle, which can run programs", "save it again with peft, as safetensors")
     tensors = AdapterTensors(path / WEIGHTS_FILE)
-    changes = _Reading(config, tensors).changes()
+    changes = _KeyReader(config, tensors).changes()
     digest = hashlib.blake2b(digest_size=32, person=b"icc-adapter")
     for part in (raw, tensors.raw):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -50,7 +50,7 @@ def read_adapter(path: Path) -> Adapter:
     return Adapter(path, digest.digest(), config.base_model_name_or_path or "", invocation, changes)
 
 
-class _Reading:
+class _KeyReader:
     """The keys of one adapter, taken one by one."""
 
     def __init__(self, config: LoraConfig, tensors: AdapterTensors) -> None:

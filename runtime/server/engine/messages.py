@@ -65,6 +65,27 @@ class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
     id: int
 
 
+class LoadAdapter(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """Read the adapter at `path`, for prompts to name; answered by AdapterDone or Failed."""
+
+    id: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """Forget an adapter; answered by AdapterDone or Failed."""
+
+    id: int
+    name: str
+
+
+class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
+    """What was asked about an adapter is done."""
+
+    id: int
+
+
 class Delta(msgspec.Struct, array_like=True, frozen=True):
     """What one step gave to completion `index` of a prompt. The first one says how many of
     the prompt's tokens were found in the prefix cache and how long the prompt has waited, in seconds. `reason` ends the
@@ -163,8 +184,8 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Cancel
-FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone
 
 _encoder = msgspec.msgpack.Encoder()
 
