@@ -39,7 +39,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python tests/lint_docstrings.py
 
 types: $(VENV)/.dev
-	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
+	$(BIN)/python tests/lint_types.py
 
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports

@@ -48,7 +48,8 @@ class EvictingGroup(Group):
         return super().has_room(opening, headroom if self.policy.most(UNLIMITED) == UNLIMITED else 0)
 
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
-        """Nothing. Of a prompt that is compressed it gives back what that took more, but for what is under way."""
+        """Publish nothing, as nobody could tell which tokens a block still has. Behind a compressed prompt, take back
+        the blocks that only the whole prompt needed."""
         if sequence.num_computed_tokens >= table.prompt:
             self.cut(table, sequence.num_computed_tokens + sequence.num_scheduled_tokens + 1)
 

@@ -19,7 +19,7 @@ from icc.compiler.backends.cpu.isa import AVX2
 from icc.compiler.backends.cpu.kernels.attention import AttentionMicroParams
 from icc.compiler.backends.cpu.kernels.micro import DenseMicroParams, MicroTableParams, QuantMicroParams
 from icc.compiler.backends.cpu.layouts.affine import BYTES, NIBBLES
-from icc.compiler.backends.cpu.layouts.blocks import reader_of
+from icc.compiler.backends.cpu.layouts.block_reader import reader_of
 from icc.compiler.backends.cpu.layouts.float8 import Float8Tiles
 from icc.compiler.backends.cpu.layouts.reduced import SIGNED
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH

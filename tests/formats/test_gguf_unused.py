@@ -44,6 +44,14 @@ def other(value: Any) -> Any:
     return f"{value}x" if isinstance(value, str) else value + 1 if isinstance(value, int) else value * 1.5 + 0.01
 
 
+@pytest.mark.parametrize("arch", ["dbrx", "mpt", "llama4"])  # as docs/models.md has them
+def test_an_architecture_that_is_refused_is_in_no_table(arch: str, tmp_path: Path) -> None:
+    container = GgufContainer(tmp_path / "m.gguf", {"general.architecture": arch}, {})
+    with pytest.raises(UnsupportedModel, match=f"architecture '{arch}', which icc has no table for") as error:
+        read_config(container)
+    assert f" {arch}," not in str(error.value.hint)
+
+
 @pytest.mark.parametrize("name", [*FIRST, *soak(*(name for name in RECORDED if name not in FIRST))])
 def test_every_key_changes_the_model_or_is_known_not_to(name: str, tmp_path: Path) -> None:
     container = as_file(name, tmp_path)

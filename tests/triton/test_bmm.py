@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.targets import TARGETS
 from interpreting import LIMITS, TUNER, make_kernel, run_kernel
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -53,3 +55,13 @@ def test_phases_share_kernels() -> None:
     shared = sources(0)
     assert shared[0] == shared[1] and "total = dot(" not in shared[1] and "total = dot(" in shared[2]
     assert len(set(sources(4 * 128 * 512))) == 1
+
+
+def test_reading_hides_arithmetic() -> None:
+    """An A100 reads longer than it computes here: tiles of 128 columns win, which read a less."""
+    kernel = make_kernel(
+        "bmm", batch=1, m=64, k=128, n=256, strides={"a": 8192, "b": 32768, "c": 16384}, types=("bf16",) * 3,
+        aligned=(True,) * 3,
+    )  # fmt: skip
+    [launch] = kernel.launches(Shape(64, False), LIMITS, Tuner(TARGETS["a100"]))
+    assert launch.grid[1].constant == 2

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ...render import render
 from ..isa import Block, Isa
-from ..layouts.blocks import BlockReader
+from ..layouts.block_reader import BlockReader
 from ..layouts.codes import Reader
 from ..layouts.dense import Tiles
 from .attention import AttentionParams

@@ -65,7 +65,7 @@ class BmmKernel(StepKernel[steps.Bmm]):
         return [{"m": m, "n": w, "k": 32} for m in heights for w in widths if m * w <= most]
 
     def _cost(self, config: Config, shape: Shape, target: Target) -> float:
-        """Seconds: the time at peak rate, then the time to read the operands, in whole waves of tiles."""
+        """Seconds: the larger of the time at peak rate and the time to read the operands, in whole waves of tiles."""
         tile = Tile(kernel=self, m=config["m"], n=config["n"], k=config["k"])
         tiles = tile.count(shape.max_tokens)
         waves = -(-tiles // target.multiprocessors) * target.multiprocessors / tiles
@@ -76,7 +76,7 @@ class BmmKernel(StepKernel[steps.Bmm]):
         read = tiles * (config["m"] + config["n"]) * self.step.k * item
         if (config["m"] + config["n"]) * config["k"] * item * 3 > target.shared_memory_kib * 1024:
             return float("inf")
-        return waves * (roof.arithmetic_seconds(flops) + roof.memory_seconds(read))
+        return waves * roof.seconds(read, flops)
 
 
 @dataclass(frozen=True, kw_only=True)

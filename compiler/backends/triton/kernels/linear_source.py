@@ -4,170 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from ....program.coded_rows import MICRO_STEP, micro_words
-from ....program.layout import Layout
-from ....weights.formats.float8 import Float8
-from ..spec import Arg
-from ..tiling.choice import power_of_two
-from ..tiling.machine import LinearTiling, sums_of_steps, whole_groups
-from ..tiling.product import ProductMode
+from ....program.coded_rows import MICRO_STEP
 from .body import translate
 from .epilogue import EpilogueOperands, ExtraOperand, Part, epilogue_operands
 from .norm import NormKernel
-from .product import WeightProduct
+from .product_operands import ProductOperands
 
 ASKED = 256  # bytes of W that a thread asks for before it waits
 
 
 @dataclass(frozen=True)
-class ProductSource:
+class ProductSource(ProductOperands):
     """A product and how it is cut; what the templates ask for."""
-
-    op: WeightProduct[Any]
-    tile: LinearTiling
-    args: tuple[Arg, ...]
-    level: int  # compute capability, 0 for HIP
-
-    @property
-    def cuda(self) -> bool:
-        """Whether the target is of CUDA, whose inline assembly the macros may use; else it is of HIP."""
-        return self.level > 0
-
-    @property
-    def mode(self) -> ProductMode:
-        """In what the product multiplies on this target: 16-bit values, codes of 8 bits and their like."""
-        return self.op.mode(self.level)
-
-    @property
-    def layout(self) -> Layout:
-        """How W lies in memory."""
-        return self.op.layout
-
-    @property
-    def macros(self) -> str:
-        """The template that says how W is read."""
-        return self.op.codes.macros if self.op.codes else "triton/layouts/rows.py.jinja"
-
-    @property
-    def x_type(self) -> str:
-        """The Triton type of 16 bits in which values are multiplied."""
-        return {"bf16": "tl.bfloat16", "f16": "tl.float16"}[self.op.x.dtype]
-
-    # -- codes as 16-bit operands -------------------------------------------------------------------------------------
-
-    @property
-    def whole_values(self) -> bool:
-        """Whether codes become values before they are multiplied: see layouts/affine.py.jinja."""
-        codes = self.op.codes is not None and self.op.codes.unpacking.whole
-        return codes and not self.tile.decode and whole_groups(self.level, self.tile.n, self.tile.warps)
-
-    @property
-    def bias(self) -> int:
-        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep, and
-        those of f16 would lose bits when they are scaled."""
-        if self.op.x.dtype == "bf16":
-            return 128
-        return 1024 if self.whole_values else 0
-
-    @property
-    def magic(self) -> str:
-        """The pattern that is or-ed to a field: of a number whose last mantissa bit is worth 1, or none."""
-        return {128: "0x4300", 1024: "0x6400", 0: "0"}[self.bias]
-
-    @property
-    def magic_pair(self) -> str:
-        """`magic` for both halves of a word of 32 bits."""
-        return "0" if not self.bias else self.magic + self.magic[2:]
-
-    @property
-    def unit(self) -> str:
-        """Undoes the 2^-24 that the last bit of a subnormal f16 is worth."""
-        return "" if self.bias else " * 16777216.0"
-
-    @property
-    def unpack(self) -> str:
-        """The macro that takes four codes of 4 bits apart: with lop3 on CUDA, elsewhere with shifts and masks."""
-        return "nibbles" if self.cuda else "fields"
-
-    @property
-    def fields(self) -> int:
-        """Pieces of x that meet one element of codes."""
-        return self.op.codes.fields if self.op.codes else 1
-
-    # -- rows of 8 bits -----------------------------------------------------------------------------------------------
-
-    @property
-    def eight(self) -> bool:
-        """Whether rows are multiplied in 8 bits, with a scale each."""
-        return self.mode.scaled_rows
-
-    @property
-    def micro(self) -> bool:
-        """Whether they are, with a power of two per 32 values."""
-        return self.mode.powers
-
-    @property
-    def inline(self) -> bool:
-        """Whether a program makes the codes of its few rows itself."""
-        return (self.eight or self.micro) and not self.reads_codes
-
-    @property
-    def reads_codes(self) -> bool:
-        """Whether a kernel before this one made rows codes."""
-        return any(arg.name == "codes_ptr" for arg in self.args)
-
-    @property
-    def row_lanes(self) -> int:
-        """Values of the only row that are read together: 32 per thread."""
-        return min(power_of_two(self.op.step.k), 1024 * self.tile.warps)
-
-    @property
-    def micro_words(self) -> int:
-        """Words of powers of two, of a row."""
-        return micro_words(self.op.step.k)
-
-    @property
-    def few_at(self) -> str:
-        """Where the few rows of x begin, or their codes; the only row, where it is that which becomes codes."""
-        slot, across = bool(self.op.experts), "rows[None, None, :]"
-        if self.inline:
-            return f"x_ptr + {self.slot_x('slot')}" if slot else "x_ptr"
-        if self.reads_codes:
-            row = f"{self.slot_row('slot')}.to(tl.int64) * K + {across} * 0" if slot else f"{across} * K"
-            return f"codes_ptr{self.as_rows} + {row}"
-        return f"x_ptr + {self.slot_x('slot')} + {across} * 0" if slot else f"x_ptr + {across} * {self.op.x.stride}"
-
-    @property
-    def scale_at(self) -> str:
-        """Which scales the rows of a program have."""
-        return f"{self.slot_row('slot')} + rows * 0" if self.op.experts else "rows"
-
-    def slot_row(self, slot: str) -> str:
-        """The row of codes that a slot multiplies."""
-        return slot if self.op.x_per_slot else f"({slot} // TOPK)"
-
-    @property
-    def blocks(self) -> int:
-        """Scales of a column of W."""
-        form = self.layout.format
-        return form.blocks(self.op.step.k) if isinstance(form, Float8) else 1
-
-    @property
-    def as_rows(self) -> str:
-        """Makes a pointer to bytes one to the elements of x."""
-        return self.mode.row_pointer
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether the sum of each step is added to the others in float32."""
-        return self.mode.floats and sums_of_steps(self.level)
-
-    @property
-    def sum_type(self) -> str:
-        """The Triton type of sums: int32 of codes times codes, else float32."""
-        return "tl.int32" if self.mode.exact else "tl.float32"
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
 
@@ -179,11 +28,6 @@ class ProductSource:
             return ""
         s, codes = self.op.step, self.op.codes
         return f" + expert * {codes.matrix_nbytes(s.n, s.k) if codes else s.n * s.k}"
-
-    def slot_x(self, slot: str) -> str:
-        """Where a slot's row of x begins."""
-        row = f"({slot} // TOPK).to(tl.int64) * {self.op.x.stride}"
-        return f"{row} + {slot} % TOPK * K" if self.op.x_per_slot else row
 
     @property
     def y_row(self) -> str:

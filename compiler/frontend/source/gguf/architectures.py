@@ -198,7 +198,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         adjust=a.bert,
     ),
     "cohere2moe": Architecture("cohere2_moe", (_LOGIT_SCALE,), period=(4, True), adjust=h.command_moe),
-    "dbrx": Architecture("dbrx"),
     "deepseek32": Architecture("deepseek_v32", _INDEXED, adjust=a.deepseek),
     "dots1": Architecture("dots1", (SIGMOID,), adjust=h.usual),
     "ernie4_5-moe": Architecture(
