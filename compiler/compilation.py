@@ -12,6 +12,7 @@ import msgspec
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
+from ..runtime.adapters.reader import read_adapter
 from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
@@ -34,6 +35,7 @@ from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .kv_formats import read_cache_option
+from .merging import merge_adapter
 from .options import CompileOptions
 from .phases import Phases
 from .program.context import LowerOptions
@@ -242,6 +244,10 @@ def trace(request: CompileRequest, reporter: Reporter) -> Compilation:
             ending=pooling and ending_of(pooling),
             policy=options.eviction,
         )
+        if options.lora is not None:
+            given = merge_adapter(graph, read_adapter(options.lora))
+            if given and options.quant == "none":
+                reporter.warn(f"{given} weights come quantized; with the adapter in them they are stored as floats")
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)

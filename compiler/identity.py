@@ -35,11 +35,13 @@ def engine_key(options: CompileOptions) -> str:
 
 
 def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "engine") -> dict[str, Any]:
-    """The options that decide what an engine is, or what its calibration finds, as plain values; a calibration text by
-    its content."""
+    """The options that decide what an engine is, or what its calibration finds, as plain values; a calibration text
+    and an adapter by their content."""
     deciding = {*named_by_role(type(options), "engine")} & {*named_by_role(type(options), role)}
     found = {name: getattr(options, name) for name in deciding}
     found["calib"] = None if options.calib is None else _content(options.calib)
+    adapter = [] if options.lora is None else sorted(options.lora.glob("adapter_*"))
+    found["lora"] = {file.name: _content(file) for file in adapter}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(found.items())}
 
 

@@ -53,8 +53,8 @@ class CompileOptions:
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
-    logits have the same bits whatever else is in its steps; on a CPU they always do. adapters: see AdapterSlots. tune:
-    choose the blocks of CPU products by time, on this machine.
+    logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
+    first. adapters: see AdapterSlots. tune: choose the blocks of CPU products by time, on this machine.
     """
 
     model: Path
@@ -174,6 +174,7 @@ class CompileOptions:
     spec_guesses: int | None = setting(
         None, "Guesses of draft heads per step, paying or not.", unset="what pays", least=1, calibration=False
     )
+    lora: Path | None = setting(None, "Merge this adapter into the weights.", metavar="DIR", unset="none", plan=True)
     adapters: str | None = setting(
         None,
         "Room for adapters (LoRA) that come at run time: 8x16 for 8 of rank 16 in memory at once.",

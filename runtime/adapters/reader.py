@@ -79,6 +79,7 @@ class _KeyReader:
         """What the parts of one module say."""
         if self._is_parameter(module, parts):
             return self._parameter(module, parts)
+        transposed = self._config.fan_in_fan_out and "lora_A" in parts
         low_rank, bias = self._low_rank(module, parts), None
         if "lora_B.bias" in parts:
             if low_rank is None or not self._config.lora_bias:
@@ -95,7 +96,6 @@ class _KeyReader:
         whole = self._whole(module, parts, "weight")
         rows = self._rows(module, parts)
         if low_rank is not None or whole is not None or rows is not None:
-            transposed = self._config.fan_in_fan_out and low_rank is not None
             found[f"{module}.weight"] = Change(whole, rows, low_rank, magnitude, bias, transposed)
         own_bias = self._whole(module, parts, "bias")
         if own_bias is not None:

@@ -75,7 +75,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         "hub": ("some-org/some-model", 40, ("some-org/some-model", "HF_HUB_OFFLINE", "hf download")),
         "empty": (holding(tmp_path / "empty"), 10, ("is empty",)),
         "hidden": (holding(tmp_path / "hidden", _dot_git="x"), 10, ("is empty",)),
-        "lora": (lora, 12, ("LORA adapter", "meta/base", "merge_and_unload")),
+        "lora": (lora, 12, ("LORA adapter", "meta/base", "icc compile BASE --lora")),
         "lora and config": (config(tmp_path / "lora2", **LLAMA), 10, ("no model.safetensors",)),
         "onnx file": (tmp_path / "a.onnx", 10, ("not an ONNX file",)),
         "onnx": (holding(tmp_path / "onnx", model_dot_onnx=""), 10, ("not an ONNX file", "model.onnx")),

@@ -231,7 +231,7 @@ def _adapter(where: str, path: Path | None) -> IccError:
     kind, base = facts.get("peft_type") or "PEFT", facts.get("base_model_name_or_path") or "its base model"
     return UnsupportedModel(
         f"{where} is a {kind} adapter, not a model: it has no config.json",
-        f"merge it into {base} first: PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)",
+        f"merge it when {base} is compiled: icc compile BASE --lora {where}; or make room for it: --adapters 8x16",
     )
 
 
