@@ -45,6 +45,7 @@ class CompileFields(TypedDict, total=False):
     max_step_tokens: int | None
     spec: str
     spec_guesses: int | None
+    adapters: str | None
     deterministic: bool
     tune: bool
     seed: int

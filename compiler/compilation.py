@@ -16,6 +16,7 @@ from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
 from . import measure
+from .adapted import adapted_graph
 from .backends.base import Backend, Built
 from .backends.errors import CodegenError
 from .backends.registry import backend_for
@@ -56,7 +57,7 @@ class Compilation:
 
     source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
     that directory as the model. calibrations: what an interrupted compile may have
-    left, and this one keeps until it is done.
+    left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be lowered.
     """
 
     request: CompileRequest
@@ -71,6 +72,7 @@ class Compilation:
     reporter: Reporter
     calibrations: Calibrations = field(default_factory=Calibrations)
     acceptance: list[list[float]] = field(default_factory=list)
+    adapted: Graph | None = None
 
     def __post_init__(self) -> None:
         self._context = PassContext(progress=self.reporter.progress)
@@ -118,6 +120,11 @@ class Compilation:
             run_passes(rough, phase, PassContext())
         return rough
 
+    def make_room(self) -> None:
+        """A copy of the graph with room for adapters, where --adapters asks for it."""
+        if (slots := self.options.adapter_slots) is not None:
+            self.adapted = adapted_graph(self.graph, slots, self.options.eviction)
+
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
         kinds = (self.lowering.kv_dtype, *self.lowering.kv_dtypes.values(), self.lowering.state_dtype)
@@ -139,7 +146,7 @@ class Compilation:
         """The program, with attention and everything that can be fused as single steps."""
         self.phases.run("attention", pipelines.attention(self.options.eviction))
         self.phases.run("fuse", pipelines.fuse())
-        lowered = lower(self.graph, self.lowering, self.phases.observe)
+        lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=self.adapted)
         verify_lowered(lowered.program, self.backend.refusal)
         return lowered
 

@@ -26,6 +26,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     job.choose_caches()
     with reporter.stage("answers"):
         quantized, canaries = job.graph.copy(), job.answers()
+    job.make_room()
     job.speculate(heads)
     with reporter.stage("lower"):
         lowered = job.lower()

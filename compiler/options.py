@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting, settings
 from . import quantization, targets
+from .adapter_slots import AdapterSlots, read_adapter_slots
 from .errors import UsageError
 from .eviction import ALL, EXPLAINED, Eviction, read_eviction
 from .frontend.source.hub import is_hub_name
@@ -52,11 +53,9 @@ class CompileOptions:
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
-    logits have the same bits whatever else is in its steps; on a CPU they always do. tune: choose the blocks of CPU
-    products by time, on this machine.
+    logits have the same bits whatever else is in its steps; on a CPU they always do. adapters: see AdapterSlots. tune:
+    choose the blocks of CPU products by time, on this machine.
     """
-
-    eviction: ClassVar[Eviction | None]  # what kv_policy says, read; of each object its own, and no option
 
     model: Path
     output: Path
@@ -175,6 +174,14 @@ class CompileOptions:
     spec_guesses: int | None = setting(
         None, "Guesses of draft heads per step, paying or not.", unset="what pays", least=1, calibration=False
     )
+    adapters: str | None = setting(
+        None,
+        "Room for adapters (LoRA) that come at run time: 8x16 for 8 of rank 16 in memory at once.",
+        metavar="SLOTSxRANK[:TARGETS]",
+        unset="no room",
+        calibration=False,
+        plan=True,
+    )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
     )
@@ -193,8 +200,7 @@ class CompileOptions:
         head_format(self.quant_head)
         read_cache_option(self.kv_cache)
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
-        policy = read_eviction(self.kv_policy)
-        object.__setattr__(self, "eviction", policy)
+        policy = self.eviction
         object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
         if policy is not None and policy.chooses:
             if find_target(self.target).backend != "cpu":
@@ -221,6 +227,7 @@ class CompileOptions:
         if self.quant == "auto":
             self._check_auto()
         self._check_kv_bits()
+        self._check_adapters()
         parse_gates(self.gate)
         if self.gate_text is not None and not self.gate:
             raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
@@ -267,6 +274,22 @@ class CompileOptions:
             )
         if self.task != "generate":
             raise UsageError(f"--kv-bits is for texts that go on, and --task {self.task} reads whole ones")
+
+    @cached_property
+    def eviction(self) -> Eviction | None:
+        """What kv_policy says, read; None where the cache keeps all tokens."""
+        return read_eviction(self.kv_policy)
+
+    @cached_property
+    def adapter_slots(self) -> AdapterSlots | None:
+        """What --adapters says, read; None for no room."""
+        return None if self.adapters is None else read_adapter_slots(self.adapters)
+
+    def _check_adapters(self) -> None:
+        if self.adapter_slots is not None and self.rotate:
+            raise UsageError(
+                "--adapters and --rotate: adapters were trained for channels as they were", "leave one out"
+            )
 
     def _check_task(self) -> None:
         if self.pooling is not None:

@@ -99,7 +99,7 @@ def make_report(
     tuned: list[str],
 ) -> CompileReport:
     """Collect the facts; weights must have been packed, so that their errors are known."""
-    weight_bytes = sum(w.nbytes for w in program.weights.values())
+    weight_bytes = sum(w.nbytes for w in program.stored.values())
     fused: Counter[str] = Counter()
     for report in phases.reports:
         fused.update(report.counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..compiler.adapter_slots import AdapterSlots
 from ..compiler.eviction import Eviction
 from ..compiler.quantization import find_quantization, head_format
 from .attention.absorb_projections import AbsorbProjections
@@ -65,6 +66,13 @@ def fuse() -> list[Pass]:
         ],
         [*canonicalize(), *attention()],
     )
+
+
+def adapters(slots: AdapterSlots) -> list[Pass]:
+    """Room for adapters, in a copy of the quantized graph that runs where a batch has some."""
+    from .adapters.insert import InsertAdapters
+
+    return ordered([InsertAdapters(slots)], canonicalize())
 
 
 def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[Pass]:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..compiler import extensions
+from ..compiler.adapter_slots import AdapterSlots, read_adapter_slots
 from ..compiler.errors import ExtensionError, UsageError
 from ..compiler.eviction import Eviction, read_eviction
 
@@ -27,6 +28,7 @@ PASSES: dict[str, str] = {
     "fold-constants": "canonicalize.fold_constants:FoldConstants",
     "fuse-add-norm": "fuse.add_norm:FuseAddNorm",
     "fuse-pointwise": "fuse.fuse_pointwise:FusePointwise",
+    "insert-adapters": "adapters.insert:InsertAdapters",
     "insert-early-exit": "speculate.insert_early_exit:InsertEarlyExit",
     "insert-medusa-heads": "speculate.insert_medusa_heads:InsertMedusaHeads",
     "merge-linears": "fuse.merge_linears:MergeLinears",
@@ -73,6 +75,7 @@ _READ: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
     str: str,
+    AdapterSlots: read_adapter_slots,
     Eviction | None: read_eviction,
     str | None: lambda text: None if text == "none" else text,
     tuple[str, ...]: lambda text: tuple(text.split("+")),

@@ -31,7 +31,9 @@ class RenderOptions(TemplateOptions, total=False):
 
 class ChatOptions(RenderOptions, total=False):
     """How a conversation is answered: see RenderOptions; tool_choice: "auto" (default), "none", "required", or the
-    tool that must be called, by its name or as in OpenAI's API; parallel_tool_calls: whether several may be."""
+    tool that must be called, by its name or as in OpenAI's API; parallel_tool_calls: whether several may be; adapter:
+    the name of a loaded one that the answer is computed with, "" for none."""
 
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool
+    adapter: str

@@ -97,6 +97,12 @@ class RequestError(IccError):
         self.field = field
 
 
+class AdapterError(IccError):
+    """An adapter cannot be read, is damaged, or is of a kind that icc does not do."""
+
+    exit_code = 48
+
+
 class BusyError(IccError):
     """This machine is so busy that a process the server needs has not started in time; later it may."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from inspect import signature
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -14,21 +15,20 @@ from .batch.scheduled import NO_EXTRAS, Extras
 from .chat_options import ChatOptions, RenderOptions
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
-from .executor.base import Executor
+from .executor.base import AdaptingExecutor, Executor
 from .executor.open import Resources, open_executor
 from .format.load import Engine
 from .format.manifest import Manifest
-from .loop.driver import EngineTask, LoopDriver
+from .loop.driver import NO_ROOM, EngineTask, LoopDriver
 from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import Prompt, Prompting
-from .query import Query
+from .query import Query, adapted
 from .requests.embedding import Ranked, ranked, stacked
 from .requests.generation import Completion
 from .requests.increment import Increment
 from .requests.params import SamplingParams
-from .requests.request import Standing
 from .speculate.choose import MakeExecutor, choose_speculator
 from .templates.messages import Messages, is_messages
 from .templates.source import TemplateSource
@@ -37,6 +37,7 @@ from .tokenizer import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
+    from .adapters.resident import ResidentAdapters
     from .reading.answer import Answer
     from .speculate.speculator import Speculator
 else:
@@ -106,6 +107,15 @@ def _check_answers(engine: Engine, executor: Executor) -> None:
         raise
 
 
+def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
+    """The adapters of an engine that has room for such."""
+    if engine is None or not isinstance(executor, AdaptingExecutor) or executor.adapters is None:
+        return None
+    from .adapters.resident import ResidentAdapters
+
+    return ResidentAdapters(executor.adapters, executor, lambda name: engine.weights.view(name).view(np.float32))
+
+
 class LLM:
     """A loaded model. A context manager; not thread-safe (AsyncLLM is for many requests at once).
 
@@ -134,7 +144,8 @@ class LLM:
 
             tail = read_tail(embedding, engine.files.read)
         self.loop = EngineLoop(manifest, executor, tokenizer, speculator, tail)
-        self.driver: LoopDriver[EngineTask] = LoopDriver(self.loop)
+        self.adapters = _room(executor, engine)
+        self.driver: LoopDriver[EngineTask] = LoopDriver(self.loop, adapters=self.adapters)
         self._closed = False
 
     def generate(
@@ -142,16 +153,36 @@ class LLM:
         prompts: Sequence[Prompt] | str,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Progress | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
 
         `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults, greedy where
-        it has none. The completions come in the order of the prompts, the n completions of one prompt one after the
-        other. `progress` is told how many of all completions have ended, after every step in which one did.
+        it has none. adapter: the name of a loaded one, for all or per prompt; None for none. The completions come in
+        the order of the prompts, the n completions of one prompt one after the other. `progress` is told how many of
+        all completions have ended, after every step in which one did.
         RequestError (nothing has run then) if a prompt or a parameter is invalid.
         """
         given = [prompts] if isinstance(prompts, str) else prompts
-        return self._complete(self.prompting.queries(given, params), progress)
+        queries = self.prompting.queries(given, params)
+        return self._complete(adapted(queries, adapter), progress)
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Read an adapter (LoRA) for requests to name: a directory of PEFT's, or a GGUF file of llama.cpp's.
+
+        One that had the name is replaced; what runs with it keeps it. AdapterError for what cannot be read,
+        RequestError where the engine has no room for what the adapter changes.
+        """
+        self._room().add(name, Path(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. RequestError if there is none of that name."""
+        self._room().remove(name)
+
+    def _room(self) -> ResidentAdapters:
+        if self.adapters is None:
+            raise RequestError(NO_ROOM, "compile the model with --adapters 8x16", field="adapter")
+        return self.adapters
 
     @overload
     def chat(
@@ -180,11 +211,13 @@ class LLM:
         `tool_calls`; put its `message` and their results behind the messages to go on. RequestError if the engine has
         no template, or that refuses the messages.
         """
+        adapter = options.pop("adapter", "")
         if not is_messages(messages):
-            return self._complete(self.prompting.chats(cast(Sequence[Messages], messages), params, options))
+            queries = self.prompting.chats(cast(Sequence[Messages], messages), params, options)
+            return self._complete(adapted(queries, adapter))
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError("n must be 1 for one conversation", "give a list of conversations", field="n")
-        [completion] = self._complete(self.prompting.chats([messages], params, options))
+        [completion] = self._complete(adapted(self.prompting.chats([messages], params, options), adapter))
         return completion
 
     def stream(
@@ -195,7 +228,8 @@ class LLM:
         An Increment is a text that knows its token ids, and the calls of tools that are whole with it; the last one
         says why the completion ended. Closing the iterator ends the request.
         """
-        query = self.prompting.query(prompt, params, options)
+        adapter = options.pop("adapter", "")
+        query = replace(self.prompting.query(prompt, params, options), adapter=adapter)
         if query.params.n != 1:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
         return self._increments(query)
@@ -211,15 +245,18 @@ class LLM:
         try:
             for query in queries:
                 tasks.append(self.submit(query))
-            generations = [generation for task in tasks for generation in task.generations]
-            left = len(generations) + 1
-            while running := sum(generation.finish_reason is None for generation in generations):
+            total = sum(query.params.n for query in queries)
+            left = total + 1
+            while running := total - sum(task.num_ended for task in tasks):
+                for task in tasks:
+                    if task.error is not None:
+                        raise task.error
                 if progress is not None and running < left:
-                    progress(len(generations) - running, len(generations))
+                    progress(total - running, total)
                 left = running
                 self.driver.step()
             if progress is not None:
-                progress(len(generations), len(generations))
+                progress(total, total)
         finally:  # after an error or an interrupt nothing may run on
             for task in tasks:
                 self.driver.abort(task)
@@ -227,13 +264,17 @@ class LLM:
 
     def _increments(self, query: Query) -> Iterator[Increment]:
         task = self.submit(query)
-        [generation] = task.generations
         answer: Answer | None = None
         if query.read is not None:
             from .reading.answer import Answer
 
             answer = Answer(query.read)
         try:
+            while not task.generations:  # its adapter is on the way
+                if task.error is not None:
+                    raise task.error
+                self.driver.step()
+            [generation] = task.generations
             while True:
                 while generation.outputs:
                     increment = Increment.of(generation.outputs.popleft()).read_by(answer)
@@ -244,45 +285,59 @@ class LLM:
         finally:
             self.driver.abort(task)
 
-    def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> np.ndarray:
+    def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS, adapter: str = "") -> np.ndarray:
         """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i.
-        extras: see `Prompting.completion`."""
+        extras: see `Prompting.completion`. adapter: the name of a loaded one, "" for none."""
         result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
         row = 0
-        for chunk in self.iter_logits(token_ids, extras):
+        for chunk in self.iter_logits(token_ids, extras, adapter):
             result[row : row + len(chunk)] = chunk
             row += len(chunk)
         return result
 
-    def iter_logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> Iterator[np.ndarray]:
+    def iter_logits(
+        self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS, adapter: str = ""
+    ) -> Iterator[np.ndarray]:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
-        return self.driver.scores(token_ids, Standing(extras=extras))
+        return self.driver.scores(Query(token_ids, extras=extras, adapter=adapter))
 
     def embed(
-        self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompts: Sequence[Prompt] | str,
+        *,
+        dimensions: int | None = None,
+        adapter: str | Sequence[str | None] | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> np.ndarray:
         """One vector per prompt (text, or token ids), float32 `[n, dimension]`, pooled and scaled as the engine says.
 
-        dimensions: only so many of the first numbers, scaled to length 1 again (Matryoshka). options: see EmbedOptions.
+        dimensions: only so many of the first numbers, scaled to length 1 again (Matryoshka). adapter: see `generate`.
+        options: see EmbedOptions.
         RequestError if a prompt is invalid, or if the engine was compiled to generate.
         """
         facts = self.loop.requests.intake.check_scores(False)
         given = [prompts] if isinstance(prompts, str) else prompts
-        vectors = self._vectors(self.prompting.embedding(prompt, options) for prompt in given)
-        return stacked(vectors, facts, dimensions)
+        queries = [self.prompting.embedding(prompt, options) for prompt in given]
+        return stacked(self._vectors(adapted(queries, adapter)), facts, dimensions)
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: bool = False,
+        adapter: str | None = None,
     ) -> list[Ranked]:
         """The documents by how well they go with the query, the best first, or the best `top_n` of them.
 
-        truncate: a pair that is too long loses the end of its longer text. RequestError if a text is invalid, or if the
-        engine was not compiled with --task rerank.
+        truncate: a pair that is too long loses the end of its longer text. adapter: see `generate`. RequestError if a
+        text is invalid, or if the engine was not compiled with --task rerank.
         """
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None
-        pairs = (self.prompting.pair(query, document, longest) for document in documents)
-        return ranked(documents, self._vectors(pairs), facts)[:top_n]
+        pairs = [self.prompting.pair(query, document, longest) for document in documents]
+        return ranked(documents, self._vectors(adapted(pairs, adapter)), facts)[:top_n]
 
     def _vectors(self, prompts: Iterable[Query]) -> list[np.ndarray]:
         """What the engine makes of each prompt."""
@@ -327,6 +382,8 @@ class LLM:
         self._closed = True
         if self.loop.speculator is not None:
             self.loop.speculator.drafter.close()
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.close()
         if self.engine is not None:
             self.engine.close()

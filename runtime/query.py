@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from .batch.scheduled import NO_EXTRAS, Extras
+from .errors import RequestError
 from .requests.params import SamplingParams
 
 if TYPE_CHECKING:  # a text that is completed as it is needs no reader
@@ -21,8 +23,9 @@ class Query(msgspec.Struct, frozen=True):
 
     grammar: what the answer must follow, a text of `grammars.sources`, "" for any text; `params` are then those of a
     form. read: makes a reader of the answer, None where it is nothing but words. extras: what the model is told of each
-    token besides its id, see `ScheduledSequence.extras`. vector: whether the prompt is to become one vector, into which
-    so many first tokens, `skipped`, are not pooled.
+    token besides its id, see `ScheduledSequence.extras`. adapter: the name of
+    the one that it is computed with, "" for the model alone. vector: whether the prompt is to become one vector, into
+    which so many first tokens, `skipped`, are not pooled.
     """
 
     token_ids: Sequence[int]
@@ -30,5 +33,16 @@ class Query(msgspec.Struct, frozen=True):
     grammar: str = ""
     read: MakeReader | None = None
     extras: Extras = NO_EXTRAS
+    adapter: str = ""
     vector: bool = False
     skipped: int = 0
+
+
+def adapted(queries: Sequence[Query], adapter: str | Sequence[str | None] | None) -> Sequence[Query]:
+    """Queries with an adapter each: one name for all, or one per query. RequestError for another number of names."""
+    if adapter is None:
+        return queries
+    names = [adapter] * len(queries) if isinstance(adapter, str) else list(adapter)
+    if len(names) != len(queries):
+        raise RequestError(f"{len(names)} adapters for {len(queries)} prompts", "give one for all", field="adapter")
+    return [replace(query, adapter=name or "") for query, name in zip(queries, names, strict=True)]

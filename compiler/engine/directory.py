@@ -142,15 +142,16 @@ def write_weights(
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory."""
     header: dict[str, object] = {}
     start = 0
-    for name, weight in program.weights.items():
+    for name, weight in program.stored.items():
         header[name] = {"dtype": "U8", "shape": [weight.nbytes], "data_offsets": [start, start + weight.nbytes]}
         start += weight.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
     with (stage / "weights.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        done, total = 0, sum(prod(source.handle.shape) for source in sources.values())
-        for name, source in sources.items():
+        written = {name: source for name, source in sources.items() if name in header}
+        done, total = 0, sum(prod(source.handle.shape) for source in written.values())
+        for name, source in written.items():
             progress(name, done, total)
             packed = pack(source)
             assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"

@@ -19,6 +19,7 @@ from ...runtime.format.batch import BatchArray, declaration_problem
 from ..ops import AttentionSpec, named_arguments, traits_of
 from ..weights.formats.dense import short_dtype
 from ..weights.handles import Weight
+from ..weights.pool import PoolSite
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
@@ -103,6 +104,7 @@ class Graph:
     max_seq_len: int = 0
     picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
+    sites: tuple[PoolSite, ...] = ()  # where changes by adapters go
 
     @property
     def nodes(self) -> Iterable[fx.Node]:

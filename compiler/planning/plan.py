@@ -42,7 +42,7 @@ class TargetPlan:
         """What `icc plan --json` prints of a target: sizes in bytes, limits of speed, and what the compile takes."""
         planned, program = self.planned, self.planned.program
         formats: dict[str, int] = {}
-        for weight in program.weights.values():
+        for weight in program.stored.values():
             formats[weight.format] = formats.get(weight.format, 0) + weight.nbytes
         return {
             "target": self.target.name,
@@ -107,11 +107,11 @@ def make_plan(
     check_found(found, options)
     options = replace(options, model=found.path)
     encodes = options.task != "generate" and all(find_target(name).backend == "cpu" for name in targets)
-    graph, kept = plan_graph(planned_source(found.path, options.task), options, encodes)
+    graph = plan_graph(planned_source(found.path, options.task), options, encodes)
     plans: list[TargetPlan] = []
     for name in targets:
         target = find_target(name)
-        planned = plan_program(graph, kept, options, target)
+        planned = plan_program(graph, options, target)
         target = _as_here(target, planned.memory.weights, bandwidth)
         plans.append(_on(planned, target, options, memory or _memory(target)))
     return Plan(options, plans)

@@ -11,6 +11,7 @@ from ...passes.manager import run_passes
 from ...passes.quantize.auto import QuantizeAuto
 from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
+from ..adapted import adapted_graph
 from ..backends.base import Backend
 from ..backends.registry import backend_for
 from ..caches import choose_caches, lower_options
@@ -37,27 +38,41 @@ class PlannedCompile:
     kept: tuple[str, ...]
 
 
-def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
-    """The optimized graph of `source`, and which linears are left as stored; encodes as
-    `pipelines.quantize` has it. Raises what `compile_engine` raises."""
+@dataclass(frozen=True)
+class PlannedGraph:
+    """An optimized graph, which linears are left as stored, and the graph with room for adapters, if there is one."""
+
+    graph: Graph
+    kept: tuple[str, ...]
+    adapted: Graph | None = None
+
+
+def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = False) -> PlannedGraph:
+    """The optimized graph of `source`; encodes as `pipelines.quantize` has it. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=options.eviction)
     context = PassContext()
     attention = pipelines.attention(options.eviction)
-    for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes), attention, pipelines.fuse()):
+    for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes)):
         run_passes(graph, phase, context)
-    return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
+    slots = options.adapter_slots
+    adapted = None if slots is None else adapted_graph(graph, slots, options.eviction)
+    for phase in (attention, pipelines.fuse()):
+        run_passes(graph, phase, context)
+    kept = tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
+    return PlannedGraph(graph, kept, adapted)
 
 
-def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> PlannedCompile:
+def plan_program(planned: PlannedGraph, options: CompileOptions, target: Target) -> PlannedCompile:
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
+    graph = planned.graph
     backend = backend_for(target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, replace(options, target=target.name))
     lowering = lower_options(graph, options, backend, limits)
     if options.kv_bits is not None:
         lowering, _ = choose_caches(graph, lowering, backend, options.kv_bits, ())
-    program = lower(graph, lowering).program
+    program = lower(graph, lowering, adapted=planned.adapted).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
-    return PlannedCompile(graph, program, backend, limits, memory, kept)
+    return PlannedCompile(graph, program, backend, limits, memory, planned.kept)
 
 
 def _quantize(options: CompileOptions, graph: Graph, encodes: bool) -> Sequence[Pass]:

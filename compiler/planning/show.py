@@ -31,7 +31,7 @@ def as_text(plan: Plan) -> str:
 
     row("sequences at once", lambda t: str(t.planned.limits.max_batch_size))
     row("tokens of a step", lambda t: str(t.planned.limits.max_step_tokens))
-    row("weights", lambda t: size_text(sum(w.nbytes for w in t.planned.program.weights.values())))
+    row("weights", lambda t: size_text(sum(w.nbytes for w in t.planned.program.stored.values())))
     row("KV cache, per token", lambda t: size_text(t.planned.program.kv.bytes_per_token()))
     row("KV cache, one sequence", lambda t: size_text(t.planned.memory.kv_sequence))
     row("KV cache, all sequences", lambda t: size_text(t.planned.memory.kv_batch))

@@ -9,12 +9,15 @@ from math import prod
 
 import msgspec
 
+from ...runtime.format.adapters import AdapterPlan
+from ...runtime.format.batch import BatchArray
 from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import BufferOperand, WeightOperand
 from ...runtime.format.program import Buffer, Section, SectionArray, WeightEntry
 from ..eviction import Eviction
 from ..weights.handles import Weight as Handle
+from ..weights.same import same_weight
 from .layout import Layout
 from .placed import Placed, contiguous
 from .steps.base import Step, kernel_key
@@ -27,6 +30,11 @@ class WeightSource:
     handle: Handle
     layout: Layout
     shape: tuple[int, ...]
+
+    def equals(self, other: WeightSource) -> bool:
+        """Whether the same bytes would be packed."""
+        alike = self.layout == other.layout and self.shape == other.shape
+        return alike and same_weight(self.handle, other.handle)
 
 
 @dataclass
@@ -70,7 +78,9 @@ class Cached:
 @dataclass
 class ProgramBuilder:
     """The program under construction. Buffers are virtual until memory.py places them. section: of the records that are
-    appended now. given, gives: what each section is given and gives, by names."""
+    appended now. given, gives: what each section is given and gives, by names. instead: the sections that run in place
+    of the program, with the input that says when. declared: the inputs of the graphs besides the fixed ones. adapters:
+    the room for them."""
 
     records: list[Record] = field(default_factory=list[Record])
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict[str, VirtualBuffer])
@@ -79,6 +89,9 @@ class ProgramBuilder:
     section: str = ""
     given: dict[str, dict[str, SectionArray]] = field(default_factory=dict[str, dict[str, SectionArray]])
     gives: dict[str, dict[str, SectionArray]] = field(default_factory=dict[str, dict[str, SectionArray]])
+    instead: dict[str, str] = field(default_factory=dict[str, str])
+    declared: tuple[BatchArray, ...] = ()
+    adapters: AdapterPlan | None = None
 
     @property
     def given_out(self) -> list[str]:
@@ -95,7 +108,7 @@ class ProgramBuilder:
         for name, gives in self.gives.items():
             places = [at for at, record in enumerate(self.records) if record.section == name]
             begin, end = (places[0], places[-1] + 1) if places else (len(self.records), len(self.records))
-            section = Section(name, begin, end, 0, self.given[name], gives)
+            section = Section(name, begin, end, 0, self.given[name], gives, self.instead.get(name, ""))
             if section.is_step:
                 read = _read_from_before(self.records, section)
                 makers = (at for at, r in enumerate(self.records[:begin]) if not read.isdisjoint(_written(r)))
@@ -114,12 +127,9 @@ class ProgramBuilder:
     def weight(self, name: str, source: WeightSource) -> WeightOperand:
         """Register a weight; one name in two formats becomes two weights."""
         key = name
-        while key in self.weights and self.weights[key] != source:
-            same = self.weights[key]
-            if same.handle is source.handle and same.layout == source.layout and same.shape == source.shape:
-                break
+        while key in self.weights and not self.weights[key].equals(source):
             key += "'"
-        self.weights[key] = source
+        self.weights.setdefault(key, source)
         return WeightOperand(key, source.layout.name if source.layout.name in ITEM_SIZE else "u8")
 
     def live_buffers(self, sections: Sequence[Section]) -> list[VirtualBuffer]:

@@ -84,7 +84,9 @@ def _linear_many(low: Lowerer, node: fx.Node, x: Placed, n: int, k: int) -> Plac
 def expert_linear(low: Lowerer, node: fx.Node) -> Placed:
     """Each token's product with the experts it was sent to."""
     x = low.dense(low.placed(node.args[0]))
-    index = None if node.args[3] is None else low.dense(low.placed(node.args[3]))
+    index = None if node.args[3] is None else low.placed(node.args[3])
+    if index is not None and not (index.space == "input" and index.is_dense):
+        index = low.dense(index)
     experts, n, k = type_of(node.args[1]).shape  # type: ignore[arg-type]
     out = low.new(node)
     bias = low.vector(node.args[2])

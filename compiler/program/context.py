@@ -66,13 +66,14 @@ class Matrix:
 class Lowerer:
     """State of one lowering: where values lie, which buffers, weights and steps there are. lower.py drives it."""
 
-    def __init__(self, graph: Graph, options: LowerOptions) -> None:
+    def __init__(self, graph: Graph, options: LowerOptions, beside: Lowerer | None = None) -> None:
+        """beside: a lowering of another graph with the same layers, to whose program this one's steps are added."""
         self.graph = graph
         self.options = options
-        self.builder = ProgramBuilder()
+        self.builder = ProgramBuilder() if beside is None else beside.builder
         self.values: dict[fx.Node, Any] = {}
         self.current: fx.Node = graph.output
-        self._kv_layers: dict[int | KVLayer, int] = {}
+        self._kv_layers: dict[int | KVLayer, int] = {} if beside is None else beside._kv_layers
         self._written: set[int] = set()
         self._quantized: dict[tuple[Operand, int, int, bool], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)

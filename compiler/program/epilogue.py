@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import msgspec
 
-from ...runtime.format.operands import BufferOperand, Operand
+from ...runtime.format.operands import BufferOperand, Operand, OutputOperand
 from .builder import ProgramBuilder
 from .profile import Profile
 from .rewrite import StepRewrite
@@ -37,18 +37,18 @@ class FuseEpilogues(StepRewrite):
 
     def run(self, builder: ProgramBuilder, profile: Profile) -> int:
         records = builder.records
-        uses = Counter(_place(o) for r in records for o in r.step.operands.values())
-        uses.update((BufferOperand, name) for name in builder.given_out)
+        uses = Counter(_place(o, r.section) for r in records for o in r.step.operands.values())
+        uses.update((BufferOperand, name, "") for name in builder.given_out)
         products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, Product)}
-        made_by = {_place(product.y): i for i, product in products.items()}
+        made_by = {_place(product.y, records[i].section): i for i, product in products.items()}
         removed: set[int] = set()
         for at, record in enumerate(records):
             point = record.step
             if not isinstance(point, Pointwise):
                 continue
-            for place in dict.fromkeys(map(_place, point.args)):
+            for place in dict.fromkeys(_place(o, record.section) for o in point.args):
                 source = made_by.get(place, at)
-                here = sum(_place(o) == place for o in (*point.args, point.y))
+                here = sum(_place(o, record.section) == place for o in (*point.args, point.y))
                 if source >= at or source in removed or uses[place] != 1 + here:
                     continue
                 if records[source].section != record.section:
@@ -62,8 +62,9 @@ class FuseEpilogues(StepRewrite):
         return len(removed)
 
 
-def _place(operand: Operand) -> tuple[type[Operand], str]:
-    return type(operand), operand.name
+def _place(operand: Operand, section: str = "") -> tuple[type[Operand], str, str]:
+    """Where an operand lies. Sections that give a result of the same name never run together."""
+    return type(operand), operand.name, section if isinstance(operand, OutputOperand) else ""
 
 
 def _fuse(product: Product, point: Pointwise) -> Product | None:

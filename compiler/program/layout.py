@@ -51,7 +51,8 @@ class Layout(ABC):
 
     name: as weights of a program name it. format: what it stores; a dense layout takes any float weight by converting.
     coded: whether products multiply with codes, not with values. int8_rows: whether they read their rows as int8, with
-    a scale per block of the format. screens: whether products with it can first do with a part of the codes.
+    a scale per block of the format. screens: whether products with it can first do with a part of the codes. tile: of
+    how many rows dense matrices [N, K] are stored together: [N / tile, K, tile].
     """
 
     name: str
@@ -59,6 +60,7 @@ class Layout(ABC):
     coded: ClassVar[bool] = False
     int8_rows: ClassVar[bool] = False
     screens: ClassVar[bool] = False
+    tile: ClassVar[int] = 1
 
     @abstractmethod
     def nbytes(self, shape: Sequence[int]) -> int:

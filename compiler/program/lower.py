@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import fx
 
+from ...runtime.format.adapters import ADAPTER, ADAPTER_SECTION
 from ...runtime.format.program import LOGITS, SectionArray
 from ..errors import UnsupportedModel
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
+from .adapters import adapter_plan
 from .builder import VirtualBuffer, WeightSource, program_buffer, program_weight
 from .context import Lowerer, LowerOptions
 from .kv_groups import group_layers
@@ -45,13 +47,16 @@ def lower(
     options: LowerOptions,
     observe: Observer = lambda report, program: None,
     rewrites: tuple[StepRewrite, ...] = REWRITES,
+    adapted: Graph | None = None,
 ) -> Lowered:
     """Lower an optimized graph, rewrite its steps and plan its memory.
 
-    observe: is told of the steps after the lowering and after each rewrite, see rewrites.py. Raises UnsupportedModel
+    observe: is told of the steps after the lowering and after each rewrite, see rewrites.py. adapted: the graph with
+    room for adapters, which becomes the section that runs in its place where a batch has some. Raises UnsupportedModel
     naming an op that no kernel implements.
     """
     low = Lowerer(graph, options)
+    low.builder.declared = graph.declared
     asked = graph.section_nodes()
     _lower_nodes(low, [node for node in graph.nodes if node not in asked])
     _finish_output(low, graph.output)
@@ -61,9 +66,24 @@ def lower(
             _lower_nodes(low, [node for node in graph.nodes if node in nodes])
             for own, node in outputs.items():
                 low.builder.gives[name][own] = _finish_section(low, own, node)
+    if adapted is not None:
+        lower_adapted(low, adapted)
     run_rewrites(low.builder, options.profile, lambda: _unplaced(low), observe, rewrites)
     origins = [record.origin for record in low.builder.records]
     return Lowered(_planned(low), low.builder.weights, origins, low.kv_layers)
+
+
+def lower_adapted(low: Lowerer, graph: Graph) -> None:
+    """The steps of a graph with room for adapters, as a section of the program under construction."""
+    builder, own = low.builder, Lowerer(graph, low.options, beside=low)
+    with own.section(ADAPTER_SECTION):
+        asked = graph.section_nodes()
+        _lower_nodes(own, [node for node in graph.nodes if node not in asked])
+        _finish_output(own, graph.output)
+        builder.gives[ADAPTER_SECTION][LOGITS] = SectionArray("f32", [type_of(graph.output).shape[-1]], LOGITS)
+    builder.instead[ADAPTER_SECTION] = ADAPTER.name
+    builder.declared = tuple(dict.fromkeys((*builder.declared, *graph.declared)))
+    builder.adapters = adapter_plan(graph, builder, low.options.profile)
 
 
 def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
@@ -156,7 +176,8 @@ def _assembled(low: Lowerer, place: Callable[[list[VirtualBuffer]], tuple[dict[s
         kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
-        inputs=[array for array in low.graph.declared if not array.is_asked],
+        inputs=[array for array in builder.declared if not array.is_asked],
+        adapters=builder.adapters,
         sections=sections,
         samples=not low.graph.embeds,
         screens=any(isinstance(step, RowProduct) and step.screened for step in steps),

@@ -1,6 +1,8 @@
 """Linear layers that read the same input become one product: QKV, gate and up.
 
-linear(x, A), linear(x, B) -> slices of linear(x, concat(A, B)). Weights must be stored alike.
+linear(x, A), linear(x, B) -> slices of linear(x, concat(A, B)). Weights must be stored alike. What is added to each of
+them, as adapters do, is added to the whole, so that the product can do it:
+linear(x, A) + a, linear(x, B) + b -> slices of linear(x, concat(A, B)) + concat(a, b).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch
 from torch import fx
 
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import StorageFormat
 from ...compiler.weights.handles import Constant, RowConcat, Weight, derive
 from ..base import Pass, PassContext, PassResult, Refusal
@@ -71,10 +73,34 @@ def _merge(graph: Graph, nodes: list[fx.Node]) -> None:
         bias = _merged_bias(graph, nodes, weights, name)
         whole = graph.call(LINEAR, nodes[0].args[0], weight, bias, origin=nodes[0])
         axis, start = type_of(whole).rank - 1, 0
-        for node, part in zip(nodes, weights, strict=True):
+        totals = _totals(graph, nodes)
+        if totals:
+            added = graph.call(aten.cat.default, [total.args[1] for total in totals], axis, origin=nodes[0])
+            whole = graph.call(aten.add.Tensor, whole, added, origin=nodes[0])
+        for node, part in zip(totals or nodes, weights, strict=True):
             end = start + part.shape[0]
             graph.replace(node, graph.call(aten.slice.Tensor, whole, axis, start, end, 1, origin=node))
             start = end
+
+
+def _totals(graph: Graph, nodes: list[fx.Node]) -> list[fx.Node]:
+    """The additions of something to each of `nodes`, which nothing else reads; none where one has no such, or where
+    elementwise ops go on with them, which fuse with the additions as they are."""
+    totals = [next(iter(node.users)) for node in nodes if len(node.users) == 1]
+    if len(totals) < len(nodes):
+        return []
+    before = set[fx.Node]()
+    for node in graph.nodes:
+        if node is nodes[0]:
+            break
+        before.add(node)
+    for node, total in zip(nodes, totals, strict=True):
+        if total.target is not aten.add.Tensor or total.args[0] is not node or total.args[1] not in before:
+            return []
+        if type_of(total.args[1]) != type_of(node):  # type: ignore[arg-type]
+            return []
+    further = [user for total in totals for user in total.users]
+    return [] if all(traits_of(user.target).elementwise for user in further) else totals
 
 
 def _merged_bias(graph: Graph, nodes: list[fx.Node], weights: list[Weight], name: str) -> fx.Node | None:

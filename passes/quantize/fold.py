@@ -23,6 +23,7 @@ from .element_ties import Tie, full_shape, is_absorbing, ties
 from .select import EXPERT, LINEAR, set_weight
 
 MAX_REGION = 400
+COLUMN_FACTORS, ROW_FACTORS = "column_factors", "row_factors"  # of the weight of a product, in its node's meta
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,9 @@ def multiplied(weight: Weight, factor: Tensor) -> Derived:
 def apply_fold(graph: Graph, group: FoldGroup, scales: Tensor) -> None:
     """Multiply the columns of all consumers by their scales and divide what produces their inputs by the same."""
     for end in group.consumers:
-        _multiply(graph, end.node, 1, factors(scales, end.classes))
+        factor = factors(scales, end.classes)
+        _multiply(graph, end.node, 1, factor)
+        _note(end.node, COLUMN_FACTORS, factor)
     for end in group.producers:
         inverse = 1.0 / factors(scales, end.classes)
         if not is_absorbing(end.node):
@@ -209,6 +212,11 @@ def apply_fold(graph: Graph, group: FoldGroup, scales: Tensor) -> None:
             _multiply(graph, end.node, end.arg, inverse.reshape(graph.weight(constant).shape))
         else:
             _scale_output(graph, end.node, inverse)
+
+
+def _note(node: fx.Node, key: str, factor: Tensor) -> None:
+    """Remember of a product what its weight's columns, or rows, were multiplied with: adapters must be, too."""
+    node.meta[key] = node.meta[key] * factor if key in node.meta else factor
 
 
 def _multiply(graph: Graph, node: fx.Node, arg: int, factor: Tensor) -> None:
@@ -221,6 +229,8 @@ def _scale_output(graph: Graph, node: fx.Node, factor: Tensor) -> None:
     """Multiply channel i of a node's result by factor[i], in the weights that absorb it."""
     asked = traits_of(node.target)
     scale, *added = asked.absorbs
+    if asked.product:
+        _note(node, ROW_FACTORS, factor)
     if node.args[scale] is None:
         with graph.fx.inserting_before(node):
             node.update_arg(scale, graph.add_weight("norm_scale", Constant(factor)))

@@ -30,7 +30,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel] for step in program.steps)
     weights: Counter[str] = Counter()
-    for weight in program.weights.values():
+    for weight in program.stored.values():
         weights[weight.format] += weight.nbytes
     return {
         "engine": str(root),

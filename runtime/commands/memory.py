@@ -88,7 +88,7 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     tokens = min(largest.tokens, load.max_batch_size * load.max_seq_len)
     arena = program.arena_bytes_per_token * largest.tokens
     rows = min(largest.logit_rows, load.max_batch_size)
-    weights = sum(weight.nbytes for weight in program.weights.values())
+    weights = sum(weight.nbytes for weight in program.stored.values())
     library = select_library(manifest.main.libraries, cpu_flags(), os.environ.get("ICC_ISA"))
     kernels, threads = KernelLibrary(files.read(library.path), library.path), usable_cores()
     scratch, shared = kernels.scratch(threads)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..batch.scheduled import ScheduledBatch
+from ..format.adapters import AdapterPlan
 from ..format.batch import BatchArray
 from ..kv.group import GroupConfig
 
@@ -47,6 +48,21 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free everything. Calling it again does nothing."""
+        ...
+
+
+@runtime_checkable
+class AdaptingExecutor(Protocol):
+    """An executor whose engine may have room for adapters.
+
+    adapters: that room; None for none.
+    """
+
+    @property
+    def adapters(self) -> AdapterPlan | None: ...
+
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """Put contiguous `values` at byte `offset` of a pool, where no step that is under way reads. Any thread may."""
         ...
 
 

@@ -104,6 +104,11 @@ class Device(Protocol):
         given. Logit rows of the step are forgotten for those that it is asked for."""
         ...
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """Put contiguous `values` at byte `offset` of a pool, a weight of `Program.adapters`, which no step that is
+        under way may read there. From any thread."""
+        ...
+
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
         """Wait for what a section gives, and lies there: a copy of the first bytes, uint8."""
         ...

@@ -49,9 +49,11 @@ class Player(Generic[D]):
         counts = zip(device.program.kv.groups, device.cache.num_blocks, device.host.num_blocks, strict=True)
         self.groups = tuple(GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts)
         self.inputs = tuple(device.program.inputs)
+        self.adapters = device.program.adapters
         self.samples = device.plan is not None
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
+        self._instead = {section.instead: section.name for section in device.program.sections if section.instead}
         self._closed = False
         self._asked: dict[str, AskedSection] = {}  # the sections that have been asked for
         try:
@@ -110,6 +112,10 @@ class Player(Generic[D]):
         device.run(DeviceWork(self._sizes(tokens, size, size), phase, section))
         return dict(asked.results(device, tokens, count))
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """See AdaptingExecutor."""
+        self.device.write_pool(name, offset, values)
+
     def _find(self, section: str) -> AskedSection:
         """A section that runs behind a step, when it is first asked for."""
         found = next((s for s in self.device.program.sections if s.name == section and not s.is_step), None)
@@ -143,7 +149,7 @@ class Player(Generic[D]):
             for block in upkeep.zeros:
                 for offset, nbytes in device.cache.block_places(group, block):
                     device.zero(offset, nbytes)
-        work = self._work(packed, greedy)
+        work = self._work(packed, greedy, self._section(batch))
         self._tokens = work.sizes["num_tokens"]
         device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
         if batch.swaps:
@@ -164,7 +170,14 @@ class Player(Generic[D]):
             fill_rows(packed.arrays, 0, [None] * packed.num_logit_rows if rows is None else rows)
         return packed
 
-    def _work(self, packed: PackedBatch, greedy: bool) -> DeviceWork:
+    def _section(self, batch: ScheduledBatch) -> str:
+        """The section that runs in place of the program, because of what sequences give; "" for none."""
+        if not self._instead:
+            return ""
+        given = {name for sequence in batch.sequences for name in sequence.extras}
+        return next((self._instead[name] for name in self._instead if name in given), "")
+
+    def _work(self, packed: PackedBatch, greedy: bool, section: str) -> DeviceWork:
         """A packed step, padded where there is a plan."""
         phase = None
         if self.device.plan is not None:
@@ -175,7 +188,7 @@ class Player(Generic[D]):
             packed.pad(size)
             packed.pad_moves()
         sizes = self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows, packed.num_moves)
-        return DeviceWork(sizes, phase, trees=packed.has_trees, greedy=greedy)
+        return DeviceWork(sizes, phase, section, trees=packed.has_trees, greedy=greedy)
 
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {

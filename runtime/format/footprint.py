@@ -18,9 +18,9 @@ KV_SHARES = {"cpu": 0.4, "cuda": 0.92, "hip": 0.92}
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Bytes of an engine's buffers. weights: as packed. arena: activations of the largest step. scratch: what kernels
-    of a GPU share beside it. logits: of one step. kv_sequence, kv_batch: the KV cache of one sequence of full length,
-    and of a full batch of them."""
+    """Bytes of an engine's buffers. weights: as packed. adapters: room for them. arena: activations of the largest
+    step. scratch: what kernels of a GPU share beside it. logits: of one step. kv_sequence, kv_batch: the KV cache of
+    one sequence of full length, and of a full batch of them."""
 
     weights: int
     arena: int
@@ -28,11 +28,12 @@ class Footprint(msgspec.Struct, frozen=True):
     logits: int
     kv_sequence: int
     kv_batch: int
+    adapters: int = 0
 
     @property
     def fixed(self) -> int:
         """What it takes whatever is asked of it: all but the KV cache."""
-        return self.weights + self.arena + self.scratch + self.logits
+        return self.weights + self.adapters + self.arena + self.scratch + self.logits
 
     def as_json(self) -> dict[str, int]:
         """All of it by name, with the total of a full batch."""
@@ -49,8 +50,13 @@ def footprint(program: Program, limits: Limits, backend: str, scratch: int | Non
     if scratch is None:
         scratch = program.plan.scratch_bytes if program.plan else 0
     one, batch = (program.kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
+    stored, whole = (
+        sum(-(-weight.nbytes // align) * align for weight in weights.values())
+        for weights in (program.stored, program.weights)
+    )
     return Footprint(
-        weights=sum(-(-weight.nbytes // align) * align for weight in program.weights.values()),
+        weights=stored,
+        adapters=whole - stored,
         arena=program.arena_bytes_per_token * largest.tokens,
         scratch=scratch,
         logits=4 * largest.logit_rows * program.vocab_size,

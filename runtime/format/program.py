@@ -12,6 +12,7 @@ from math import prod
 
 import msgspec
 
+from .adapters import AdapterPlan
 from .batch import BatchArray
 from .elements import ITEM_SIZE
 from .kv import KVLayout
@@ -79,7 +80,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     by name, giving these outputs: one row each for every row that they are asked for.
 
     They run behind a step, whose results are still there. A section that gives LOGITS is a step of its own instead: it
-    is given a batch, and runs the first `shared` steps of the program, then its own.
+    is given a batch, and runs the first `shared` steps of the program, then its own. instead: an input that the program
+    declares; a batch in which some sequence gives rows of it runs this section, and not the program; "" for none.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     shared: int = 0
     inputs: dict[str, SectionArray] = {}
     outputs: dict[str, SectionArray] = {}
+    instead: str = ""
 
     @property
     def is_step(self) -> bool:
@@ -99,8 +102,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Everything an executor needs besides the bytes of weights and kernels. Sections come after the other steps.
 
     kernels: the op of every kernel, by its name. inputs: what its steps read of a batch besides what every engine is
-    given (`format.batch.INPUTS`), one row per token. screens: whether a step can leave out logits that cannot be the
-    largest, for batches that want no others.
+    given (`format.batch.INPUTS`), one row per token. adapters: the room that it has for such. screens: whether a
+    step can leave out logits that cannot be the largest, for batches that want no others.
     """
 
     kernels: dict[str, str]
@@ -114,8 +117,15 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sections: list[Section] = []
     speculation: Speculation | None = None
     inputs: list[BatchArray] = []
+    adapters: AdapterPlan | None = None
     samples: bool = True  # whether the output are logits, which a token can be drawn from
     screens: bool = False
+
+    @property
+    def stored(self) -> dict[str, WeightEntry]:
+        """The weights that the file of weights has: all but the pools of adapters."""
+        pools = {pool.weight for pool in self.adapters.pools} if self.adapters else ()
+        return {name: weight for name, weight in self.weights.items() if name not in pools} if pools else self.weights
 
     @property
     def num_own_steps(self) -> int:

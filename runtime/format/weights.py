@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,21 +69,24 @@ class MappedWeights:
     def _damaged(self, reason: str) -> EngineFormatError:
         return EngineFormatError(f"{self._name} is damaged: {reason}", _HINT)
 
-    def addresses(self, program: Program) -> list[int]:
-        """The address of each weight, in the order of `program.weights`.
+    def addresses(self, program: Program, pools: Mapping[str, int]) -> list[int]:
+        """The address of each weight, in the order of `program.weights`. pools: those of what the file does not have.
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
         base = address_of(self._bytes)
         result: list[int] = []
         for name, weight in program.weights.items():
+            if name in pools:
+                result.append(pools[name])
+                continue
             if name not in self._entries:
                 raise self._damaged(f"weight {name!r} is missing")
             offset, nbytes = self._entries[name]
             if nbytes != weight.nbytes:
                 raise self._damaged(f"weight {name!r} has {nbytes} bytes, the program says {weight.nbytes}")
             result.append(base + offset)
-        unknown = sorted(self._entries.keys() - program.weights.keys())
+        unknown = sorted(self._entries.keys() - program.stored.keys())
         if unknown:
             raise self._damaged(f"weight {unknown[0]!r} is not in the program")
         return result

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec.structs import replace
 
+from ..errors import RequestError
+from ..format.adapters import ADAPTER
 from ..query import Query
 from ..requests.embedding import PooledRequest
 from ..requests.generation import Generation
 from ..requests.prompt_logprobs import PromptScores
-from ..requests.request import Output, Request, Standing
+from ..requests.request import Output, Request, Standing, State
 from ..requests.sampler import Constrain
 from .engine_loop import DEFAULT_STANDING, EngineLoop
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ..adapters.resident import Loaded, ResidentAdapters
+
+
+NO_ROOM = "the engine has no room for adapters"
+_PATIENCE_S = 1.0  # that a task waits for a slot while later ones may find theirs
+_ARRIVAL_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +53,11 @@ class EngineTask:
     def requests(self) -> list[Request]:
         """What the engine loop has of it."""
         return [*self.generations, *([] if self.reading is None else [self.reading.scores])]
+
+    @property
+    def num_ended(self) -> int:
+        """How many of its completions have ended."""
+        return sum(one.finish_reason is not None for one in self.generations)
 
     @property
     def done(self) -> bool:
@@ -79,23 +94,67 @@ class LoopDriver(Generic[AnyTask]):
     Requests that others have added to the loop run beside the tasks, and are not told of.
     """
 
-    def __init__(self, loop: EngineLoop, listener: TaskListener[AnyTask] | None = None) -> None:
-        self.loop = loop
+    def __init__(
+        self,
+        loop: EngineLoop,
+        listener: TaskListener[AnyTask] | None = None,
+        adapters: ResidentAdapters | None = None,
+    ) -> None:
+        self.loop, self.adapters = loop, adapters
         self._listener: TaskListener[AnyTask] = TaskListener() if listener is None else listener
         self._is_heard = listener is not None
         self._generating: dict[int, AnyTask] = {}  # who is told of what, by the loop's ids of completions
         self._reading: dict[AnyTask, None] = {}
+        self._placed: dict[EngineTask, Loaded] = {}  # whose adapter is kept in its slot
+        self._waiting: dict[AnyTask, float] = {}  # for their adapters, since when
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.loop.has_work()
+        return self.loop.has_work() or bool(self._waiting)
 
     def submit(self, task: AnyTask) -> None:
-        """Queue a task. RequestError if its prompt or a parameter is invalid, CapacityError if it can never fit; then
-        nothing of it is queued."""
+        """Queue a task, or keep it until its adapter is there. RequestError if its prompt or a parameter is invalid,
+        CapacityError if it can never fit; then nothing of it is queued."""
         query = task.query
+        if ADAPTER.name in query.extras:
+            raise RequestError(f"input {ADAPTER.name!r} is for adapters", "name one", field="extras")
         if query.extras:
             task.standing = replace(task.standing, extras=query.extras)
+        if query.adapter and not self._place(task):
+            self._waiting[task] = time.monotonic()
+        else:
+            self._begin(task)
+
+    def _place(self, task: EngineTask) -> bool:
+        """Whether a task's adapter is in a slot, where it is kept now."""
+        if self.adapters is None:
+            raise RequestError(NO_ROOM, "compile the model with --adapters 8x16", field="adapter")
+        oldest = next(iter(self._waiting.values()), None)
+        if task not in self._waiting and oldest is not None and time.monotonic() - oldest > _PATIENCE_S:
+            return False  # or those who come and go with adapters that are there would keep the others out for ever
+        loaded = self.adapters.place(task.query.adapter)
+        if loaded is None:
+            return False
+        self._placed[task] = loaded
+        prompt = task.query.token_ids
+        rows = loaded.rows(prompt, self.loop.manifest.limits.max_seq_len)
+        task.standing = replace(
+            task.standing,
+            extras={**task.standing.extras, ADAPTER.name: rows},
+            adapter=loaded.identity(prompt),
+        )
+        return True
+
+    def _begin(self, task: AnyTask) -> None:
+        """Queue a task that has all it needs."""
+        try:
+            self._queue(task)
+        except BaseException:
+            self._release(task)
+            raise
+
+    def _queue(self, task: AnyTask) -> None:
+        query = task.query
         if query.vector:
             task.reading = self.loop.add_embedding(query.token_ids, query.skipped, task.standing)
         elif task.scored is not None:
@@ -122,12 +181,36 @@ class LoopDriver(Generic[AnyTask]):
             self.loop.end(request, reason)
             self._generating.pop(request.request_id, None)
         self._reading.pop(task, None)
+        self._waiting.pop(task, None)
+        self._release(task)
+
+    def _release(self, task: EngineTask) -> None:
+        loaded = self._placed.pop(task, None)
+        if loaded is not None and self.adapters is not None:
+            self.adapters.release(loaded)
+
+    def _admit(self) -> None:
+        """Begin the tasks whose adapters have arrived, and let go those of tasks that have ended."""
+        for task in list(self._placed):
+            if task.requests and all(request.state is State.ENDED for request in task.requests):
+                self._release(task)
+        for task in list(self._waiting):
+            try:
+                if self._place(task):
+                    del self._waiting[task]
+                    self._begin(task)
+            except Exception as error:
+                self._fail(task, error)
+        if self._waiting and not self.loop.has_work() and self.adapters is not None:
+            self.adapters.wait(_ARRIVAL_S)
 
     def step(self) -> None:
         """Run one step, and tell what has come of the tasks. Nothing if there is no work.
 
         Raises what the device has failed of for good: every task has been told then, and is gone.
         """
+        if self._placed or self._waiting:
+            self._admit()
         try:
             outputs = self.loop.step()
         except Exception as error:
@@ -183,17 +266,22 @@ class LoopDriver(Generic[AnyTask]):
 
     def close(self, error: Exception) -> None:
         """End all tasks by an error, and tell it."""
-        for task in {**dict.fromkeys(self._generating.values()), **self._reading}:
+        for task in {**dict.fromkeys(self._generating.values()), **self._reading, **self._waiting}:
             self.abort(task)
             task.error = error
             self._listener.lost(task, error)
 
-    def scores(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> Iterator[np.ndarray]:
+    def scores(self, query: Query, standing: Standing = DEFAULT_STANDING) -> Iterator[np.ndarray]:
         """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
 
         Each chunk is valid until the next is asked for. Tasks go on beside it.
         """
-        scores = self.loop.add_score(token_ids, standing)
+        task = EngineTask(query, replace(standing, extras=query.extras))
+        while query.adapter and not self._place(task):
+            assert self.adapters is not None
+            self.adapters.wait(_ARRIVAL_S)
+            self.step()
+        scores = self.loop.add_score(query.token_ids, task.standing)
         remaining = len(scores.prompt)
         try:
             while remaining:
@@ -203,3 +291,4 @@ class LoopDriver(Generic[AnyTask]):
                     yield chunk
         finally:
             self.loop.end(scores)
+            self._release(task)

@@ -60,7 +60,7 @@ def _overview(facts: EngineFacts, bandwidth: float | None) -> Markup:
     limits = manifest.limits
     cards = [
         ("parameters", count(manifest.model.num_parameters), f"{manifest.model.num_layers} layers"),
-        ("weights", size(sum(w.nbytes for w in program.weights.values())),
+        ("weights", size(sum(w.nbytes for w in program.stored.values())),
          f"{manifest.quantization.bits_per_weight:g} bits per weight"),
         ("engine", size(sum(entry.size for entry in manifest.files.values())), f"{len(manifest.files)} files"),
         ("program", f"{len(facts.steps)} steps", f"{len(program.kernels)} kernels"),

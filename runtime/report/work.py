@@ -111,7 +111,7 @@ def _roof(found: Mapping[str, Any], machine: Mapping[str, float], classes: Mappi
 def memory_section(facts: EngineFacts) -> list[Markup]:
     """What the engine holds in memory, the arena over the steps, and the weights by layer."""
     program, limits = facts.program, facts.manifest.limits
-    weights = sum(weight.nbytes for weight in program.weights.values())
+    weights = sum(weight.nbytes for weight in program.stored.values())
     blocks = program.kv.blocks_needed(limits, limits.max_batch_size)
     kept = KVMemory(program.kv, blocks).nbytes if program.kv.groups else 0
     arena = program.arena_bytes_per_token * limits.max_step_tokens
@@ -181,7 +181,7 @@ def _weights(facts: EngineFacts) -> list[Markup]:
     """Bytes of the packed weights: by format in each layer, and in all."""
     layers: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
-    for name, weight in facts.program.weights.items():
+    for name, weight in facts.program.stored.items():
         layers[layer_of(name)][weight.format] += weight.nbytes
         total = totals[weight.format]
         total[0] += 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..batch.scheduled import Extras
 from ..errors import RequestError
+from ..format.adapters import ADAPTER
 from ..format.batch import BatchArray
 
 
@@ -26,11 +27,13 @@ def check_extras(extras: Extras, inputs: Sequence[BatchArray], longest: int) -> 
             )
 
 
-def isolating_salt(salt: bytes, extras: Extras) -> bytes:
-    """A salt that requests share only if they share `salt` and give equal extras: on these the KV of equal tokens
-    depends."""
+def isolating_salt(salt: bytes, extras: Extras, adapter: bytes = b"") -> bytes:
+    """A salt that requests share only if they share `salt`, give equal extras and have the same adapter (see
+    `Standing`): on these the KV of equal tokens depends."""
     if not extras:
         return salt
+    if adapter:
+        extras = {**extras, ADAPTER.name: adapter}
     digest = hashlib.blake2b(salt, digest_size=32, person=b"icc-kv-extras")
     for name in sorted(extras):
         for part in (name.encode(), extras[name]):

@@ -101,7 +101,7 @@ class RequestTable:
             tokens,
             max_new_tokens,
             standing.priority,
-            isolating_salt(standing.salt, extras),
+            isolating_salt(standing.salt, extras, standing.adapter),
             all_logits=all_rows,
             use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,

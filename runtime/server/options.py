@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import UsageError
 from ..options import LoadOptions
 from ..settings import setting
 from .log import FORMATS, LEVELS
@@ -23,7 +24,7 @@ class ServeOptions:
     requests call the model, one name or several with commas. cors_origins: whose pages may ask ("*": all). root_path:
     where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
     vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
-    model's own. command: the engine process, for tests.
+    model's own. lora, lora_dir: adapters, which requests name as the model. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -48,6 +49,8 @@ class ServeOptions:
     chat_template: Path | None = setting(
         None, "A Jinja chat template instead of the model's, or one of its own by name.", metavar="FILE|NAME"
     )
+    lora: tuple[str, ...] = setting((), "Load this adapter; repeatable.", metavar="NAME=DIR")
+    lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(
         (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"
@@ -62,3 +65,16 @@ class ServeOptions:
         None, "Send OpenTelemetry spans to this collector.", metavar="URL", unset="none are made"
     )
     command: Sequence[str] | None = None
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """What `lora` names, by name. UsageError for what is no NAME=DIR."""
+        found: dict[str, Path] = {}
+        for item in self.lora:
+            name, equal, path = item.partition("=")
+            if not (name and equal and path):
+                raise UsageError(f"--lora {item!r} is not NAME=DIR", "give --lora sql=adapters/sql")
+            if name in found:
+                raise UsageError(f"--lora names {name!r} twice", "give each adapter a name of its own")
+            found[name] = Path(path)
+        return found

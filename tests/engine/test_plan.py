@@ -79,8 +79,8 @@ def test_config_json_says_as_much_as_the_weights(name: str, tiny: Any, tmp_path:
     checkpoint = tmp_path / "model"
     tiny.save_tiny(tiny.tiny_configs()[name], checkpoint, dtype="bfloat16")
     options = CompileOptions(model=checkpoint, output=Path(), quant="awq4", max_seq_len=48)
-    graph, kept = plan_graph(ConfigOnly(config_of(checkpoint, tmp_path / "config")), options)
-    alone = plan_program(graph, kept, options, find_target("cpu"))
+    graph = plan_graph(ConfigOnly(config_of(checkpoint, tmp_path / "config")), options)
+    alone = plan_program(graph, options, find_target("cpu"))
     read = planned(checkpoint, "cpu", quant="awq4", max_seq_len=48).planned
     assert alone.program == read.program and alone.memory == read.memory
 

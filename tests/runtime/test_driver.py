@@ -180,4 +180,4 @@ def test_without_a_listener_outputs_stay_with_their_completions(make: Callable[.
     while not task.done:
         driver.step()
     assert [output.token_id for output in task.generations[0].outputs] == [2, 3, 4]
-    assert np.concatenate(list(driver.scores([1, 2, 3]))).argmax(1).tolist() == [2, 3, 4]
+    assert np.concatenate(list(driver.scores(Query([1, 2, 3])))).argmax(1).tolist() == [2, 3, 4]

@@ -75,10 +75,13 @@ class CpuDevice:
         self._section, self._asked = section, self._logit_rows
         self._offsets = {buffer.name: buffer.offset for buffer in program.buffers}
         self._weights = engine.weights  # mapped as long as kernels may read them
+        rooms = program.adapters.pools if program.adapters else ()
+        self._pools = {pool.weight: AnonymousMemory(program.weights[pool.weight].nbytes) for pool in rooms}
+        pools = {name: memory.address for name, memory in self._pools.items()}
         with nullcontext() if self._cores is None else self._cores.starting():
             self._handle: int | None = self._library.create(
                 threads or usable_cores(cores),
-                self._weights.addresses(program),
+                self._weights.addresses(program, pools),
                 self._arena.address,
                 self._kv.address,
                 self.cache.num_blocks,
@@ -132,9 +135,10 @@ class CpuDevice:
         if self._cores is not None:
             self._cores.enter()
         sizes, section = work.sizes, self.program.section(work.section or self._section)
+        behind = section is not None and not self.program.sections[section].is_step
         for batch in self._batches:
             batch.num_logit_rows = sizes["num_logit_rows"]
-            if work.section:
+            if behind:
                 batch.logit_rows = self._asked
                 continue
             batch.num_tokens, batch.num_seqs = sizes["num_tokens"], sizes["num_seqs"]
@@ -169,6 +173,10 @@ class CpuDevice:
             self._rows = rows  # in place of the step's logit rows
             self._asked = rows.ctypes.data
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """Copies at once: pools are host memory."""
+        ctypes.memmove(self._pools[name].address + offset, values.ctypes.data, values.nbytes)
+
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
         """A copy of the first `nbytes` bytes, uint8, of the buffer `at` behind a step of `tokens` tokens, or of the
         drafts."""
@@ -187,5 +195,5 @@ class CpuDevice:
         self._library.destroy(handle)
         if self._cores is not None:
             self._cores.leave()
-        self._arena.close()
-        self._kv.close()
+        for memory in (self._arena, self._kv, *self._pools.values()):
+            memory.close()

@@ -185,6 +185,14 @@ class CudaDevice:
         staged[:] = rows.reshape(-1).view(np.uint8)
         self.cuda.to_device(self._place(at, tokens), staged)
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """By way of pinned memory, in the order of the stream: what is under way ends before."""
+        self.cuda.enter()
+        staged = self._staging.of(f"pool:{name}", values.nbytes)
+        staged[:] = values.reshape(-1).view(np.uint8)
+        self.cuda.to_device(self._weights[name] + offset, staged)
+        self.cuda.wait()  # the next one is staged in the same memory
+
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
         """Wait for the stream: a copy of the first `nbytes` bytes, uint8, of what a section left there."""
         staged = self._staging.of(at, nbytes)

@@ -33,12 +33,14 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict
     """
     if id(weights) in cuda.uploaded:
         return cuda.uploaded[id(weights)][1]
-    views = {name: weights.view(name) for name in program.weights}
-    addresses, total = {}, 0
-    for name, view in views.items():
+    views = {name: weights.view(name) for name in program.stored}
+    addresses, total = dict[str, int](), 0
+    for name, weight in program.weights.items():
         addresses[name] = total
-        total += round_up(view.nbytes)
+        total += round_up(weight.nbytes)
     base = cuda.allocate(total)
+    for name in program.weights.keys() - views.keys():  # pools, which are written later
+        cuda.zero(base + addresses[name], program.weights[name].nbytes)
     staging = [(cuda.pinned(_STAGING), cuda.event()) for _ in range(2)]
     turn = 0
     for name, view in views.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from ...templates.template_input import TemplateInput
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
 from ..log import LogOptions
+from .adapters import ServedAdapters
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
@@ -37,7 +38,8 @@ class Core:
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
-    see Tracer. chat_template: a file to use instead of the model's template.
+    see Tracer. chat_template: a file to use instead of the model's template. adapters, adapter_folder: see
+    ServedAdapters.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Core:
         log_options: LogOptions | None = None,
         otlp_endpoint: str | None = None,
         chat_template: Path | None = None,
+        adapters: Mapping[str, Path] | None = None,
+        adapter_folder: Path | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
         if chat_template is not None:
@@ -63,7 +67,8 @@ class Core:
         self.max_batch_size = self.model.manifest.limits.max_batch_size
         self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
         self._sandbox = Sandbox(self.model.template)
-        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
+        self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
         self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)
@@ -91,6 +96,7 @@ class Core:
             log.warning("no chat: %s", self._sandbox.template_error)
         self.model.prompting.form = await self._answer_format()
         await self.engine.start()
+        await self.adapters.load_first()
 
     async def _answer_format(self) -> AnswerFormat:
         """How the model's answers are read, by its template."""

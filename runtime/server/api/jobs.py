@@ -12,7 +12,7 @@ import msgspec
 from ...chat_options import TemplateOptions
 from ...chat_turn import ChatTurn
 from ...errors import RequestError
-from ...query import Query
+from ...query import Query, adapted
 from ...reading.answer import MakeReader
 from ...requests.params import SamplingParams
 from ...requests.request import Standing
@@ -20,6 +20,7 @@ from ...templates.template_input import TemplateInput
 from ..engine.admission import Price
 from ..engine.messages import Submit
 from . import limits, structured
+from .adapters import ServedAdapters
 from .constraints import format_of
 from .errors import conflict
 from .keys import ApiKeys
@@ -69,8 +70,15 @@ class Wanted(NamedTuple):
 class Jobs:
     """Makes jobs for one model. RequestError, or HttpError, for what a client has wrong."""
 
-    def __init__(self, model: ServedModel, sandbox: Sandbox, keys: ApiKeys, max_seconds: float | None = None) -> None:
-        self.model, self._sandbox, self._keys = model, sandbox, keys
+    def __init__(
+        self,
+        model: ServedModel,
+        sandbox: Sandbox,
+        keys: ApiKeys,
+        max_seconds: float | None = None,
+        adapters: ServedAdapters | None = None,
+    ) -> None:
+        self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
@@ -125,7 +133,7 @@ class Jobs:
             raise RequestError("an input is empty", field="input")
         self.prompts.check_length(max(lengths), "input", generates=False)
         salt = self._keys.salt(client, request.cache_salt)
-        return self._readings(prompted, request, client, salt, facts.dimension)
+        return await self._readings(prompted, request, client, salt, facts.dimension)
 
     async def rerank(self, request: RerankRequest, client: str) -> Job:
         """The job of a rerank request: a Submit per pair of the query and a document."""
@@ -133,9 +141,9 @@ class Jobs:
         longest = self.model.max_len if longest == -1 else longest
         pairs = [await self.prompts.pair(request.query, document, longest) for document in request.texts]
         self.prompts.check_length(max(len(pair.token_ids) for pair in pairs), "documents", generates=False)
-        return self._readings(pairs, request, client, b"", 1)
+        return await self._readings(pairs, request, client, b"", 1)
 
-    def _readings(
+    async def _readings(
         self,
         queries: Sequence[Query],
         request: EmbeddingRequest | RerankRequest,
@@ -145,6 +153,7 @@ class Jobs:
     ) -> Job:
         """Prompts of each of which a vector of so many numbers is wanted."""
         standing, deadline = Standing(request.priority, client, salt), self._deadline(request.deadline)
+        queries = adapted(queries, await self._adapter(request.model, None))
         submits = [Submit.of(query, standing, deadline) for query in queries]
         return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
 
@@ -197,6 +206,10 @@ class Jobs:
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
+    async def _adapter(self, model: str, lora: str | None) -> str:
+        """The adapter that a request names, loaded; "" for none."""
+        return "" if self.adapters is None else await self.adapters.chosen(model, lora)
+
     def _deadline(self, asked: float | None) -> float | None:
         return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
 
@@ -224,6 +237,7 @@ class Jobs:
     ) -> Job:
         """Queries of the same parameters. field: what asks for their grammar. scored: how many of the likeliest tokens
         are wanted per position of the prompts, besides what the request says."""
+        queries = adapted(queries, await self._adapter(request.model, request.lora))
         params, grammar = queries[0].params, queries[0].grammar
         check_allowed(params, grammar)
         lowered = await self._lowered(grammar, field)

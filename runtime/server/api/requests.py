@@ -40,7 +40,8 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
 
     seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
-    many as fit. bad_words: texts that are not generated. guided_*: the same as structured_outputs, by older names.
+    many as fit. bad_words: texts that are not generated. lora: an adapter, which may be named as the model, too.
+    guided_*: the same as structured_outputs, by older names.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     priority: Annotated[int, limits.bound("priority")] = 0
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    lora: Annotated[str, Meta(max_length=256)] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -214,6 +216,21 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
 
     tokens: list[TokenId]
     model: str | None = None
+
+
+class LoadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
+    """POST /v1/load_lora_adapter, as vLLM has it. load_inplace: in place of one that has the name."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
+    """POST /v1/unload_lora_adapter, as vLLM has it. `lora_int_id` is accepted and changes nothing."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_int_id: int | None = None
 
 
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits

@@ -232,13 +232,25 @@ class Reranked(Struct):
 
 
 class Model(Struct):
-    """The model that is served. max_model_len: the most tokens of a prompt and its answer together."""
+    """The model that is served, or an adapter of it. max_model_len: the most tokens of a prompt and its answer
+    together. parent: of an adapter, the model; root: where it lies."""
 
     id: str
     created: int
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "icc"
+    parent: str | None = None
+    root: str | None = None
+
+
+class AdapterEntry(Struct):
+    """An adapter as llama.cpp's server lists it, with its name."""
+
+    id: int
+    path: str
+    name: str
+    scale: float = 1.0
 
 
 class ModelList(Struct):

@@ -16,7 +16,22 @@ import msgspec
 from ...errors import IccError
 from ...options import LoadOptions
 from ..log import LogOptions, with_fields
-from .messages import Cancel, Delta, Embedded, Failed, Frames, FromEngine, PromptLogprobs, Ready, Report, Stats, Submit
+from .messages import (
+    AdapterDone,
+    Cancel,
+    Delta,
+    Embedded,
+    Failed,
+    Frames,
+    FromEngine,
+    LoadAdapter,
+    PromptLogprobs,
+    Ready,
+    Report,
+    Stats,
+    Submit,
+    UnloadAdapter,
+)
 from .messages import encode as encode_message
 
 log = logging.getLogger("icc.serve")
@@ -70,6 +85,13 @@ class EngineStream:
         self.open -= delta.reason is not None
         self._wake()
 
+    def add(self, found: PromptLogprobs | Embedded) -> None:
+        """Keep what was found of a prompt."""
+        if isinstance(found, Embedded):
+            self.embeddings[found.id] = found.vector
+        else:
+            self.prompt_logprobs[found.id] = found
+
     def fail(self, error: EngineFailed) -> None:
         """End with an error, and wake who waits."""
         self._failed = error
@@ -97,6 +119,8 @@ class EngineClient:
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: dict[int, EngineStream] = {}
+        self._asked: dict[int, asyncio.Future[None]] = {}  # about adapters
+        self.on_ready: Callable[[], None] = lambda: None  # called when an engine process has loaded the engine
         self._next_id = 0
         self._lost = asyncio.Event()
         self._started: asyncio.Future[Ready] | None = None
@@ -134,6 +158,18 @@ class EngineClient:
             self._transport.write(encode_message(msgspec.structs.replace(submit, id=submit_id)))
         self._next_id += len(submits)
         return stream
+
+    async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
+        """Have something done about an adapter (its id is given here). EngineFailed where it cannot be."""
+        if self._transport is None or self.facts is None:
+            raise EngineFailed(503, "the engine is not ready")
+        number, self._next_id = self._next_id, self._next_id + 1
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._transport.write(encode_message(msgspec.structs.replace(question, id=number)))
+        try:
+            await answer
+        finally:
+            self._asked.pop(number, None)
 
     def close(self, stream: EngineStream) -> None:
         """Nobody reads the stream any more: what is not finished of it is cancelled."""
@@ -201,6 +237,9 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineFailed(503, reason, began=True))
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(EngineFailed(503, reason))
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -216,19 +255,20 @@ class EngineClient:
         message = self._decoder.decode(body)
         if isinstance(message, Report):
             self._take_report(message)
-        elif isinstance(message, PromptLogprobs):
-            if (stream := self._streams.get(message.id)) is not None:
-                stream.prompt_logprobs[message.id] = message
-        elif isinstance(message, Embedded):
-            if (stream := self._streams.get(message.id)) is not None:
-                stream.embeddings[message.id] = message.vector
+        elif isinstance(message, AdapterDone):
+            self._answer(message.id, None)
         elif isinstance(message, Failed):
-            if (stream := self._streams.pop(message.id, None)) is not None:
-                stream.fail(EngineFailed(message.status, message.message, message.field))
+            error = EngineFailed(message.status, message.message, message.field)
+            if not self._answer(message.id, error) and (stream := self._streams.pop(message.id, None)) is not None:
+                stream.fail(error)
+        elif isinstance(message, PromptLogprobs | Embedded):
+            if (stream := self._streams.get(message.id)) is not None:
+                stream.add(message)
         elif isinstance(message, Ready):
             self.facts = message
             fields = with_fields(pid=self.pid, restarts=self.restarts, load_s=round(message.load_s, 2))
             log.info("the engine is ready", extra=fields)
+            self.on_ready()
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
         elif self._started is not None and not self._started.done():
@@ -237,6 +277,15 @@ class EngineClient:
             self._started.set_exception(error)
         else:
             log.error("the engine cannot be loaded again: %s", message.message)
+
+    def _answer(self, number: int, error: EngineFailed | None) -> bool:
+        """Whether somebody has asked for that about an adapter, and is told now."""
+        answer = self._asked.get(number)
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(None) if error is None else answer.set_exception(error)
+        return True
 
     def _take_report(self, report: Report) -> None:
         self.stats = report.stats

@@ -19,7 +19,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
-    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`.
+    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter:
+    the name of the one that it is computed with, "" for none.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     deadline: float | None = None
     skipped: int = 0
     extras: dict[str, bytes] = {}
+    adapter: str = ""
 
     @classmethod
     def of(
@@ -41,12 +43,15 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
         """A query as it is sent, without an id yet. standing: of its request; the extras are the query's."""
         return cls(
             0, tuple(query.token_ids), query.params, standing.priority, standing.client, standing.salt, query.grammar,
-            prompt_logprobs, deadline, query.skipped, dict(query.extras),
+            prompt_logprobs, deadline, query.skipped, dict(query.extras), query.adapter,
         )  # fmt: skip
 
     def query(self, vector: bool) -> Query:
         """The query that it is, of an engine that makes vectors or one that generates."""
-        return Query(self.prompt, self.params, self.grammar, extras=self.extras, vector=vector, skipped=self.skipped)
+        return Query(
+            self.prompt, self.params, self.grammar, extras=self.extras, adapter=self.adapter, vector=vector,
+            skipped=self.skipped,
+        )  # fmt: skip
 
     @property
     def standing(self) -> Standing:
@@ -56,6 +61,27 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
     """Nobody waits for this prompt's completions any more."""
+
+    id: int
+
+
+class LoadAdapter(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """Read the adapter at `path`, for prompts to name; answered by AdapterDone or Failed."""
+
+    id: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """Forget an adapter; answered by AdapterDone or Failed."""
+
+    id: int
+    name: str
+
+
+class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
+    """What was asked about an adapter is done."""
 
     id: int
 
@@ -158,8 +184,8 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Cancel
-FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -13,8 +13,20 @@ from ...requests.prompt_logprobs import PromptScores
 from ...requests.request import Output
 from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
+from .adapter_table import AdapterTable
 from .channel import Channel, ChannelClosed
-from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
+from .messages import (
+    HEARTBEAT_S,
+    Cancel,
+    Delta,
+    Embedded,
+    Failed,
+    PromptLogprobs,
+    Ready,
+    Report,
+    Stats,
+    Submit,
+)
 from .prompts import Prompt, PromptStage, PromptTable
 
 log = logging.getLogger("icc.engine")
@@ -39,7 +51,8 @@ class Worker(TaskListener[Prompt]):
     """Takes prompts from the channel, runs steps, and reports each step in one message."""
 
     def __init__(self, llm: LLM, channel: Channel, grammars: GrammarService | None = None) -> None:
-        self._driver = LoopDriver(llm.loop, self)
+        self._driver = LoopDriver(llm.loop, self, llm.adapters)
+        self._adapters = AdapterTable(llm.adapters)
         llm.loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
         self._channel = channel
         self._grammars = grammars or GrammarService()
@@ -62,12 +75,17 @@ class Worker(TaskListener[Prompt]):
     def _turn(self) -> None:
         """Messages, then a step; an idle turn waits for messages and says that the engine lives."""
         busy = self._driver.has_work() or self.prompts.count(PromptStage.ARRIVED)
-        wait = 0.0 if busy else 0.005 if self.prompts.count(PromptStage.COMPILING) else HEARTBEAT_S
+        soon = self.prompts.count(PromptStage.COMPILING) or self._adapters.busy
+        wait = 0.0 if busy else 0.005 if soon else HEARTBEAT_S
         for message in self._channel.receive(wait):
             if isinstance(message, Submit):
                 self.prompts.arrive(message, time.monotonic())
+            elif not isinstance(message, Cancel):
+                self._adapters.ask(message)
             elif (prompt := self.prompts.find(message.id)) is not None:
                 self._end(prompt, "abort")
+        for answer in self._adapters.answers():
+            self._channel.send(answer)
         self._expire()
         self._take_grammars()
         for prompt in self.prompts.arrived(_INTAKE):
@@ -111,7 +129,7 @@ class Worker(TaskListener[Prompt]):
         except Exception as error:
             self._refuse(prompt, error)
         else:
-            self._prompt_tokens += len(prompt.requests[0].prompt)
+            self._prompt_tokens += len(prompt.query.token_ids)
 
     def _refuse(self, prompt: Prompt, error: Exception) -> None:
         """Say why nothing comes of a prompt."""

@@ -30,6 +30,7 @@ from ..api.responses import (
     Status,
     Version,
 )
+from .adapter_routes import add_adapters
 from .batch_routes import add_batches
 from .bodies import decode_body, error_response, json_response, read_body
 from .docs_page import add_docs
@@ -60,6 +61,7 @@ def build_app(parts: ServerParts) -> FastAPI:
         add_responses(app, parts)
         add_messages(app, parts)
     _refuse_others(app, parts)
+    add_adapters(app, parts.adapters)
     add_tokens(app, parts)
     add_page(app, parts.model, parts.engine, parts.metrics)
     if parts.batches is not None:
@@ -97,12 +99,16 @@ def _add_state(app: FastAPI, parts: ServerParts) -> None:
 
 def _add_models(app: FastAPI, parts: ServerParts) -> None:
     def entry(name: str) -> Model:
-        return Model(name, parts.model.created, parts.model.max_len)
+        own = next((adapter for adapter in parts.adapters.all if adapter.name == name), None)
+        if own is None:
+            return Model(name, parts.model.created, parts.model.max_len)
+        return Model(name, own.created, parts.model.max_len, parent=parts.model.name, root=str(own.path))
 
     @app.get("/v1/models", **operation(ModelList))
     async def models() -> Response:
-        """The model that is served, once for each of its names."""
-        return json_response(ModelList([entry(name) for name in parts.model.names]))
+        """The model that is served, once for each of its names, and the adapters that are loaded."""
+        adapters = [adapter.name for adapter in parts.adapters.all]
+        return json_response(ModelList([entry(name) for name in (*parts.model.names, *adapters)]))
 
     @app.get("/v1/models/{model:path}", **operation(Model, errors=(404,)))
     async def one_model(model: str) -> Response:

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
+from ..api.adapters import ServedAdapters
 from ..api.errors import HttpError
 from ..api.generate import AnswerWriter, Generator, whole_answer
 from ..api.jobs import Job, Jobs
@@ -33,11 +34,12 @@ class ServerParts:
     generator: Generator
     metrics: Metrics
     conversations: Conversations
+    adapters: ServedAdapters
     batches: Batches | None = None
 
     def check_model(self, name: str | None) -> None:
         """HttpError 404 for a model that is not served here."""
-        if name is not None and name not in self.model.names:
+        if name is not None and name not in self.model.names and not self.adapters.knows(name):
             raise HttpError(
                 404,
                 f"the model {name[:80]!r} does not exist; this server has {', '.join(map(repr, self.model.names))}",

@@ -63,12 +63,16 @@ class Server:
             log_options=LogOptions(options.log_format, options.log_level),
             otlp_endpoint=options.otlp_endpoint,
             chat_template=options.chat_template,
+            adapters=options.adapters,
+            adapter_folder=options.lora_dir,
         )
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
-        parts = ServerParts(core.model, core.engine, core.jobs, core.generator, metrics, conversations, self._batches)
+        parts = ServerParts(
+            core.model, core.engine, core.jobs, core.generator, metrics, conversations, core.adapters, self._batches
+        )
         self._gate = ClientGate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
         self._app = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
         self._signals = 0

@@ -102,6 +102,7 @@ class ValueTiles(Layout):
 class Tiles(ValueTiles):
     """`tile[k][16]` per 16 output rows; experts [E, N, K] follow one another."""
 
+    tile: ClassVar[int] = TILE
     macros: ClassVar[str] = "cpp/layouts/tiles.cpp.jinja"
     micro: ClassVar[str] = "cpp/linear/micro_dense.cpp.jinja"
 

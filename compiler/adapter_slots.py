@@ -1,0 +1,48 @@
+"""How much room an engine has for adapters that are loaded at run time: --adapters."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ..runtime.format.adapters import ADAPTER
+from .errors import UsageError
+
+__all__ = ["ADAPTER", "MAX_RANK", "MAX_SLOTS", "AdapterSlots", "read_adapter_slots"]
+
+MAX_RANK, MAX_SLOTS = 256, 4096
+
+
+@dataclass(frozen=True)
+class AdapterSlots:
+    """Room for `count` adapters in memory at once, each of at most this rank, of these linear layers.
+
+    targets: patterns (fnmatch) over the ends of module names, such as q_proj; none means all linear layers but the LM
+    head, routers and experts.
+    """
+
+    count: int
+    rank: int
+    targets: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.rank}" + (f":{','.join(self.targets)}" if self.targets else "")
+
+    def matching(self, module: str) -> str | None:
+        """The pattern that a module's name ends with, None for no such pattern."""
+        return next((p for p in self.targets if fnmatchcase(module, p) or fnmatchcase(module, f"*.{p}")), None)
+
+
+def read_adapter_slots(text: str) -> AdapterSlots:
+    """8x16, or 8x16:q_proj,v_proj. UsageError for anything else."""
+    found = re.fullmatch(r"(\d{1,6})x(\d{1,6})(?::([^:]+))?", text)
+    if found is None:
+        raise UsageError(
+            f"--adapters {text!r} is not SLOTSxRANK[:TARGETS]", "give 8x16, or 8x16:q_proj,v_proj for some layers"
+        )
+    count, rank = int(found[1]), int(found[2])
+    if not 1 <= count <= MAX_SLOTS or not 1 <= rank <= MAX_RANK:
+        raise UsageError(f"--adapters {text}: slots go from 1 to {MAX_SLOTS}, ranks from 1 to {MAX_RANK}")
+    targets = tuple(part.strip() for part in re.split("[,+]", found[3] or "") if part.strip())
+    return AdapterSlots(count, -(-rank // 16) * 16, targets)

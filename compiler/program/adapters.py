@@ -1,0 +1,46 @@
+"""What the program says of its room for adapters."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...runtime.format.adapters import AdapterPlan, AdapterSite, Pool
+from ..graph.graph import Graph
+from ..weights.formats.dense import F32
+from ..weights.handles import Constant
+from ..weights.pool import AdapterPool
+from .builder import ProgramBuilder, WeightSource
+from .profile import Profile
+
+
+def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> AdapterPlan:
+    """The pools and sites of a graph that was lowered; the factors of sites become weights of the program."""
+    names = {id(source.handle): name for name, source in builder.weights.items()}
+
+    def factors(site: str, kind: str, value: Tensor | None) -> str:
+        if value is None:
+            return ""
+        handle = Constant(value.float())
+        layout = profile.layout(F32, "plain")
+        return builder.weight(f"adapters.{site}.{kind}", WeightSource(handle, layout, handle.shape)).name
+
+    sites: list[AdapterSite] = []
+    pools: dict[str, Pool] = {}
+    slots = rank = 0
+    for site in graph.sites:
+        a, b = graph.weights[site.a], graph.weights[site.b]
+        slots, rank = b.shape[0] // max(site.experts, 1), b.shape[-1]
+        for handle in (a, b):
+            name = names[id(handle)]
+            layout = builder.weights[name].layout
+            _, n, k = handle.shape
+            pools[name] = Pool(name, slots, max(site.experts, 1), n, k, layout.format.name, layout.tile)
+        columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
+        places = names[id(a)], names[id(b)], site.row, site.experts
+        sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, columns, rows))
+    return AdapterPlan(slots, rank, list(pools.values()), sites)
+
+
+def is_pool(source: WeightSource) -> bool:
+    """Whether a weight is written at run time."""
+    return isinstance(source.handle, AdapterPool)

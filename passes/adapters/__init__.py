@@ -1,0 +1,1 @@
+"""Passes that make room for adapters, which come at run time."""

@@ -1,0 +1,75 @@
+"""Adapters as icc sees them, whatever file they come from: what changes in which weight of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """scale * B A is added to a weight W [out, in], so that y = x W^T + scale * B (A x).
+
+    a [.., r, in], b [.., out, r], float32; of experts with a leading axis, one pair for each. scale: alpha / r, or
+    alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        return self.a.shape[-2]
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """New values [len(ids), width] for some rows of an embedding (trainable tokens)."""
+
+    ids: tuple[int, ...]
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an adapter does to one weight, in this order; None for what it leaves alone.
+
+    whole: another weight takes its place. rows: some of its rows. low_rank: what is added. magnitude: [out], which each
+    row is scaled to the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the
+    layer gives. transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do.
+    """
+
+    whole: np.ndarray | None = None
+    rows: RowChange | None = None
+    low_rank: LowRank | None = None
+    magnitude: np.ndarray | None = None
+    bias: np.ndarray | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that was read.
+
+    path: the directory or file. digest: 32 bytes of all that is in it. base: the name of the model that it was trained
+    for, "" where it does not say. invocation: the tokens from which on it counts (aLoRA); () for from the beginning.
+    changes: by the name of the weight, as the model has it: model.layers.0.self_attn.q_proj.weight.
+    """
+
+    path: Path
+    digest: bytes
+    base: str
+    invocation: tuple[int, ...]
+    changes: Mapping[str, Change]
+
+    @property
+    def rank(self) -> int:
+        """The largest of its ranks; 0 if it has no low-rank change."""
+        return max((change.low_rank.rank for change in self.changes.values() if change.low_rank), default=0)

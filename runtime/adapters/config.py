@@ -1,0 +1,128 @@
+"""adapter_config.json of PEFT: what counts when an adapter is used, and a refusal of what icc does not do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import AdapterError
+
+CONFIG_FILE = "adapter_config.json"
+_MAX_BYTES = 4 << 20
+# Fields that say how it was trained, or where it comes from, and change nothing when it is used.
+_TRAINING = frozenset(
+    {
+        "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules",
+        "lora_dropout", "layers_to_transform", "layers_pattern", "loftq_config", "eva_config", "corda_config",
+        "lora_ga_config", "runtime_config", "ensure_weight_tying", "qalora_group_size", "megatron_core",
+    }
+)  # fmt: skip
+# Fields that would change what is computed, with PEFT's default, which is all that icc takes.
+_REFUSED: dict[str, Any] = {
+    "megatron_config": None, "layer_replication": None, "use_qalora": False, "use_bdlora": None, "arrow_config": None,
+    "kasa_config": None, "velora_config": None, "monteclora_config": None,
+}  # fmt: skip
+# What initial values of A and B leave the base as it is.
+_PLAIN_INITIALS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+class LoraConfig(msgspec.Struct, frozen=True):
+    """The fields that count; PEFT's defaults."""
+
+    peft_type: str = ""
+    base_model_name_or_path: str | None = None
+    r: int = 8
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    use_dora: bool = False
+    lora_bias: bool = False
+    bias: str = "none"
+    fan_in_fan_out: bool = False
+    modules_to_save: list[str] | None = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    target_parameters: list[str] | None = None
+    alora_invocation_tokens: list[int] | None = None
+    init_lora_weights: bool | str | None = True
+
+    def rank(self, module: str) -> int:
+        """The rank of the adapter of a module, or of a parameter that is targeted, by its name."""
+        return _matching(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """With what B A is multiplied."""
+        rank, alpha = self.rank(module), _matching(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / (sqrt(rank) if self.use_rslora else rank)
+
+    def token_ids(self, module: str) -> tuple[int, ...]:
+        """The rows of an embedding that were trained, in the order of their values."""
+        found = self.trainable_token_indices
+        if isinstance(found, dict):
+            return tuple(next((ids for name, ids in found.items() if _ends_with(module, re.escape(name))), ()))
+        return tuple(found or ())
+
+
+# All fields that icc knows; a test compares them with PEFT's.
+KNOWN_FIELDS = frozenset({*LoraConfig.__struct_fields__, *_TRAINING, *_REFUSED})
+
+
+def _ends_with(name: str, pattern: str) -> bool:
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", name) is not None
+    except re.error as error:
+        raise AdapterError(f"{CONFIG_FILE}: {pattern!r} is no regular expression: {error}") from None
+
+
+def _matching(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
+    """What the first pattern says that fits the end of a name: a regular expression, as PEFT has it."""
+    return next((value for pattern, value in (patterns or {}).items() if _ends_with(name, pattern)), default)
+
+
+def read_config(folder: Path) -> tuple[bytes, LoraConfig]:
+    """The file and what it says. AdapterError for a tuner that is not LoRA, and for fields that icc does not do."""
+    path = folder / CONFIG_FILE
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise AdapterError(f"{path} has more than {_MAX_BYTES} bytes")
+        raw = path.read_bytes()
+        fields = msgspec.json.decode(raw, type=dict[str, Any])
+    except OSError as error:
+        raise AdapterError(f"cannot read {path}: {error.strerror}", "give a directory of PEFT's") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise AdapterError(f"{path} is damaged: {error}") from None
+    try:
+        return raw, _checked(fields)
+    except AdapterError as error:
+        raise AdapterError(f"{path}: {error.message}", error.hint) from None
+
+
+def _checked(fields: dict[str, Any]) -> LoraConfig:
+    tuner = fields.get("peft_type")
+    if tuner != "LORA":
+        raise AdapterError(f"peft_type is {tuner!r}, not 'LORA'", "convert it: peft's save_as_lora")
+    for name, value in fields.items():
+        if name in _REFUSED and value != _REFUSED[name] and value not in (None, False, {}, []):
+            raise AdapterError(f"{name} is {value!r}, which icc does not do", "merge it with peft, then compile that")
+        if name not in KNOWN_FIELDS and value not in (None, False, {}, [], ""):
+            raise AdapterError(f"icc does not know the field {name!r}, which is {value!r}", "update icc, or merge it")
+    try:
+        config = msgspec.convert(
+            {name: fields[name] for name in fields if name in LoraConfig.__struct_fields__}, LoraConfig
+        )
+    except msgspec.ValidationError as error:
+        raise AdapterError(str(error)) from None
+    if config.r < 1 or any(rank < 1 for rank in (config.rank_pattern or {}).values()):
+        raise AdapterError("a rank is less than 1")
+    initial = config.init_lora_weights
+    if initial not in _PLAIN_INITIALS:
+        raise AdapterError(
+            f"init_lora_weights is {initial!r}: it was trained on a base that was changed first",
+            "save it again with peft's save_pretrained(path_initial_model_for_weight_conversion=..)",
+        )
+    return config

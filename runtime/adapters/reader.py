@@ -1,0 +1,192 @@
+"""Reads adapters that PEFT has written (github.com/huggingface/peft, Mangrulkar et al.): every key is used, or refused
+by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import AdapterError
+from .adapter import Adapter, Change, LowRank, RowChange
+from .config import CONFIG_FILE, LoraConfig, read_config
+from .tensors import AdapterTensors
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# A key: the module, and which part of its change the tensor is. Older versions write the adapter's name, too.
+_KEY = re.compile(
+    r"(?P<module>.+?)\.(?P<part>"
+    r"lora_[AB](?:\.default)?\.weight|lora_B(?:\.default)?\.bias|lora_embedding_[AB](?:\.default)?|"
+    r"lora_magnitude_vector(?:\.default)?(?:\.weight)?|token_adapter\.trainable_tokens_delta(?:\.default)?|"
+    r"(?:(?:modules_to_save|base_layer)(?:\.default)?\.)?(?:weight|bias))"
+)
+# In what order PEFT nests the parameters of one module: as modules of transformers make them, the first innermost.
+_MADE = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+_NESTED = ".base_layer"
+
+
+def read_adapter(path: Path) -> Adapter:
+    """An adapter from a directory of PEFT's.
+
+    AdapterError where a file is missing or damaged, where the tuner or a field is one that icc does not do, and for the
+    first key that belongs to nothing.
+    """
+    if not path.is_dir():
+        raise AdapterError(f"{path} is no directory with an adapter", f"it must have {CONFIG_FILE}, {WEIGHTS_FILE}")
+    raw, config = read_config(path)
+    if not (path / WEIGHTS_FILE).exists() and (path / "adapter_model.bin").exists():
+        raise AdapterError(f"{path} has a pickle, which can run programs", "save it again with peft, as safetensors")
+    tensors = AdapterTensors(path / WEIGHTS_FILE)
+    changes = _KeyReader(config, tensors).changes()
+    digest = hashlib.blake2b(digest_size=32, person=b"icc-adapter")
+    for part in (raw, tensors.raw):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    invocation = tuple(config.alora_invocation_tokens or ())
+    return Adapter(path, digest.digest(), config.base_model_name_or_path or "", invocation, changes)
+
+
+class _KeyReader:
+    """The keys of one adapter, taken one by one."""
+
+    def __init__(self, config: LoraConfig, tensors: AdapterTensors) -> None:
+        self._config, self._tensors = config, tensors
+        self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # module -> part -> key
+
+    def changes(self) -> Mapping[str, Change]:
+        """By the names of the weights that change."""
+        for key in self._tensors.names:
+            found = _KEY.fullmatch(key.removeprefix(_PREFIX))
+            if found is None or ".." in key or ".lora_" in f".{found['module']}":
+                raise self._unused(key, "icc does not know what it is")
+            part = found["part"].replace(".default", "").removesuffix(".weight")
+            self._parts[found["module"]][part or "weight"] = key
+        changes: dict[str, Change] = {}
+        for module, parts in self._parts.items():
+            for name, change in self._module(module, dict(parts)).items():
+                if name in changes:
+                    raise self._unused(next(iter(parts.values())), f"{name} is changed twice")
+                changes[name] = change
+        if not changes:
+            raise AdapterError(f"{self._tensors.path} changes nothing: it has no tensors")
+        return changes
+
+    def _module(self, module: str, parts: dict[str, str]) -> dict[str, Change]:
+        """What the parts of one module say."""
+        if self._is_parameter(module, parts):
+            return self._parameter(module, parts)
+        low_rank, bias = self._low_rank(module, parts), None
+        if "lora_B.bias" in parts:
+            if low_rank is None or not self._config.lora_bias:
+                raise self._unused(parts["lora_B.bias"], "the adapter has no bias")
+            bias = self._load(parts.pop("lora_B.bias")) * np.float32(low_rank.scale)
+        magnitude = None
+        if "lora_magnitude_vector" in parts:
+            if low_rank is None or not self._config.use_dora:
+                raise self._unused(parts["lora_magnitude_vector"], "the adapter does not use DoRA")
+            magnitude = self._load(parts.pop("lora_magnitude_vector")).reshape(-1)
+        elif self._config.use_dora and low_rank is not None:
+            raise AdapterError(f"{self._tensors.path}: {module} has no magnitude, though the adapter uses DoRA")
+        found: dict[str, Change] = {}
+        whole = self._whole(module, parts, "weight")
+        rows = self._rows(module, parts)
+        if low_rank is not None or whole is not None or rows is not None:
+            transposed = self._config.fan_in_fan_out and low_rank is not None
+            found[f"{module}.weight"] = Change(whole, rows, low_rank, magnitude, bias, transposed)
+        own_bias = self._whole(module, parts, "bias")
+        if own_bias is not None:
+            found[f"{module}.bias"] = Change(own_bias)
+        if parts:
+            raise self._unused(next(iter(parts.values())), "nothing that is there needs it")
+        return found
+
+    def _low_rank(self, module: str, parts: dict[str, str]) -> LowRank | None:
+        for a, b in (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")):
+            if a not in parts and b not in parts:
+                continue
+            for one, other in ((a, b), (b, a)):
+                if one not in parts:
+                    raise self._unused(parts[other], f"there is no {one} beside it")
+            first, second = self._load(parts.pop(a)), self._load(parts.pop(b))
+            if first.ndim != 2 or second.ndim != 2 or first.shape[0] != second.shape[1]:
+                shapes = f"{list(first.shape)} and {list(second.shape)}"
+                raise AdapterError(f"{self._tensors.path}: A and B of {module} are {shapes}, which is no product")
+            self._check_rank(module, first.shape[0])
+            if a == "lora_embedding_A":  # of a table [vocabulary, width]: what is added is (B A)^T
+                first, second = second.T, first.T
+            return LowRank(first, second, self._config.scale(module))
+        return None
+
+    def _check_rank(self, name: str, rank: int) -> None:
+        if rank != self._config.rank(name):
+            raise AdapterError(
+                f"{self._tensors.path}: {name} has rank {rank}, {CONFIG_FILE} says {self._config.rank(name)}"
+            )
+
+    def _whole(self, module: str, parts: dict[str, str], kind: str) -> np.ndarray | None:
+        """The weight or bias that takes the place of the base's."""
+        suffix = "" if kind == "weight" else ".bias"
+        for name in (kind, f"modules_to_save{suffix}", f"base_layer{suffix}"):
+            if name in parts:
+                return self._load(parts.pop(name))
+        return None
+
+    def _rows(self, module: str, parts: dict[str, str]) -> RowChange | None:
+        key = parts.pop("token_adapter.trainable_tokens_delta", None)
+        if key is None:
+            return None
+        values, ids = self._load(key), self._config.token_ids(module)
+        if values.ndim != 2 or len(ids) != len(values) or len(set(ids)) != len(ids) or min(ids, default=0) < 0:
+            raise self._unused(key, f"trainable_token_indices has {len(ids)} ids for {list(values.shape)}")
+        return RowChange(ids, values)
+
+    # -- parameters: the experts of a layer are one weight, and no module ---------------------------------------------
+
+    def _targeted(self, module: str) -> list[str]:
+        """The parameters of a module that are targeted, the innermost first."""
+        names = [target.rpartition(".") for target in self._config.target_parameters or ()]
+        here = {name for owner, _, name in names if not owner or module == owner or module.endswith(f".{owner}")}
+        return sorted(here, key=lambda name: (_MADE.index(name) if name in _MADE else len(_MADE), name))
+
+    def _is_parameter(self, module: str, parts: dict[str, str]) -> bool:
+        return "lora_A" in parts and bool(self._targeted(_owner(module)))
+
+    def _parameter(self, module: str, parts: dict[str, str]) -> dict[str, Change]:
+        """A [E * r, in] is [E, r, in], B [out, r * E] is [out, r, E]: the expert is the fastest axis of B."""
+        owner = _owner(module)
+        targets = self._targeted(owner)
+        levels = sum(_owner(name) == owner for name in self._parts)
+        if levels != len(targets):
+            raise self._unused(parts["lora_A"], f"target_parameters names {len(targets)} of {levels} parameters")
+        name = f"{owner}.{targets[len(targets) - 1 - module.count(_NESTED)]}"
+        if set(parts) != {"lora_A", "lora_B"}:
+            raise self._unused(next(iter(parts.values())), "experts have A and B, and nothing else")
+        a, b = self._load(parts["lora_A"]), self._load(parts["lora_B"])
+        rank = self._config.rank(name)
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or a.shape[0] % rank:
+            shapes = f"{list(a.shape)} and {list(b.shape)}"
+            raise AdapterError(f"{self._tensors.path}: A and B of {name} are {shapes}, not of experts of rank {rank}")
+        experts = a.shape[0] // rank
+        scale = self._config.scale(name)
+        if experts == 1:
+            return {name: Change(low_rank=LowRank(a, b, scale))}
+        first = a.reshape(experts, rank, a.shape[1])
+        second = np.ascontiguousarray(b.reshape(b.shape[0], rank, experts).transpose(2, 0, 1))
+        return {name: Change(low_rank=LowRank(first, second, scale))}
+
+    def _load(self, key: str) -> np.ndarray:
+        return self._tensors.load(key)
+
+    def _unused(self, key: str, why: str) -> AdapterError:
+        return AdapterError(f"{self._tensors.path}: {key!r} is not used: {why}", "save it again with a current peft")
+
+
+def _owner(module: str) -> str:
+    """A module without the wrappers that PEFT has put around it."""
+    while module.endswith(_NESTED):
+        module = module.removesuffix(_NESTED)
+    return module

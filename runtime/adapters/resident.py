@@ -1,0 +1,195 @@
+"""Which adapters an engine knows, and which of them are in its slots: the least recently used makes room (S-LoRA, Sheng
+et al. 2023, arXiv:2311.03285)."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import RequestError
+from ..format.adapters import AdapterPlan
+from .adapter import Adapter
+from .packing import Factors, check_fits, pack_slot, slot_bytes
+from .reader import read_adapter
+
+HOST_BYTES = 2 << 30  # of adapters that are ready to be put into a slot
+Packed = dict[str, np.ndarray]
+
+
+class PoolWriter(Protocol):
+    """What writes pools; see `Device.write_pool`."""
+
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None: ...
+
+
+@dataclass(eq=False)
+class Loaded:
+    """An adapter in a slot, or on the way there. users: what runs with it, and keeps it there."""
+
+    adapter: Adapter
+    slot: int
+    writing: Future[None]
+    users: int = 0
+
+    def begin(self, prompt: Sequence[int]) -> int | None:
+        """The position from which the adapter counts: that of the last invocation tokens in the prompt (aLoRA,
+        Greenewald et al. 2025, arXiv:2504.12397), None where they are not there; 0 for others."""
+        tokens = self.adapter.invocation
+        if not tokens:
+            return 0
+        size = len(tokens)
+        found = (at for at in range(len(prompt) - size, -1, -1) if tuple(prompt[at : at + size]) == tokens)
+        return next(found, None)
+
+    def identity(self, prompt: Sequence[int]) -> bytes:
+        """What the KV of a prompt depends on: see `Standing.adapter`."""
+        return self.adapter.digest + str(self.begin(prompt)).encode()
+
+    def rows(self, prompt: Sequence[int], longest: int) -> bytes:
+        """The input of a request, int32 [longest]: the slot from `begin` on, -1 before."""
+        begin = self.begin(prompt)
+        start = longest if begin is None else begin
+        return (array("i", [-1]) * start + array("i", [self.slot]) * (longest - start)).tobytes()
+
+
+@dataclass(eq=False)
+class ResidentAdapters:
+    """The adapters of one executor. Thread-safe.
+
+    plan: the room that there is. factors: see `AdapterSite`. host_bytes: memory for adapters that have left their slot,
+    or are not yet in one; beyond it they are read from disk again.
+    """
+
+    plan: AdapterPlan
+    writer: PoolWriter
+    factors: Factors
+    host_bytes: int = HOST_BYTES
+    _known: dict[str, Adapter] = field(default_factory=dict, init=False)
+    _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # the last used at the end
+    _packed: OrderedDict[bytes, Packed] = field(default_factory=OrderedDict, init=False)
+    _lock: Lock = field(default_factory=Lock, init=False)
+    _thread: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "icc-adapters")
+
+    @property
+    def names(self) -> list[str]:
+        """The adapters that requests may ask for, the oldest first."""
+        return list(self._known)
+
+    @property
+    def resident(self) -> list[str]:
+        """The names of adapters in slots, the last used at the end; one that was replaced or removed has none."""
+        with self._lock:
+            digests = list(self._slots)
+            names = {adapter.digest: name for name, adapter in self._known.items()}
+            return [names[digest] for digest in digests if digest in names]
+
+    def add(self, name: str, path: Path) -> Adapter:
+        """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
+        it keeps it. The adapter's own error, or RequestError where it does not fit."""
+        adapter = read_adapter(path)
+        check_fits(self.plan, name, adapter)
+        packed = pack_slot(self.plan, adapter, self.factors)
+        with self._lock:
+            self._known[name] = replace(adapter, changes={})
+            self._keep(adapter.digest, packed)
+        return adapter
+
+    def remove(self, name: str) -> None:
+        """Forget a name; what runs with the adapter keeps it. RequestError if there is none of that name."""
+        with self._lock:
+            self._check(name)
+            del self._known[name]
+
+    def digest(self, name: str) -> bytes:
+        """What tells the adapter of that name from any other; RequestError if there is none."""
+        with self._lock:
+            return self._check(name).digest
+
+    def place(self, name: str) -> Loaded | None:
+        """The adapter in its slot, kept there until `release`; None while it is on its way, or all slots are kept by
+        others. RequestError if there is none of that name, or it cannot be read any more."""
+        with self._lock:
+            adapter = self._check(name)
+            found = self._slots.get(adapter.digest)
+            if found is None:
+                if (slot := self._free_slot()) is None:
+                    return None
+                found = Loaded(adapter, slot, self._thread.submit(self._write, adapter, slot))
+                self._slots[adapter.digest] = found
+            self._slots.move_to_end(adapter.digest)
+            if not found.writing.done():
+                return None
+            if (error := found.writing.exception()) is not None:
+                del self._slots[adapter.digest]
+                raise error
+            found.users += 1
+            return found
+
+    def release(self, loaded: Loaded) -> None:
+        """A user has ended."""
+        with self._lock:
+            loaded.users -= 1
+
+    def wait(self, seconds: float) -> None:
+        """Until what is on its way has arrived, at most so long."""
+        with self._lock:
+            pending = [loaded.writing for loaded in self._slots.values() if not loaded.writing.done()]
+        if pending:
+            try:
+                pending[0].result(seconds)
+            except Exception:  # `place` tells
+                return
+
+    def close(self) -> None:
+        """Stop loading."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _check(self, name: str) -> Adapter:
+        if name not in self._known:
+            have = f"there are {', '.join(self._known)}" if self._known else "there is none"
+            raise RequestError(f"there is no adapter {name!r}: {have}", field="adapter")
+        return self._known[name]
+
+    def _free_slot(self) -> int | None:
+        """A slot that nothing uses: one that is empty, else the one whose last use is the longest ago."""
+        taken = {loaded.slot for loaded in self._slots.values()}
+        empty = next((slot for slot in range(self.plan.slots) if slot not in taken), None)
+        if empty is not None:
+            return empty
+        for digest, loaded in self._slots.items():
+            if not loaded.users and loaded.writing.done():
+                del self._slots[digest]
+                return loaded.slot
+        return None
+
+    def _write(self, adapter: Adapter, slot: int) -> None:
+        """In the thread that loads."""
+        with self._lock:
+            packed = self._packed.get(adapter.digest)
+        if packed is None:
+            again = read_adapter(adapter.path)
+            if again.digest != adapter.digest:
+                raise RequestError(f"{adapter.path} has changed since it was loaded", "load it again", field="adapter")
+            packed = pack_slot(self.plan, again, self.factors)
+            with self._lock:
+                self._keep(adapter.digest, packed)
+        for pool in self.plan.pools:
+            part = packed[pool.weight]
+            self.writer.write_pool(pool.weight, slot * part.nbytes, part)
+
+    def _keep(self, digest: bytes, packed: Packed) -> None:
+        self._packed[digest] = packed
+        self._packed.move_to_end(digest)
+        while len(self._packed) > 1 and sum(map(slot_bytes, self._packed.values())) > self.host_bytes:
+            self._packed.popitem(last=False)

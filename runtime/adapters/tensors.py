@@ -1,0 +1,83 @@
+"""The tensors of an adapter: a safetensors file, which is not trusted, as float32 arrays."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..errors import AdapterError
+
+MAX_HEADER = 32 << 20
+MAX_TENSORS = 100_000
+_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """A tensor in the header; offsets count from the end of the header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class AdapterTensors:
+    """The tensors of one file by name. `raw` is all of the file."""
+
+    def __init__(self, path: Path) -> None:
+        """AdapterError where the file cannot be read, or is not what it says."""
+        self.path = path
+        try:
+            self.raw = path.read_bytes()
+        except OSError as error:
+            raise AdapterError(f"cannot read {path}: {error.strerror}") from None
+        size = int.from_bytes(self.raw[:8], "little")
+        if len(self.raw) < 8 or size > min(len(self.raw) - 8, MAX_HEADER):
+            raise self._damaged("its header is longer than the file, or than 32 MiB")
+        self._start = 8 + size
+        try:
+            header = msgspec.json.decode(self.raw[8 : self._start], type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            if len(header) > MAX_TENSORS:
+                raise self._damaged(f"it has {len(header)} tensors, more than {MAX_TENSORS}")
+            self._entries = {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in header.items()}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._damaged(f"its header is not valid: {error}") from None
+        for name, entry in self._entries.items():
+            self._check(name, entry)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, as the file has them."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor."""
+        return tuple(self._entries[name].shape)
+
+    def load(self, name: str) -> np.ndarray:
+        """One tensor as float32. AdapterError where a value is not finite."""
+        entry = self._entries[name]
+        dtype, (first, _) = _DTYPES[entry.dtype], entry.data_offsets
+        found = np.frombuffer(self.raw, dtype, prod(entry.shape), self._start + first).reshape(entry.shape)
+        if entry.dtype == "BF16":
+            found = (found.astype(np.uint32) << 16).view(np.float32)
+        values = found.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise self._damaged(f"tensor {name!r} has values that are not finite")
+        return values
+
+    def _check(self, name: str, entry: TensorEntry) -> None:
+        if entry.dtype not in _DTYPES:
+            raise self._damaged(f"tensor {name!r} is of type {entry.dtype}, not {', '.join(_DTYPES)}")
+        if min(entry.shape, default=0) < 0 or len(entry.shape) > 4:
+            raise self._damaged(f"tensor {name!r} has the shape {entry.shape}")
+        first, last = entry.data_offsets
+        length = prod(entry.shape) * _DTYPES[entry.dtype].itemsize
+        if not 0 <= first <= last <= len(self.raw) - self._start or last - first != length:
+            raise self._damaged(f"tensor {name!r} is not {length} bytes of it")
+
+    def _damaged(self, reason: str) -> AdapterError:
+        return AdapterError(f"{self.path}: {reason}", "download it again")

@@ -1,0 +1,54 @@
+"""What an engine with room for adapters says of that room: its pools, and which module's adapter goes where."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .batch import BatchArray
+
+ADAPTER = BatchArray("adapter", ("T",), fill=-1)  # the slot of the adapter of a token's row, -1 for none
+ADAPTER_SECTION = "adapters"  # the section that runs where a row of a batch has one
+
+
+class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One weight of a program that is written at run time, `slots` parts of equal size: of each, matrices [n, k].
+
+    The file of weights has no bytes of it; it begins as zeros. Elements of type `dtype` lie in rows, or, where `tile`
+    is more than 1, in tiles of so many rows: [n / tile, k, tile], the last tile filled up with zeros.
+    """
+
+    weight: str
+    slots: int
+    matrices: int  # per slot: 1, or one for each expert
+    n: int
+    k: int
+    dtype: str
+    tile: int = 1
+
+
+class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the low-rank change of one weight of the model goes: y += B (A x).
+
+    parameter: the weight's name in the checkpoint, [n, k], or [experts, n, k]. a, b: the pools, by weight. row: the
+    first of the rows of a slot of `a` that are this site's. columns: a float32 weight [k] with which the columns of A
+    are multiplied, because the input of the layer was divided by it; rows: [n], the same of B's rows; "" for none.
+    """
+
+    parameter: str
+    n: int
+    k: int
+    a: str
+    b: str
+    row: int = 0
+    experts: int = 0
+    columns: str = ""
+    rows: str = ""
+
+
+class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Room for `slots` adapters of at most this rank in memory at once."""
+
+    slots: int
+    rank: int
+    pools: list[Pool]
+    sites: list[AdapterSite]

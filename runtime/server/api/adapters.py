@@ -1,0 +1,126 @@
+"""ServedAdapters: the adapters that a server knows by name, as models beside the one that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ...adapters.config import CONFIG_FILE
+from ..engine.engine_client import EngineClient, EngineFailed
+from ..engine.messages import LoadAdapter, UnloadAdapter
+from .errors import HttpError
+
+log = logging.getLogger("icc.serve")
+MAX_ADAPTERS = 10_000
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)?")  # of a file in --lora-dir, or a hub name
+
+
+class ServedAdapter(NamedTuple):
+    """An adapter by its name; where it lies, and when it was loaded, in seconds since 1970."""
+
+    name: str
+    path: Path
+    created: int
+
+
+@dataclass
+class ServedAdapters:
+    """Loads adapters in the engine process, and again when that was started again.
+
+    model_names: what requests call the model itself. folder: adapters in it are loaded when they are first asked for;
+    None for no such. start: those that are loaded before anything is answered, by name.
+    """
+
+    engine: EngineClient
+    model_names: tuple[str, ...]
+    folder: Path | None
+    start: Mapping[str, Path]
+
+    def __post_init__(self) -> None:
+        self._known: dict[str, ServedAdapter] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._restored: asyncio.Task[None] | None = None
+        self.engine.on_ready = self._restore
+
+    @property
+    def all(self) -> list[ServedAdapter]:
+        """Every adapter that is loaded, the oldest first."""
+        return list(self._known.values())
+
+    def knows(self, name: str) -> bool:
+        """Whether a request may name it: it is loaded, or lies in the folder."""
+        return name in self._known or self._found(name) is not None
+
+    async def chosen(self, model: str | None, lora: str | None) -> str:
+        """The adapter of a request: `lora`, or a model that is one, loaded; "" for none. HttpError 404 for a name that
+        there is not."""
+        name = lora or (model if model is not None and model not in self.model_names else "")
+        if not name:
+            return ""
+        if self._restored is not None:
+            await self._restored
+        if name in self._known:
+            return name
+        path = self._found(name)
+        if path is None:
+            raise HttpError(404, f"there is no adapter {name[:80]!r}", "model" if lora is None else "lora", "not_found")
+        if name not in self._loading:
+            self._loading[name] = asyncio.create_task(self.load(name, path))
+        try:
+            await asyncio.shield(self._loading[name])
+        finally:
+            if name in self._loading and self._loading[name].done():
+                del self._loading[name]
+        return name
+
+    async def load(self, name: str, path: Path, again: bool = True) -> None:
+        """Load an adapter under a name; `again`: in place of one that has it. HttpError 400 for a name that is taken or
+        is none; EngineFailed with the reason of the engine."""
+        if name in self.model_names or (name in self._known and not again):
+            raise HttpError(400, f"there is a model {name!r} already", "lora_name", "invalid_value")
+        if not _NAME.fullmatch(name) or len(name) > 200:
+            raise HttpError(400, f"{name[:80]!r} is no name for an adapter", "lora_name", "invalid_value")
+        if len(self._known) >= MAX_ADAPTERS and name not in self._known:
+            raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")
+        await self.engine.ask(LoadAdapter(0, name, str(path.resolve())))
+        self._known[name] = ServedAdapter(name, path, int(time.time()))
+
+    async def unload(self, name: str) -> None:
+        """Forget an adapter. HttpError 404 if there is none of that name."""
+        if name not in self._known:
+            raise HttpError(404, f"there is no adapter {name[:80]!r}", "lora_name", "not_found")
+        del self._known[name]
+        await self.engine.ask(UnloadAdapter(0, name))
+
+    async def load_first(self) -> None:
+        """Load those of `start`. The error of the first that cannot be loaded."""
+        for name, path in self.start.items():
+            await self.load(name, path)
+
+    def _found(self, name: str) -> Path | None:
+        """An adapter in the folder, by a name that leads nowhere else."""
+        if self.folder is None or not _NAME.fullmatch(name) or ".." in name:
+            return None
+        path = self.folder / name
+        inside = path.resolve().is_relative_to(self.folder.resolve())
+        return path if inside and (path / CONFIG_FILE).is_file() else None
+
+    def _restore(self) -> None:
+        """The engine process is a new one, and knows no adapter."""
+        if self._known:
+            self._restored = asyncio.create_task(self._load_again())
+
+    async def _load_again(self) -> None:
+        for adapter in self.all:
+            try:
+                await self.engine.ask(LoadAdapter(0, adapter.name, str(adapter.path.resolve())))
+            except EngineFailed as error:
+                log.error("adapter %s cannot be loaded again: %s", adapter.name, error.message)
+                if error.status != 503:
+                    self._known.pop(adapter.name, None)

@@ -1,0 +1,58 @@
+"""AdapterTable: what the HTTP process asks about adapters, done beside the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import IccError, RequestError
+from ...loop.driver import NO_ROOM
+from .messages import AdapterDone, Failed, LoadAdapter, UnloadAdapter
+
+if TYPE_CHECKING:
+    from ...adapters.resident import ResidentAdapters
+
+log = logging.getLogger("icc.engine")
+
+
+class AdapterTable:
+    """Takes questions, and gives their answers when they are there. adapters: None for an engine without room."""
+
+    def __init__(self, adapters: ResidentAdapters | None) -> None:
+        self._adapters = adapters
+        self._thread = ThreadPoolExecutor(1, "icc-load-adapter")
+        self._open: list[tuple[int, Future[None]]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is still to come."""
+        return bool(self._open)
+
+    def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
+        """Begin to do what is asked; questions are taken one after the other."""
+        self._open.append((question.id, self._thread.submit(self._do, question)))
+
+    def answers(self) -> Iterator[AdapterDone | Failed]:
+        """The answers that are there."""
+        while self._open and self._open[0][1].done():
+            number, done = self._open.pop(0)
+            error = done.exception()
+            if error is None:
+                yield AdapterDone(number)
+                continue
+            if not isinstance(error, IccError):
+                log.error("an adapter could not be loaded", exc_info=error)
+            message = error.message if isinstance(error, IccError) else "the adapter could not be loaded"
+            hint = f": {error.hint}" if isinstance(error, IccError) and error.hint else ""
+            yield Failed(number, 400 if isinstance(error, IccError) else 500, message + hint, "lora_path")
+
+    def _do(self, question: LoadAdapter | UnloadAdapter) -> None:
+        if self._adapters is None:
+            raise RequestError(NO_ROOM, "compile the model with --adapters 8x16")
+        if isinstance(question, UnloadAdapter):
+            self._adapters.remove(question.name)
+        else:
+            self._adapters.add(question.name, Path(question.path))

@@ -1,0 +1,164 @@
+"""Adapters at run time: the numbers of transformers and peft, and nothing of one request in another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import icc
+import msgspec
+import numpy as np
+import pytest
+from icc import SamplingParams
+from icc.runtime.errors import RequestError
+from icc.runtime.llm import LLM
+from icc.runtime.query import Query
+from peft_models import adapted_logits, save_adapter
+
+IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 7, 90]
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+Make = Callable[..., Path]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 4, "target_modules": PROJECTIONS},
+    "rslora": {"r": 8, "lora_alpha": 3, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
+    "patterns": {
+        "r": 4,
+        "target_modules": PROJECTIONS,
+        "rank_pattern": {r"layers\.0\..*q_proj": 16, "up_proj": 2},
+        "alpha_pattern": {"v_proj": 1, "1.self_attn.o_proj": 32},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: save_adapter(model("llama"), folder / name, seed, **kind)
+        for seed, (name, kind) in enumerate(KINDS.items())
+    }
+
+
+@pytest.fixture
+def llm(engine: Make, adapters: dict[str, Path]) -> Iterator[LLM]:
+    """Two slots for three adapters."""
+    with icc.load(engine("llama", adapters="2x16")) as found:
+        for name, path in adapters.items():
+            found.load_adapter(name, path)
+        yield found
+
+
+def difference(expected: Any, found: np.ndarray) -> float:
+    wanted = np.asarray(expected)
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def test_numbers_are_those_of_peft(llm: LLM, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
+    base = llm.logits(IDS)
+    for name, path in adapters.items():
+        expected = adapted_logits(model("llama"), path, IDS)
+        assert difference(expected, llm.logits(IDS, adapter=name)) < 2e-5, name
+        assert difference(expected, base) > 1e-3, name
+
+
+FAMILIES = {
+    "gpt2": {"r": 4, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    "qwen3_moe": {
+        "r": 4, "target_modules": ["q_proj", "o_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    },
+    "gemma3": {"r": 4, "target_modules": PROJECTIONS},
+    "lfm2-short_convolutions": {"r": 4, "target_modules": ["in_proj", "out_proj", "w1", "w2", "q_proj"]},
+}  # fmt: skip
+ROOM = {"qwen3_moe": "2x16:q_proj,o_proj,experts.*"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    path = save_adapter(model(family), tmp_path / "adapter", **FAMILIES[family])
+    with icc.load(engine(family, adapters=ROOM.get(family, "2x16"))) as llm:
+        llm.load_adapter("own", path)
+        expected = adapted_logits(model(family), path, IDS)
+        assert difference(expected, llm.logits(IDS, adapter="own")) < 2e-5
+        assert difference(expected, llm.logits(IDS)) > 1e-3
+
+
+def test_the_base_pays_nothing(engine: Make, llm: LLM) -> None:
+    """The steps of an engine with room are those of one without, and so are the bits."""
+    with icc.load(engine("llama")) as plain:
+        assert np.array_equal(plain.logits(IDS), llm.logits(IDS))
+        assert plain.engine is not None and llm.engine is not None
+        without, with_room = (one.engine.files.read("program.json") for one in (plain, llm))
+    steps = [msgspec.json.decode(raw)["steps"] for raw in (without, with_room)]
+    assert llm.engine.program.num_own_steps == len(steps[0])
+    assert steps[1][: len(steps[0])] == steps[0]
+
+
+def test_a_mixed_batch_is_each_alone_bit_for_bit(llm: LLM) -> None:
+    prompts = [IDS[i : i + 6] for i in range(7)]
+    names = [None, "plain", "rslora", "patterns", "plain", None, "patterns"]
+    scored = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=3)
+    together = llm.generate(prompts, scored, adapter=names)
+    for prompt, name, found in zip(prompts, names, together, strict=True):
+        [alone] = llm.generate([prompt], scored, adapter=name)
+        assert (found.token_ids, found.logprobs) == (alone.token_ids, alone.logprobs)
+    assert len({tuple(one.token_ids) for one in llm.generate([IDS] * 4, PARAMS, adapter=[None, *KINDS])}) > 1
+
+
+def test_no_cached_block_crosses(llm: LLM) -> None:
+    """The same prompt, with one adapter after the other in the same slots."""
+    prompt = (IDS * 4)[:40]
+    expected = {name: llm.generate([prompt], PARAMS, adapter=name)[0] for name in (None, *KINDS)}
+    for name in ("plain", None, "rslora", "patterns", "plain", "rslora", None):
+        task = llm.submit(Query(prompt, PARAMS, adapter=name or ""))
+        while not task.done:
+            llm.driver.step()
+        [found] = task.generations
+        assert found.num_cached_tokens == 32  # its own block, from before
+        assert found.completion().token_ids == expected[name].token_ids
+
+
+def test_a_replaced_adapter_counts_for_new_requests(llm: LLM, adapters: dict[str, Path]) -> None:
+    [before] = llm.generate([IDS], PARAMS, adapter="plain")
+    [other] = llm.generate([IDS], PARAMS, adapter="patterns")
+    stream = llm.stream(IDS, PARAMS, adapter="plain")
+    tokens = list(next(stream).token_ids)
+    llm.load_adapter("plain", adapters["patterns"])
+    [new] = llm.generate([IDS], PARAMS, adapter="plain")
+    for increment in stream:
+        tokens += increment.token_ids
+    assert tuple(tokens) == tuple(before.token_ids)
+    assert new.token_ids == other.token_ids
+    llm.unload_adapter("plain")
+    with pytest.raises(RequestError, match="there is no adapter 'plain': there are rslora, patterns"):
+        llm.generate([IDS], PARAMS, adapter="plain")
+
+
+def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    invocation = IDS[6:8]
+    options = {"r": 4, "target_modules": PROJECTIONS, "alora_invocation_tokens": invocation, "task_type": "CAUSAL_LM"}
+    path = save_adapter(model("llama"), tmp_path / "alora", **options)
+    with icc.load(engine("llama", adapters="2x16")) as llm:
+        llm.load_adapter("alora", path)
+        base, found = llm.logits(IDS), llm.logits(IDS, adapter="alora")
+        assert np.array_equal(found[:6], base[:6]) and difference(base[6:], found[6:]) > 1e-3
+        assert difference(adapted_logits(model("llama"), path, IDS), found) < 2e-5
+
+
+def test_what_has_no_room(engine: Make, model: Callable[[str], Path], llm: LLM, tmp_path: Path) -> None:
+    def refused(match: str, **config: Any) -> None:
+        path = save_adapter(model("llama"), tmp_path / f"refused{len(list(tmp_path.iterdir()))}", **config)
+        with pytest.raises(RequestError, match=match):
+            llm.load_adapter("refused", path)
+
+    refused("q_proj.weight: its rank is 32, the engine has room for 16", r=32, target_modules=["q_proj"])
+    refused("lm_head.weight: the engine has no room for adapters there", r=4, target_modules=["lm_head"])
+    refused("a magnitude per row", r=4, target_modules=["q_proj"], use_dora=True)
+    refused("cannot compute with a bias", r=4, target_modules=["q_proj"], lora_bias=True)
+    assert "refused" not in llm.adapters.names  # type: ignore[union-attr]
+    with icc.load(engine("llama")) as plain, pytest.raises(RequestError, match="no room for adapters"):
+        plain.load_adapter("any", tmp_path)
+    with pytest.raises(RequestError, match="2 adapters for 1 prompts"):
+        llm.generate([IDS], PARAMS, adapter=["plain", "plain"])
