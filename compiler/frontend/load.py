@@ -29,7 +29,7 @@ from .convert.index_scores import PickingIndex
 from .convert.picked import PickedTokens
 from .convert.rotations import ComplexRotation
 from .convert.row_bias import BiasByRows
-from .convert.scores import WrittenOutAttention
+from .convert.written_out import WrittenOutAttention
 from .ending import Ending, append_ending
 from .export.rope import settle_rope
 from .export.trace import SHORTEST, Traced, export

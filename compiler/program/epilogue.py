@@ -22,8 +22,8 @@ from .steps.linear import Columns, Epilogue, ExpertProduct, Extra, Product
 from .steps.pointwise import Pointwise
 from .strides import Access, view_strides
 
-_MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
-_MAX_EXTRAS = 3
+MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
+MAX_EXTRAS = 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _fuse(product: Product, point: Pointwise) -> Product | None:
                 return None
             inputs.append(Extra(stride))
             extras.append(operand)
-    if len({i for i in inputs if isinstance(i, Columns)}) > _MAX_PARTS or len(extras) > _MAX_EXTRAS:
+    if len({i for i in inputs if isinstance(i, Columns)}) > MAX_PARTS or len(extras) > MAX_EXTRAS:
         return None
     epilogue = Epilogue(point.body, tuple(inputs), width)
     return msgspec.structs.replace(product, extras=tuple(extras), y=point.y, epilogue=epilogue)

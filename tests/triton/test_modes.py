@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import re
+from itertools import product
+from math import inf
 from pathlib import Path
 
 import pytest
 from icc.compiler.backends.triton.layouts.codes import CodeGroups
+from icc.compiler.backends.triton.layouts.registry import LAYOUTS
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
+from icc.compiler.backends.triton.tiling.linear import LinearTilings
 from icc.compiler.backends.triton.tiling.machine import Machine
 from icc.compiler.backends.triton.tiling.modes import table
 from icc.compiler.backends.triton.tiling.modes.eight import Int8Mode
 from icc.compiler.backends.triton.tiling.product import ProductFacts
+from icc.compiler.errors import UsageError
+from icc.compiler.program.epilogue import MAX_EXTRAS, MAX_PARTS
 from icc.compiler.targets import TARGETS
+from icc.compiler.weights.formats.registry import find_format
 from interpreting import LIMITS
-from test_linear_objects import product
+from test_linear_objects import product as linear_product
 
 ROOT = Path(__file__).resolve().parents[2]
+FORMATS = (
+    "bf16",
+    "f32",
+    "q4",
+    "q8",
+    "i8",
+    "zq4",
+    "nf4",
+    "e4m3",
+    "e4m3_k",
+    "q4_k",
+    "q6_k",
+    "iq2_xs",
+    "mxfp4",
+    "mxfp4a8",
+)
 MODES = [table.DENSE_MODE, table.CODES_MODE, table.BLOCKS_MODE, table.WIDE_MODE, *table.ROWS8.values()]
 
 
@@ -34,6 +57,28 @@ def test_nothing_compares_the_names_of_modes() -> None:
     assert [str(path) for path in places if compared.search(path.read_text())] == []
 
 
+@pytest.mark.parametrize("target", ["a100", "rtx4090", "h100", "b200", "mi300x"])
+def test_every_product_that_is_made_has_a_tiling(target: str) -> None:
+    """Of every format and mode, with as large an epilogue as is fused, whatever the number of rows."""
+    tilings, missing, seen = LinearTilings(TARGETS[target]), [], set()
+    for name, x_type, experts in product(FORMATS, ("bf16", "f32"), (0, 8)):
+        codes = LAYOUTS.find(find_format(name, 32), "product")
+        codes = codes if isinstance(codes, CodeGroups) else None
+        mode = table.mode_of(codes, x_type, "u8" if codes else name, TARGETS[target].level, bool(experts))
+        seen.add(mode)
+        for parts, extras, rows in product(range(1, MAX_PARTS + 1), (0, MAX_EXTRAS), (1, 16, 64, 256, 4096)):
+            unpacking = codes.unpacking if codes else None
+            facts = ProductFacts(mode, x_type, 4096, 4096, 4096 // parts, parts, extras, rows, unpacking, experts, 2)
+            if not any(tilings.seconds(facts, config) < inf for config in tilings.candidates(facts)):
+                missing.append(facts)
+    assert missing == [] and len(seen) >= 4
+
+
+def test_what_has_no_tiling_is_said() -> None:
+    with pytest.raises(UsageError, match="no tiling of a product fits target 'h100'"):
+        Tuner(TARGETS["h100"]).pick("a product", [], lambda config: 0.0)
+
+
 class SlowMode(Int8Mode):
     """As int8, in tiles of its own, of a name of its own."""
 
@@ -46,7 +91,7 @@ class SlowMode(Int8Mode):
 def test_a_mode_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes name what rows become for them; a class of that name gives tilings, templates and scratch."""
     monkeypatch.setitem(table.ROWS8, "slow", SlowMode())
-    kernel = product("o", "i8")
+    kernel = linear_product("o", "i8")
     monkeypatch.setattr(type(kernel.codes), "rows8", lambda self, level: "slow")
     assert isinstance(kernel.codes, CodeGroups) and kernel.mode(90).name == "slow"
     tuner = Tuner(TARGETS["h100"])

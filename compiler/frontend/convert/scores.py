@@ -1,30 +1,19 @@
-"""Attention that a model writes out as softmax(q k^T * scale + bias) v, recognised by data flow.
+"""What is known of attention scores while a model writes them out, and what each operation makes of that.
 
-A product of two per-token values over pairs of tokens becomes `AttentionScores`; what happens to it before its softmax
-is recorded, and the product of the probabilities with the values emits one attention op.
+An operation that attention scores cannot go through is a ValueError with the reason.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, fx
 
-from ...graph.graph import type_of
-from ...ops import OPS
-from .attending import emit_attention
-from .broadcasting import per_token
 from .conversion import Conversion
-from .masks import MASKED, SMALL_TABLE, Mask, MaskStep, analyse
+from .masks import MASKED, SMALL_TABLE, MaskStep
 from .row_bias import PairBias, pair_dims
-from .values import Dims, T, TracedValue, dims_of, op_name
-
-_SAME = ("clone", "dropout", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand")
-_RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten")
-_PRODUCTS = ("matmul", "bmm", "baddbmm")
+from .values import Dims, T, TracedValue
 
 
 @dataclass(frozen=True)
@@ -32,7 +21,7 @@ class AttentionScores:
     """scale * q k^T, soft-capped if `softcap` is not 0, with `steps` applied; after the softmax, probabilities.
 
     dims: end in (T, T). by_pair: a PairBias that is added, too; None for none. order: of the axes before these now,
-    where it is another than in `dims`; None: the same.
+    where it is another than in `dims`; () where it is not.
     """
 
     q: TracedValue
@@ -51,13 +40,8 @@ class AttentionScores:
         return self.by_pair is None and all(step.kind == "view" for step in self.steps)
 
 
-def _is_pair_product(a: TracedValue, b: TracedValue) -> bool:
-    if not (a.per_token and b.per_token and len(a.dims) >= 3 and len(b.dims) >= 3):
-        return False
-    return a.dims[-2] is T and b.dims[-1] is T and a.dims[-1] == b.dims[-2]
-
-
-def _with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> AttentionScores:
+def with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> AttentionScores:
+    """Scores of a baddbmm: with its bias, which must be known without tokens and added as it is."""
     beta, alpha = float(node.kwargs.get("beta", 1)), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
     scores = replace(scores, scale=alpha)
     if beta == 0:
@@ -65,14 +49,16 @@ def _with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> Atte
     steps = (MaskStep("add", node.args[0]),)
     if beta != 1:
         raise ValueError("a scaled bias of the attention scores")
-    return replace(scores, steps=steps if _is_static(conv, node.args[0]) else _refuse_dynamic())
+    return replace(scores, steps=steps if is_static(conv, node.args[0]) else refuse_dynamic())
 
 
-def _refuse_dynamic() -> Any:
+def refuse_dynamic() -> NoReturn:
+    """The ValueError for what is added to scores and known with the tokens only."""
     raise ValueError("attention scores with a bias that depends on the tokens")
 
 
-def _is_static(conv: Conversion, operand: Any) -> bool:
+def is_static(conv: Conversion, operand: Any) -> bool:
+    """Whether an operand is a number, or a tensor that is known without tokens."""
     return not isinstance(operand, fx.Node) or operand in conv.static.nodes
 
 
@@ -80,18 +66,19 @@ def _longer(dims: Dims) -> tuple[Any, ...]:
     return tuple(d for d in dims if d != 1)
 
 
-def _permuted(scores: AttentionScores, node: fx.Node) -> AttentionScores:
-    """With its axes in another order, to and fro as einsum does it; axes of one do not count."""
+def permuted(scores: AttentionScores, node: fx.Node) -> AttentionScores:
+    """Scores with their axes in another order, to and fro as einsum does it; axes of one do not count."""
     before = pair_dims(node.args[0].meta["val"])  # type: ignore[union-attr]
     axes = iter(scores.order or range(len(_longer(scores.dims))))
     numbers = [next(axes) if d != 1 else None for d in before]
     order = tuple(n for n in (numbers[axis] for axis in node.args[1]) if n is not None)  # type: ignore[union-attr, index]
     if order != tuple(sorted(order)):
         return replace(scores, order=order)
-    return _reshaped(replace(scores, order=()), pair_dims(node.meta["val"]))
+    return reshaped(replace(scores, order=()), pair_dims(node.meta["val"]))
 
 
-def _reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
+def reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
+    """Scores seen with `dims`, which must end in (T, T) but for axes of one, in the order that they have now."""
     if scores.order:
         own = _longer(scores.dims)
         if _longer(dims) != tuple(own[axis] for axis in scores.order):
@@ -106,7 +93,9 @@ def _reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores
     return replace(scores, dims=dims, steps=(*scores.steps, MaskStep("view", (scores.dims, dims))))
 
 
-def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionScores) -> AttentionScores:
+def arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionScores) -> AttentionScores:
+    """Scores after an elementwise operation `short`, such as "mul" or "masked_fill", with operands that are known
+    without tokens, or with what is added by pair."""
     args = list(node.args)
     at = next(
         i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), AttentionScores)
@@ -115,8 +104,8 @@ def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionSc
     if short == "add" and not node.kwargs and isinstance(added := conv.values.get(others[0]), PairBias):  # type: ignore[arg-type]
         parts = scores.by_pair.parts if scores.by_pair is not None else ()
         return replace(scores, by_pair=PairBias((*parts, *added.parts)))
-    if not all(_is_static(conv, o) for o in others):
-        _refuse_dynamic()
+    if not all(is_static(conv, o) for o in others):
+        refuse_dynamic()
     if short == "tanh" and not scores.softcap and scores.is_bare:
         return replace(scores, softcap=1.0)
     if short in ("maximum", "clamp_min", "clamp") and len(others) == 1:
@@ -158,175 +147,3 @@ def _scaled(conv: Conversion, short: str, at: int, scores: AttentionScores, oper
     by_pair = scores.by_pair and scores.by_pair.times(conv, factor)
     steps = scores.steps if scores.is_bare else (*scores.steps, MaskStep("mul", factor))
     return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps, by_pair=by_pair)
-
-
-def _kv_heads(q: Dims, kv: Dims) -> int:
-    """Heads of kv, whose leading dims must be those of q with trailing ones broadcast."""
-    lead_q = [d for d in q if d != 1]
-    padded = [*(1,) * (len(q) - len(kv)), *kv]
-    lead_kv = [d for d, of in zip(padded, q, strict=True) if of != 1]
-    same = next((i for i, (a, b) in enumerate(zip(lead_q, lead_kv, strict=True)) if a != b), len(lead_q))
-    if any(d != 1 for d in lead_kv[same:]):
-        raise ValueError("heads that share keys in another way than by groups")
-    return math.prod(lead_kv[:same])
-
-
-def _unrepeated(conv: Conversion, value: TracedValue, dim: int, heads: int) -> TracedValue | None:
-    """Keys or values before their heads were repeated for the queries' groups, as (heads, T, dim); None where they were
-    not. A cache of what is repeated would be as many times larger."""
-    aten, node = torch.ops.aten, value.node
-    while isinstance(node, fx.Node) and node.target is aten.view.default:
-        node = node.args[0]
-    if not isinstance(node, fx.Node) or node.target is not aten.expand.default:
-        return None
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    before, after = type_of(source).shape, type_of(node).shape
-    grown = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    if (
-        len(grown) != 1
-        or len(before) != len(after)
-        or after[grown[0] + 1 :] != (dim,)
-        or math.prod(after[:-1]) != heads
-    ):
-        return None
-    own = math.prod(before[: grown[0]])
-    return conv.view(TracedValue(source, (*before[:-1], T, dim)), (own, T, dim))
-
-
-def _unscaled(conv: Conversion, value: TracedValue) -> tuple[TracedValue, float]:
-    """Queries or keys without the numbers that they are multiplied with: scores are multiplied with them as well."""
-    aten, node, factor = torch.ops.aten, value.node, 1.0
-    source = node
-    while node.target in (aten.view.default, aten.mul.Tensor) and isinstance(before := node.args[0], fx.Node):
-        if node.target is aten.mul.Tensor:
-            if not isinstance(node.args[1], (int, float)):
-                break
-            factor, source = factor * node.args[1], before
-        node = before
-    if source is value.node:
-        return value, 1.0
-    own = TracedValue(source, (T, *type_of(source).shape))
-    return TracedValue(conv.view(own, (T, *value.features)).node, value.dims), factor
-
-
-def mask_free(options: dict[str, Any]) -> bool:
-    """Whether the options of torch's attention function hide nothing."""
-    return options.get("attn_mask") is None and not options.get("is_causal")
-
-
-def _is_within_token(value: TracedValue) -> bool:
-    return value.axis is None or value.axis < len(value.dims) - 2
-
-
-def within_token(conv: Conversion, operands: tuple[TracedValue, ...], dims: Dims, scale: Any) -> TracedValue:
-    """Attention over rows [.., M, D] that each token has of its own: two products, and a softmax between them."""
-    aten = torch.ops.aten
-    lead = tuple(dims[:-2])
-    q, k, v = (per_token(conv, value, (*lead, *value.dims[-2:])).node for value in operands)
-    swapped = [*range(len(lead)), len(lead) + 1, len(lead)]
-    scores = conv.emit(OPS["bmm"].overload, q, conv.emit(aten.permute.default, k, swapped))
-    factor = operands[0].dims[-1] ** -0.5 if scale is None else float(scale)
-    weights = conv.emit(OPS["softmax"].overload, conv.emit(aten.mul.Tensor, scores, factor))
-    return TracedValue(conv.emit(OPS["bmm"].overload, weights, v), dims)
-
-
-class WrittenOutAttention:
-    """The CallFollower of attention that a model writes out, or that it calls as torch's own function."""
-
-    def __init__(self) -> None:
-        self._masks: dict[tuple[tuple[MaskStep, ...], int], Mask] = {}  # layers mostly have the same
-
-    def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """AttentionScores or the attention's TracedValue, of a node of a written-out attention; None of any other.
-
-        Raises ValueError with the reason where the attention has a form that cannot be compiled.
-        """
-        short = op_name(node.target).split(".")[-1]
-        inputs = [conv.values.get(a) for a in node.all_input_nodes]
-        if short == "scaled_dot_product_attention":
-            return self._whole(conv, node)
-        if any(isinstance(i, AttentionScores) for i in inputs):
-            return self._follow(conv, node, short)
-        if short in _PRODUCTS:
-            operands = node.args[1:3] if short == "baddbmm" else node.args[:2]
-            a, b = (conv.values.get(o) for o in operands)  # type: ignore[arg-type]
-            if isinstance(a, TracedValue) and isinstance(b, TracedValue) and _is_pair_product(a, b):
-                scores = AttentionScores(a, b, pair_dims(node.meta["val"]))
-                return _with_bias(conv, scores, node) if short == "baddbmm" else scores
-        return None
-
-    def _follow(self, conv: Conversion, node: fx.Node, short: str) -> Any:
-        scores = next(v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), AttentionScores))
-        if scores.order and short not in (*_RESHAPES, *_SAME, "permute"):
-            raise ValueError("attention scores in another order")
-        if scores.probabilities and short in _PRODUCTS:
-            return self._attend(conv, node, scores)
-        if short == "permute":
-            return _permuted(scores, node)
-        if short in _RESHAPES or short in _SAME:
-            return _reshaped(scores, pair_dims(node.meta["val"]))
-        if short in ("_softmax", "softmax", "_safe_softmax") and not scores.probabilities:
-            if int(node.args[1]) % len(scores.dims) != len(scores.dims) - 1:  # type: ignore[arg-type]
-                raise ValueError("a softmax over the queries")
-            return replace(scores, probabilities=True)
-        if scores.probabilities:
-            raise ValueError("arithmetic with attention probabilities")
-        return _arithmetic(conv, node, short, scores)
-
-    def _whole(self, conv: Conversion, node: fx.Node) -> TracedValue | None:
-        """torch's own scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)."""
-        found = [conv.values.get(a) for a in node.args[:3]]  # type: ignore[arg-type]
-        operands = [o for o in found if isinstance(o, TracedValue)]
-        if len(operands) != 3:
-            return None
-        q, k, v = operands
-        rest: dict[str, Any] = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(
-            node.kwargs
-        )
-        if mask_free(rest) and all(_is_within_token(value) for value in (q, k, v)):
-            return within_token(conv, (q, k, v), dims_of(node.meta["val"]), rest.get("scale"))
-        if any(value.axis != len(value.dims) - 2 or not value.per_token for value in (q, k, v)):
-            raise ValueError("attention over other axes than tokens")
-        scale = rest.get("scale")
-        scores = AttentionScores(q, k, (*q.dims[:-2], T, T), float(scale) if scale is not None else q.dims[-1] ** -0.5)
-        mask = rest.get("attn_mask")
-        if mask is not None:
-            if not _is_static(conv, mask):
-                _refuse_dynamic()
-            boolean = mask.meta["val"].dtype == torch.bool
-            scores = replace(scores, steps=(MaskStep("keep", mask, -math.inf) if boolean else MaskStep("add", mask),))
-        heads = (*k.dims[:-2], k.dims[-1], T)
-        scores = replace(scores, k=TracedValue(k.node, heads))
-        return self._emit(conv, scores, v, dims_of(node.meta["val"]), bool(rest.get("is_causal")))
-
-    def _attend(self, conv: Conversion, node: fx.Node, scores: AttentionScores) -> TracedValue:
-        values = conv.values.get(node.args[1])  # type: ignore[arg-type]
-        if not isinstance(values, TracedValue) or not values.per_token or values.axis != len(values.dims) - 2:
-            raise ValueError("attention probabilities times something other than values")
-        if op_name(node.target) == "aten.baddbmm":
-            raise ValueError("a bias added to the attended values")
-        return self._emit(conv, scores, values, dims_of(node.meta["val"]), False)
-
-    def _emit(self, conv: Conversion, scores: AttentionScores, v: TracedValue, dims: Dims, causal: bool) -> TracedValue:
-        (query, of_queries), (key, of_keys) = (_unscaled(conv, value) for value in (scores.q, scores.k))
-        scores = replace(scores, q=query, k=key, scale=scores.scale * of_queries * of_keys)
-        heads = math.prod(scores.q.dims[:-2])
-        shared = _kv_heads(scores.q.dims[:-2], scores.k.dims[:-2])
-        if _kv_heads(scores.q.dims[:-2], v.dims[:-2]) != shared:
-            raise ValueError("keys and values with different numbers of heads")
-        mask = self._mask(conv, scores.steps, heads) if not causal or scores.steps else Mask()
-        if causal:
-            mask = replace(mask, ahead=0)
-        q = conv.view(scores.q, (heads, T, scores.q.dims[-1])).node
-        k, value = _unrepeated(conv, scores.k, scores.k.dims[-2], shared), _unrepeated(conv, v, v.dims[-1], shared)
-        if k is None or value is None or k.dims[0] != value.dims[0]:
-            k = conv.view(scores.k, (shared, T, scores.k.dims[-2]))
-            value = conv.view(v, (shared, T, v.dims[-1]))
-        out = emit_attention(conv, (q, k.node, value.node), None, (scores.scale, scores.softcap), mask, scores.by_pair)
-        return conv.view(out, dims)
-
-    def _mask(self, conv: Conversion, steps: tuple[MaskStep, ...], heads: int) -> Mask:
-        if (steps, heads) not in self._masks:
-            self._masks[steps, heads] = analyse(conv.static, conv.max_tokens, steps, heads)
-        return self._masks[steps, heads]

@@ -21,13 +21,14 @@ class Tuner:
     def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
         """The config for `key`: the tuned one if it is among the candidates, else the one of least estimated cost.
 
-        cost: seconds, or infinity for a config that cannot run on the target. Ties go to the first.
+        cost: seconds, or infinity for a config that cannot run on the target. Ties go to the first. UsageError if none
+        of the candidates can run.
         """
         known = self.tuned.get(key)
         if known is not None and known in candidates:
             return known
-        best = min(candidates, key=cost)
-        if cost(best) == float("inf"):
+        best = min(candidates, key=cost, default=None)
+        if best is None or cost(best) == float("inf"):
             raise UsageError(f"no tiling of {key} fits target {self.target.name!r}", "this is a gap in icc")
         return best
 
