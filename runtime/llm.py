@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 else:
     from .late import np
 
+_DEFAULT = "default"  # what `use_adapter` calls its adapter
 Progress = Callable[[int, int], object]  # so many of so many
 Fields = ParamSpec("Fields")
 Loaded = TypeVar("Loaded")
@@ -144,7 +145,7 @@ class LLM:
 
             tail = read_tail(embedding, engine.files.read)
         self.loop = EngineLoop(manifest, executor, tokenizer, speculator, tail)
-        self.adapters = _room(executor, engine)
+        self.adapters, self._adapter = _room(executor, engine), ""  # of requests that name none
         self.driver: LoopDriver[EngineTask] = LoopDriver(self.loop, adapters=self.adapters)
         self._closed = False
 
@@ -174,6 +175,11 @@ class LLM:
         RequestError where the engine has no room for what the adapter changes.
         """
         self._room().add(name, Path(path))
+
+    def use_adapter(self, path: str | Path) -> None:
+        """Load an adapter for all requests from now on that name none; see `load_adapter`."""
+        self.load_adapter(_DEFAULT, path)
+        self._adapter = _DEFAULT
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. RequestError if there is none of that name."""
@@ -236,6 +242,8 @@ class LLM:
 
     def submit(self, query: Query) -> EngineTask:
         """Queue a query of `prompting`; `driver` runs it, and ends it early."""
+        if self._adapter and not query.adapter:
+            query = replace(query, adapter=self._adapter)
         task = EngineTask(query, constrain=self.prompting.compiled(query.grammar))
         self.driver.submit(task)
         return task

@@ -90,9 +90,8 @@ class ResidentAdapters:
     def resident(self) -> list[str]:
         """The names of adapters in slots, the last used at the end; one that was replaced or removed has none."""
         with self._lock:
-            digests = list(self._slots)
-            names = {adapter.digest: name for name, adapter in self._known.items()}
-            return [names[digest] for digest in digests if digest in names]
+            known = self._known.items()
+            return [name for digest in self._slots for name, adapter in known if adapter.digest == digest]
 
     def add(self, name: str, path: Path) -> Adapter:
         """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
@@ -110,11 +109,6 @@ class ResidentAdapters:
         with self._lock:
             self._check(name)
             del self._known[name]
-
-    def digest(self, name: str) -> bytes:
-        """What tells the adapter of that name from any other; RequestError if there is none."""
-        with self._lock:
-            return self._check(name).digest
 
     def place(self, name: str) -> Loaded | None:
         """The adapter in its slot, kept there until `release`; None while it is on its way, or all slots are kept by

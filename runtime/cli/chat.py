@@ -20,11 +20,18 @@ from .load import loads
     "--chat-template", type=PATH, metavar="FILE|NAME", help="Chat template to use, or one of the model's by name."
 )
 @click.option("--max-tokens", type=int, default=512, help="Most tokens of an answer.")
+@click.option("--lora", type=PATH, metavar="DIR", help="Answer with this adapter; needs an engine with --adapters.")
 @field_options(SamplingParams, leave_out=["max_tokens", "min_tokens", "ignore_eos"])
 @click.option("--markdown/--plain", default=True, help="Show answers as Markdown, at a terminal.")
 @loads
 def chat_command(
-    load: LoadOptions, system: str, chat_template: Path | None, max_tokens: int, markdown: bool, **parameters: Any
+    load: LoadOptions,
+    system: str,
+    chat_template: Path | None,
+    max_tokens: int,
+    lora: Path | None,
+    markdown: bool,
+    **parameters: Any,
 ) -> int:
     """Talk to an engine: answers are streamed, Ctrl-C stops one, /help lists the commands.
 
@@ -44,6 +51,8 @@ def chat_command(
     from ..llm import open_llm
 
     with open_llm(load, begun) as llm:
+        if lora is not None:
+            llm.use_adapter(lora)
         if template is not None:
             llm.prompting.use_template(template)
         return chat(llm, system, given, markdown)

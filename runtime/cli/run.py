@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     help="Most tokens to generate.",
 )
 @field_options(SamplingParams, leave_out=["max_tokens"])
+@click.option("--lora", type=PATH, metavar="DIR", help="Answer with this adapter; needs an engine with --adapters.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @loads
 def run_command(
@@ -67,6 +68,7 @@ def run_command(
     system: str | None,
     chat_template: Path | None,
     max_tokens: int | None,
+    lora: Path | None,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -92,6 +94,8 @@ def run_command(
     from ..llm import open_llm
 
     with open_llm(load, begun) as llm:
+        if lora is not None:
+            llm.use_adapter(lora)
         load_s = time.perf_counter() - start
         result = run_prompt(llm, *prepare(llm, asked, params), (lambda text: None) if as_json else _show)
         speculator = llm.loop.speculator

@@ -66,15 +66,15 @@ class ServeOptions:
     )
     command: Sequence[str] | None = None
 
-    @property
-    def adapters(self) -> dict[str, Path]:
-        """What `lora` names, by name. UsageError for what is no NAME=DIR."""
-        found: dict[str, Path] = {}
-        for item in self.lora:
-            name, equal, path = item.partition("=")
-            if not (name and equal and path):
-                raise UsageError(f"--lora {item!r} is not NAME=DIR", "give --lora sql=adapters/sql")
-            if name in found:
-                raise UsageError(f"--lora names {name!r} twice", "give each adapter a name of its own")
-            found[name] = Path(path)
-        return found
+
+def adapter_paths(given: Sequence[str]) -> dict[str, Path]:
+    """The directories of --lora options, by name. UsageError for what is no NAME=DIR."""
+    found: dict[str, Path] = {}
+    for item in given:
+        name, equal, path = item.partition("=")
+        if not (name and equal and path):
+            raise UsageError(f"--lora {item!r} is not NAME=DIR", "give --lora sql=adapters/sql")
+        if name in found:
+            raise UsageError(f"--lora names {name!r} twice", "give each adapter a name of its own")
+        found[name] = Path(path)
+    return found

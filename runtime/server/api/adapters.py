@@ -18,7 +18,8 @@ from .errors import HttpError
 
 log = logging.getLogger("icc.serve")
 MAX_ADAPTERS = 10_000
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(/[A-Za-z0-9][\w.+-]*)?")  # of a file in --lora-dir, or a hub name
+# Of an adapter in --lora-dir, or a hub name: 255 bytes is the longest that a file system takes.
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}(/[A-Za-z0-9][\w.+-]{0,99})?", re.ASCII)
 
 
 class ServedAdapter(NamedTuple):
@@ -84,7 +85,7 @@ class ServedAdapters:
         is none; EngineFailed with the reason of the engine."""
         if name in self.model_names or (name in self._known and not again):
             raise HttpError(400, f"there is a model {name!r} already", "lora_name", "invalid_value")
-        if not _NAME.fullmatch(name) or len(name) > 200:
+        if not _NAME.fullmatch(name):
             raise HttpError(400, f"{name[:80]!r} is no name for an adapter", "lora_name", "invalid_value")
         if len(self._known) >= MAX_ADAPTERS and name not in self._known:
             raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")

@@ -112,7 +112,7 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: BatchLin
 async def _answer(jobs: Jobs, generator: Generator, client: str, line: BatchLine) -> msgspec.Struct | Raw:
     request = decoded(bytes(line.body), ENDPOINTS[line.url])
     model = jobs.model
-    if request.model not in model.names:
+    if request.model not in model.names and not (jobs.adapters and jobs.adapters.knows(request.model)):
         raise HttpError(404, f"the model {request.model[:80]!r} does not exist", "model", "model_not_found")
     model.check_task("embed" if isinstance(request, EmbeddingRequest) else "generate")
     if isinstance(request, EmbeddingRequest):

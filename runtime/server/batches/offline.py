@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import msgspec
@@ -21,8 +22,10 @@ from .batch_lines import BatchLine, LineResult, read_lines, run_line
 Update = Callable[[str, float, float], None]
 
 
-def run_offline(load: LoadOptions, source: Path, target: Path) -> None:
-    """Answer every line of `source` that has no line in `target` yet.
+def run_offline(
+    load: LoadOptions, source: Path, target: Path, adapters: Mapping[str, Path] = MappingProxyType({})
+) -> None:
+    """Answer every line of `source` that has no line in `target` yet. adapters: those that lines may name, by name.
 
     A line is appended as soon as it is answered, in the order in which answers come. UsageError for a file that cannot
     be read or written, or a line that is no request; BatchFailed if a request got an error, now or before.
@@ -40,7 +43,7 @@ def run_offline(load: LoadOptions, source: Path, target: Path) -> None:
         print(f"{len(lines)} requests, {len(lines) - len(waiting)} answered before", file=sys.stderr)
         if waiting:
             with open_display() as display, display.stage("batch") as progress:
-                asyncio.run(_run(load, waiting, stream, statuses, progress))
+                asyncio.run(_run(load, waiting, stream, statuses, progress, adapters))
             os.fsync(stream.fileno())
             print(f"{len(waiting)} answered now", file=sys.stderr)
     failed = sum(statuses[line.custom_id] != 200 for line in lines)
@@ -69,10 +72,15 @@ def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
 
 
 async def _run(
-    load: LoadOptions, lines: list[BatchLine], stream: BinaryIO, statuses: dict[str, int], progress: Update
+    load: LoadOptions,
+    lines: list[BatchLine],
+    stream: BinaryIO,
+    statuses: dict[str, int],
+    progress: Update,
+    adapters: Mapping[str, Path],
 ) -> None:
     """Answer the lines; `statuses` gets the status of each."""
-    core = Core(load, ApiKeys())
+    core = Core(load, ApiKeys(), adapters=adapters)
     waiting = iter(lines)
     done = 0
 

@@ -29,7 +29,7 @@ from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..batches.store import BatchStore
 from ..log import LogOptions, configure
-from ..options import ServeOptions
+from ..options import ServeOptions, adapter_paths
 from .access import AccessLog
 from .app import build_app
 from .gate import ClientGate
@@ -63,7 +63,7 @@ class Server:
             log_options=LogOptions(options.log_format, options.log_level),
             otlp_endpoint=options.otlp_endpoint,
             chat_template=options.chat_template,
-            adapters=options.adapters,
+            adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
         )
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)

@@ -128,6 +128,11 @@ class ExpertLinearParams(DenseParams[ExpertLinear]):
 
     template: ClassVar[str] = "cpp/linear/expert_linear.cpp.jinja"
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether experts have few tiles, as A of adapters has, so that threads take turns in having more of them."""
+        return self.step.index is not None and self.step.topk == 1 and self.step.x_per_slot and self.step.n <= 128
+
 
 @dataclass(frozen=True)
 class ExpertLinearQParams(QuantParams[ExpertLinearQ]):
