@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from ..runtime.adapters.adapter import Adapter, Change
+from ..runtime.adapters.adapter import Adapter, Change, named_as
 from ..runtime.errors import AdapterError
 from .graph.graph import Graph, infer_type, weight_type
 from .ops import OPS
@@ -30,7 +30,7 @@ def merge_adapter(graph: Graph, adapter: Adapter) -> int:
             f"{adapter.path}: it counts from its invocation tokens on (aLoRA), so that it cannot be merged",
             "make room for it (--adapters), and load it at run time",
         )
-    given = 0
+    given, adapter = 0, named_as(adapter, graph.weights)
     for name, change in adapter.changes.items():
         module = name.rpartition(".")[0]
         readers = list(_readers(graph, name, module))

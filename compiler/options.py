@@ -287,9 +287,16 @@ class CompileOptions:
         return None if self.adapters is None else read_adapter_slots(self.adapters)
 
     def _check_adapters(self) -> None:
-        if self.adapter_slots is not None and self.rotate:
+        if self.adapter_slots is None:
+            return
+        if self.rotate:
             raise UsageError(
                 "--adapters and --rotate: adapters were trained for channels as they were", "leave one out"
+            )
+        if self.spec.partition(":")[0] in ("medusa", "layer-skip"):
+            raise UsageError(
+                f"--adapters and --spec {self.spec}: such guesses read what steps without adapters leave",
+                "use --spec ngram, or a draft engine",
             )
 
     def _check_task(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,3 +73,18 @@ class Adapter:
     def rank(self) -> int:
         """The largest of its ranks; 0 if it has no low-rank change."""
         return max((change.low_rank.rank for change in self.changes.values() if change.low_rank), default=0)
+
+
+def named_as(adapter: Adapter, known: Collection[str]) -> Adapter:
+    """The adapter with names of weights as the model has them, `known`: PEFT names them from the class that it was
+    trained in, where a model with a head has one word more in front ("model.") than the same without."""
+    names = set(known)
+    if any(name in names for name in adapter.changes):
+        return adapter
+    first = {name.partition(".")[0] for name in known}
+    shorter = {name: name.partition(".")[2] for name in adapter.changes}
+    longer = [{name: f"{word}.{name}" for name in adapter.changes} for word in sorted(first)]
+    for renamed in (shorter, *longer):
+        if any(name in names for name in renamed.values()):
+            return replace(adapter, changes={renamed[name]: change for name, change in adapter.changes.items()})
+    return adapter

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
-from .adapter import Adapter
+from .adapter import Adapter, named_as
 from .packing import Factors, check_fits, pack_slot, slot_bytes
 from .reader import read_adapter
 
@@ -96,7 +96,7 @@ class ResidentAdapters:
     def add(self, name: str, path: Path) -> Adapter:
         """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
         it keeps it. The adapter's own error, or RequestError where it does not fit."""
-        adapter = read_adapter(path)
+        adapter = self._read(path)
         check_fits(self.plan, name, adapter)
         packed = pack_slot(self.plan, adapter, self.factors)
         with self._lock:
@@ -149,6 +149,9 @@ class ResidentAdapters:
         """Stop loading."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
+    def _read(self, path: Path) -> Adapter:
+        return named_as(read_adapter(path), [site.parameter for site in self.plan.sites])
+
     def _check(self, name: str) -> Adapter:
         if name not in self._known:
             have = f"there are {', '.join(self._known)}" if self._known else "there is none"
@@ -172,7 +175,7 @@ class ResidentAdapters:
         with self._lock:
             packed = self._packed.get(adapter.digest)
         if packed is None:
-            again = read_adapter(adapter.path)
+            again = self._read(adapter.path)
             if again.digest != adapter.digest:
                 raise RequestError(f"{adapter.path} has changed since it was loaded", "load it again", field="adapter")
             packed = pack_slot(self.plan, again, self.factors)

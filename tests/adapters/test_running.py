@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 from icc import SamplingParams
-from icc.runtime.errors import RequestError
+from icc.compiler.options import CompileOptions
+from icc.runtime.errors import RequestError, UsageError
 from icc.runtime.llm import LLM
 from icc.runtime.query import Query
 from peft_models import adapted_logits, save_adapter
@@ -145,6 +146,40 @@ def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str]
         base, found = llm.logits(IDS), llm.logits(IDS, adapter="alora")
         assert np.array_equal(found[:6], base[:6]) and difference(base[6:], found[6:]) > 1e-3
         assert difference(adapted_logits(model("llama"), path, IDS), found) < 2e-5
+
+
+def test_vectors(engine: Make, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
+    """An engine that embeds: the hidden states of the model with the adapter."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    with icc.load(engine("llama", adapters="2x16", task="embed", pooling="mean")) as llm:
+        llm.load_adapter("plain", adapters["plain"])
+        found = llm.embed([IDS, IDS], adapter=["plain", None])
+    base = AutoModelForCausalLM.from_pretrained(model("llama"), dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, adapters["plain"]).eval()
+    with torch.no_grad():
+        states = adapted(input_ids=torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].mean(0)
+    assert difference(states / states.norm(), found[0]) < 2e-5
+    assert difference(found[1], found[0]) > 1e-3
+
+
+def test_guesses_do_not_change_answers(engine: Make, adapters: dict[str, Path]) -> None:
+    """N-grams, verified by rows of the adapter, beside a request without one."""
+    prompts, names = [(IDS * 3)[:30], (IDS * 3)[:29]], ["plain", None]
+    answers: list[list[list[int]]] = []
+    for spec in (None, "ngram"):
+        with icc.load(engine("llama", adapters="2x16"), spec=spec) as llm:
+            llm.load_adapter("plain", adapters["plain"])
+            answers.append([list(one.token_ids) for one in llm.generate(prompts, PARAMS, adapter=names)])
+    assert answers[0] == answers[1]
+
+
+def test_options_that_exclude_each_other(tmp_path: Path) -> None:
+    for other in ({"rotate": True, "quant": "rtn4"}, {"spec": "layer-skip:1"}, {"spec": "medusa:heads"}):
+        with pytest.raises(UsageError, match="--adapters and --"):
+            CompileOptions(model=tmp_path, output=tmp_path, adapters="2x8", **other)  # type: ignore[arg-type]
 
 
 def test_what_has_no_room(engine: Make, model: Callable[[str], Path], llm: LLM, tmp_path: Path) -> None:
