@@ -33,6 +33,7 @@ LIBRARIES = "no command"  # modules that others import; here they are only impor
 # by script: its arguments, where {engine}, {dir}, {text} and {model} are the sample's engine, an empty directory, a
 # text file and the sample checkpoint; LIBRARIES for what is only imported
 SMALL: dict[str, str] = {
+    "adapter_cost.py": "{engine} --batch 1,2 --adapters 3 --rank 4 --tokens 8 --rounds 1",
     "calibration.py": "{model} --quant gptq4 --calib-sequences 1 --keep {dir}",
     "compile_memory.py": "{model} -- --target native --quant rtn4 --force",
     "cpu/bench.py": "{dir}/bench.json --rounds 1 --out {dir}/cpu",
@@ -42,7 +43,6 @@ SMALL: dict[str, str] = {
     "cpu/workers.py": LIBRARIES,
     "families.py": "llama --jobs 1 --out {dir}/families",
     "family_variants.py": "llama --cases 1",
-    "formats.py": "--help",
     "frontier.py": "{model} --text {text} --work {dir} --quant rtn4 --windows 1 --out {dir}/frontier",
     "frontier_peers.py": LIBRARIES,
     "frontier_text.py": "{dir}/docs.txt",
@@ -53,7 +53,6 @@ SMALL: dict[str, str] = {
     "clients/run.py": LIBRARIES,
     "clients/scripted.py": LIBRARIES,
     "serve/limits.py": "{engine} --seconds 1 --attacks 3 --loads 1",
-    "serve/waiting.py": "{engine} --help",
     "spec_cost.py": "{engine} --drafters ngram --tokens 16 --seconds 2 --threads 1",
     "spec_prompts.py": "heldout",
     "spec_replay.py": "{engine} --tokens 24 --rounds 1 --context 16 --guesses 3 --threads 1",
@@ -158,7 +157,11 @@ def main(parts: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="icc-start-") as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-        engine = str(icc.compile(SAMPLE, folder / "pystd.engine", target="native", quant="rtn4", max_seq_len=512))
+        engine = str(
+            icc.compile(
+                SAMPLE, folder / "pystd.engine", target="native", quant="rtn4", max_seq_len=512, adapters="2x16"
+            )
+        )
         for script, arguments in commands(folder, engine).items():
             if parts and not any(part in script for part in parts):
                 continue

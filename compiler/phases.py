@@ -24,9 +24,8 @@ from .program.rewrites import LOWER, RewriteReport
 from .program.steps_text import steps_text
 
 _LAYER = re.compile(r"^(?:.*?\.)?(\d+)(?:\.|$)")
-_OWN = re.compile(
-    r"(?<=, )-?[\d.e-]+(?=[,)])|(?<=\{layer=)\d+"
-)  # numbers that may be a layer's own, such as its number
+# Numbers that may be a layer's own, such as its number.
+_OWN = re.compile(r"(?<=, )-?[\d.e-]+(?=[,)])|(?<=\{layer=)\d+")
 _MOST_KINDS = 12  # of layers that are told of; a model has one to three, with formats by layer more
 
 

@@ -14,7 +14,7 @@ from icc.compiler.options import CompileOptions
 from icc.runtime.cli.fields import field_options
 from icc.runtime.settings import named_by_role, setting, settings
 
-CALIBRATES_NOT = {
+CALIBRATES_NOT = {"adapters", 
     "target", "kv_cache", "kv_bits", "state_cache", "kv_policy", "max_batch_size", "max_step_tokens", "spec",
     "spec_guesses", "deterministic", "tune",
 }  # fmt: skip

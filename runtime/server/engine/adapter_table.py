@@ -47,7 +47,8 @@ class AdapterTable:
                 log.error("an adapter could not be loaded", exc_info=error)
             message = error.message if isinstance(error, IccError) else "the adapter could not be loaded"
             hint = f": {error.hint}" if isinstance(error, IccError) and error.hint else ""
-            yield Failed(number, 400 if isinstance(error, IccError) else 500, message + hint, "lora_path")
+            status = 404 if self._adapters is None else 400  # as for all that an engine was not compiled for
+            yield Failed(number, status if isinstance(error, IccError) else 500, message + hint, "lora_path")
 
     def _do(self, question: LoadAdapter | UnloadAdapter) -> None:
         if self._adapters is None:
