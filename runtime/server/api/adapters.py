@@ -15,11 +15,11 @@ from ...adapters.config import CONFIG_FILE
 from ..engine.engine_client import EngineClient, EngineFailed
 from ..engine.messages import LoadAdapter, UnloadAdapter
 from .errors import HttpError
+from .requests import ADAPTER_NAME
 
 log = logging.getLogger("icc.serve")
 MAX_ADAPTERS = 10_000
-# Of an adapter in --lora-dir, or a hub name: 255 bytes is the longest that a file system takes.
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}(/[A-Za-z0-9][\w.+-]{0,99})?", re.ASCII)
+_NAME = re.compile(ADAPTER_NAME)
 
 
 class ServedAdapter(NamedTuple):

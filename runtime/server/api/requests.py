@@ -218,10 +218,14 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     model: str | None = None
 
 
+# Of an adapter, which may be one in --lora-dir: 255 bytes is the longest that a file system takes.
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})?$"
+
+
 class LoadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
     """POST /v1/load_lora_adapter, as vLLM has it. load_inplace: in place of one that has the name."""
 
-    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_name: Annotated[str, Meta(pattern=ADAPTER_NAME)]
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
     load_inplace: bool = False
 
