@@ -11,9 +11,9 @@ from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..compiler import extensions
 from ..compiler.errors import ExtensionError, UsageError
 from ..compiler.eviction import Eviction, read_eviction
+from ..runtime import extensions
 
 if TYPE_CHECKING:
     from .base import Pass
@@ -95,6 +95,8 @@ def find_pass(name: str) -> type[Pass]:
     found = extensions.load(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, Pass)):
         raise ExtensionError(f"{GROUP} {name!r} is not a Pass but {found!r}")
+    if found.name != name:
+        raise ExtensionError(f"{GROUP} {name!r}: the name of {found.__name__} is {found.name!r}")
     return found
 
 
