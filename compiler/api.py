@@ -50,6 +50,7 @@ class CompileFields(TypedDict, total=False):
     deterministic: bool
     tune: bool
     seed: int
+    passes: str
     dump_passes: PathLike | None
     force: bool
 

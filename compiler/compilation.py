@@ -12,6 +12,7 @@ import msgspec
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
+from ..passes.registry import parse_passes
 from ..runtime.adapters.reader import read_adapter
 from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
@@ -84,6 +85,7 @@ class Compilation:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
         minutes of quantizing."""
         self.phases.run("canonicalize", pipelines.canonicalize())
+        self.phases.run("packages", pipelines.packages(parse_passes(self.options.passes)))
         program = lower(self._prepared(), self.lowering).program
         for step in program.kernel_steps.values():
             if reason := self.backend.refusal(step):

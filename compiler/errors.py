@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import IccError, UsageError
+from ..runtime.errors import ExtensionError, IccError, UsageError
 
 __all__ = [
     "CheckpointError",
@@ -95,12 +95,6 @@ class VerifyError(PassError):
         self.pass_name = pass_name
         self.node = node
         self.problem = problem
-
-
-class ExtensionError(IccError):
-    """What another package registers through an entry point cannot be loaded, or is not what it should be."""
-
-    exit_code = 34
 
 
 class ExportError(IccError):

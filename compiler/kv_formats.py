@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..runtime import extensions
 from ..runtime.format.kv import KVLayer
 from ..runtime.format.kv_numbers import KV_NUMBERS, KVNumbers
-from . import extensions
 from .errors import ExtensionError, UsageError
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ def find_kv_format(name: str) -> KVFormat:
             raise UsageError(f"unknown KV format {name!r}", f"known: {known}")
         if not isinstance(form, KVFormat) or form.name != name:
             raise ExtensionError(f"{GROUP} {name!r} is not a KVFormat of that name")
+        if problem := form.numbers.problem():
+            raise ExtensionError(f"{GROUP} {name!r}: {problem}")
         register_kv_format(form)
     return _FORMATS[name]
 

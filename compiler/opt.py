@@ -168,7 +168,8 @@ def explain(reports: Sequence[PassReport], name: str) -> str:
         lines += [f"{r.rule} at {r.node}: {r.reason}" for r in found]
         if report.name == name:
             lines.append(f"{name}: {dict(report.counts) or 'nothing to do'}")
-    return "\n".join(lines) or f"{name} refused nothing"
+    ran = ", ".join(report.name for report in reports) or "no pass"
+    return "\n".join(lines) or f"{name} refused nothing; ran: {ran}"
 
 
 def uncalibrated(passes: Sequence[Pass]) -> list[str]:

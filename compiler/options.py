@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ..passes.registry import check_names
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting, settings
 from . import quantization, targets
@@ -51,6 +52,7 @@ class CompileOptions:
     kv_policy: which tokens attention goes on reading, see eviction.py: all but "all" lose something.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
+    passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
     logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
@@ -190,6 +192,7 @@ class CompileOptions:
         False, "Choose CPU kernels by time, here (--target native; takes a minute or two).", calibration=False
     )
     seed: int = setting(0, "Of everything that is drawn.")
+    passes: str = setting("", "Passes to add behind canonicalize, of packages.", metavar="PASS[,PASS]", unset="none")
     dump_passes: Path | None = setting(
         None, "Write the graph after each pass here.", metavar="DIR", unset="no", engine=False
     )
@@ -230,6 +233,7 @@ class CompileOptions:
         self._check_kv_bits()
         self._check_adapters()
         parse_gates(self.gate)
+        check_names(self.passes)
         if self.gate_text is not None and not self.gate:
             raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
         for name, found in settings(type(self)).items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import extensions
+from ..runtime import extensions
 from .errors import ExtensionError, UsageError
 
 GROUP = "icc.quantizations"  # entry points of other packages: a Quantization by its name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..runtime import extensions
 from ..runtime.format.roofline import Roofline
-from . import extensions
 from .errors import ExtensionError, UsageError
 
 GROUP = "icc.targets"  # entry points of other packages

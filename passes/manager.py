@@ -12,7 +12,7 @@ from ..compiler.graph.facts import Fact, holding, problem
 from ..compiler.graph.graph import Graph
 from ..compiler.graph.printer import print_graph
 from ..compiler.graph.verify import Stage, verify
-from .base import Pass, PassContext, Refusal
+from .base import Pass, PassContext, PassResult, Refusal
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ def run_passes(
         start, first = time.perf_counter(), len(ctx.refusals)
         ctx.progress(item.name, number, len(passes))
         result = item.run(graph, ctx)
+        if not isinstance(result, PassResult):
+            raise PassError(f"pass {item.name!r}: run must return a PassResult, and returned {result!r}")
         graph.sweep()
         _check(graph, item, item.ensures, "ensures")
         graph.facts = holding(graph, (graph.facts - item.breaks) | item.ensures)

@@ -45,6 +45,12 @@ def canonicalize() -> list[Pass]:
     )
 
 
+def packages(passes: list[Pass]) -> list[Pass]:
+    """`passes`, of --passes, and what brings their graph to the canonical form again; empty where there are none.
+    PassError where one requires what `canonicalize` does not ensure."""
+    return ordered([*passes, FoldConstants(), Simplify(), EliminateCommon()], canonicalize()) if passes else []
+
+
 def attention(policy: Eviction | None = None) -> list[Pass]:
     """Attention over the paged cache, of which `policy` (--kv-policy) says what is kept; None keeps all."""
     evicting: list[Pass] = [] if policy is None else [Evict(policy)]

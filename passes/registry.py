@@ -11,10 +11,10 @@ from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..compiler import extensions
 from ..compiler.adapter_slots import AdapterSlots, read_adapter_slots
 from ..compiler.errors import ExtensionError, UsageError
 from ..compiler.eviction import Eviction, read_eviction
+from ..runtime import extensions
 
 if TYPE_CHECKING:
     from .base import Pass
@@ -98,6 +98,8 @@ def find_pass(name: str) -> type[Pass]:
     found = extensions.load(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, Pass)):
         raise ExtensionError(f"{GROUP} {name!r} is not a Pass but {found!r}")
+    if found.name != name:
+        raise ExtensionError(f"{GROUP} {name!r}: the name of {found.__name__} is {found.name!r}")
     return found
 
 

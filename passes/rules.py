@@ -24,7 +24,7 @@ Bindings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Var:
-    """Matches any node and binds it; the same name must match the same node."""
+    """Matches any node, weights and inputs too but no number, and binds it; one name always matches one node."""
 
     name: str
 
@@ -61,7 +61,13 @@ class Either:
 
 
 def call(target: Any, *args: Any) -> CallPattern:
-    """A call pattern; add and mul match in both orders."""
+    """A call pattern. The call has these arguments first, and may have more; add and mul match in both orders.
+
+    TypeError where the target is an op with all its overloads (`aten.tanh`), which no node calls.
+    """
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        known = ", ".join(f"{target}.{overload}" for overload in target.overloads())
+        raise TypeError(f"{target} stands for several overloads: name one of {known}")
     return CallPattern((target,), args, target in (aten.add.Tensor, aten.mul.Tensor))
 
 
@@ -129,13 +135,18 @@ class Fail:
 
 
 class Rule(ABC):
-    """One rewrite. `pattern` describes the root; `check` may refuse; `rewrite` returns the replacement of the root."""
+    """One rewrite. `pattern` describes the root, the last node of what is replaced; `check` may refuse; `rewrite`
+    returns the replacement of the root.
+
+    Nodes of the match other than the root may have more users, for which they stay in the graph. A rule for which that
+    does not pay says so in `check`.
+    """
 
     name: ClassVar[str]
     pattern: Any
 
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
-        """None to go ahead, or why not."""
+        """None to go ahead, or why not. `found` has what each Var and Lit of the pattern matched, by name."""
         return None
 
     @abstractmethod

@@ -156,3 +156,9 @@ class WrongAnswersError(IccError):
             "another kernel library may be right (--isa, see icc inspect); else compile the model again here",
         )
         self.prompt, self.how, self.found, self.allowed = prompt, how, found, allowed
+
+
+class ExtensionError(IccError):
+    """What another package registers through an entry point cannot be loaded, or is not what it should be."""
+
+    exit_code = 34

@@ -83,6 +83,50 @@ print(found.format, found.head)
     assert all(code == 2 and "'s9' is not one of" in errors and "'rtn-s8'" in errors for code, _, errors in unknown)
 
 
+ENGINE = """
+import sys
+from pathlib import Path
+import icc, tiny_models, torch
+from transformers.activations import ACT2FN
+ACT2FN["softsign"] = torch.nn.Softsign
+config = tiny_models.tiny_configs()["llama"]
+config.hidden_act = "softsign"
+model = tiny_models.save_tiny(config, Path("model"))
+made = icc.compile("model", "made", target="native", passes="acme-softsign", dump_passes="dump", max_seq_len=128)
+assert "acme.softsign" in Path("dump/packages/00-acme-softsign.txt").read_text()
+assert "abs a0" in next(Path("dump/fuse").glob("*-fuse-pointwise.txt")).read_text()
+answers, ids = [], list(range(100))  # most tokens have been seen with another behind them
+for spec in ("none", "acme-pairs:3"):
+    with icc.load(made, spec=spec, verify_answers=True) as llm:
+        if spec != "none":
+            llm.loop.speculator.adaptive = False  # it guesses whatever that costs
+        [answer] = llm.generate([ids], icc.SamplingParams(max_tokens=24, ignore_eos=True))
+        answers.append(answer.token_ids)
+        if spec == "none":
+            right = tiny_models.reference_logits(model, ids)
+            assert (torch.tensor(llm.logits(ids)) - torch.as_tensor(right)).abs().max() < 1e-3 * right.abs().max()
+        else:
+            assert llm.loop.speculator.counts.guesses > 0
+assert answers[0] == answers[1]
+try:
+    icc.compile("model", "other", target="native", passes="paged-attention")
+except icc.IccError as error:
+    assert error.exit_code == 17 and "requires rope" in error.message
+else:
+    raise AssertionError("it is too early for that pass")
+"""
+
+
+def test_the_pass_and_the_drafter_in_an_engine(acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--passes puts the op into kernels, which compute what transformers does; the drafter's guesses change nothing."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    done = python(acme, ENGINE)
+    assert not done.returncode, done.stderr
+    unknown, odd = icc(acme, "compile model --passes acme-softsin", "run made --spec acme-pear --ids 5")
+    assert unknown[0] == 2 and "acme-softsign" in unknown[2]
+    assert odd[0] == 2 and "acme-pairs or draft:ENGINE" in odd[2]
+
+
 def test_nothing_is_loaded_before_it_is_asked_for(acme: Path) -> None:
     code = "import sys, icc.compiler.cli, icc.compiler.ops, icc.passes.registry as r; print(r.pass_names())"
     done = python(acme, f"{code}; assert 'acme' not in sys.modules")
@@ -107,3 +151,64 @@ def test_what_cannot_be_loaded_names_its_package(acme: Path, tmp_path: Path) -> 
     assert "icc.passes 'odd' is not a Pass" in odd_pass[2]
     assert "icc.targets 'odd' is not a Target" in odd_target[2]
     assert "icc.quantizations 'odd' is not a Quantization" in odd_quant[2]
+
+
+ODD = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from icc.compiler.kv_formats import FloatCache
+from icc.compiler.ops import Traits, op
+from icc.passes.base import Pass
+from icc.passes.rules import call
+from icc.runtime.format.kv_numbers import KVNumbers
+
+@dataclass(frozen=True)
+class Nothing(Pass):
+    name: ClassVar[str] = "nothing"
+    def run(self, graph, ctx):
+        pass
+
+def packet():
+    return call(torch.ops.aten.tanh, 1)
+
+def six():
+    return FloatCache(KVNumbers("six", 6), "", 0.0)
+
+@op(Traits(elementwise=True), namespace="odd", instructions=lambda body, x: body("softmax", x))
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return x + 0.0
+
+def short():
+    @op(Traits(elementwise=True), namespace="odd", instructions=lambda body, x: body("add", x, x))
+    def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+"""
+GRAPH = """graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @embed: f32[16, 8])
+  %1: f32[T, 8] = odd.drawn(%0)
+  return %1
+"""
+
+
+def test_mistakes_of_a_package_are_said_in_one_line(tmp_path: Path) -> None:
+    modules = {"packet": "PATTERN = odd.packet()", "six": "SIX = odd.six()", "short": "odd.short()"}
+    for name, text in {
+        "odd": ODD,
+        **{f"odd_{name}": f"import odd\n{text}\n" for name, text in modules.items()},
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    passes = {"nothing": "odd:Nothing", "other": "odd:Nothing", "packet": "odd_packet:PATTERN", "short": "odd_short:X"}
+    install(tmp_path, {"icc.ops": {"odd": "odd"}, "icc.passes": passes, "icc.kv_formats": {"six": "odd_six:SIX"}})
+    (tmp_path / "graph.txt").write_text(GRAPH)
+    lines = {
+        "opt graph.txt -p fuse": "instructions of odd.drawn.default: there is no opcode 'softmax'",
+        "opt graph.txt -p nothing": "pass 'nothing': run must return a PassResult, and returned None",
+        "opt graph.txt -p other": "icc.passes 'other': the name of Nothing is 'nothing'",
+        "opt graph.txt -p packet": "aten.tanh stands for several overloads: name one of aten.tanh.default",
+        "opt graph.txt -p short": "instructions of op 'odd.both' take (body, x, y): too many positional arguments",
+        "compile model --kv-cache six": "icc.kv_formats 'six': elements of 6 bits, and not 1, 2, 4, 8, 16 or 32",
+        "opt graph.txt --explain nothing": "nothing refused nothing; ran: no pass",
+    }
+    for (_, output, errors), said in zip(icc(tmp_path, *lines), lines.values(), strict=True):
+        assert said in output + errors and "Traceback" not in errors

@@ -34,10 +34,13 @@ class CacheTable(Generic[C]):
     def refusal(self, form: str, layer: KVLayer) -> str:
         """Why no kernel caches a layer in a format; "" if kernels do."""
         found = self._kinds.get(form)
-        return f"unknown cache type {form!r}" if found is None else found.refusal(layer)
+        return self._missing(form) if found is None else found.refusal(layer)
 
     def find(self, form: str) -> C:
         """What there is of a format; CodegenError if there is nothing."""
         if form not in self._kinds:
-            raise CodegenError(f"the {self.backend} backend has no kernels for KV format {form!r}")
+            raise CodegenError(self._missing(form))
         return self._kinds[form]
+
+    def _missing(self, form: str) -> str:
+        return f"the {self.backend} backend has no kernels for KV format {form!r}"

@@ -21,6 +21,7 @@ class ToolchainError(IccError):
             (line for line in stderr.splitlines() if "error" in line), stderr.strip().splitlines()[-1:] or [""]
         )
         detail = first if isinstance(first, str) else first[0]
-        super().__init__(f"C++ compiler failed: {detail.strip()}", "install g++ 11 or newer, or set CXX to one")
+        hint = "icc needs g++ 11 or newer, CXX may name one; headers of other packages are in the source, too"
+        super().__init__(f"C++ compiler failed: {detail.strip()}", hint)
         self.cmd = cmd
         self.stderr = stderr

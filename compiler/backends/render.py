@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jinja2
 
+from .errors import CodegenError
+
 TEMPLATES = Path(__file__).resolve().parents[2] / "codegen_templates"
 _folders = [TEMPLATES]
 
@@ -38,5 +40,8 @@ def render(template: str, params: object, step: object = None) -> str:
 
 
 def read_header(path: str) -> str:
-    """A header as it is, of icc's own folder or of one that `add_templates` added."""
-    return next(folder / path for folder in _folders if (folder / path).is_file()).read_text()
+    """A header as it is, of icc's own folder or of one that `add_templates` added. CodegenError where none has it."""
+    for folder in _folders:
+        if (folder / path).is_file():
+            return (folder / path).read_text()
+    raise CodegenError(f"there is no header {path} in {', '.join(map(str, _folders))}", "add_templates adds a folder")

@@ -32,7 +32,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import fx
 
-from .. import extensions
+from ...runtime import extensions
 from ..constant_argument import ConstantArgument
 from .body import Operand
 from .traits import NO_TRAITS, Traits
@@ -202,9 +202,20 @@ def op(
         name = fn.__name__ if namespace == "icc" else f"{namespace}.{fn.__name__}"
         if name in OPS:
             raise ValueError(f"an op named {name!r} is declared already")
+        if instructions is not None:
+            _check_arguments(name, fn, instructions)
         return OPS.add(Op(name, fn, _target(namespace, fn), traits, tolerance, instructions, doc=fn.__doc__ or ""))
 
     return declare
+
+
+def _check_arguments(name: str, fn: Callable[..., Any], instructions: Instructions) -> None:
+    """TypeError where `instructions` do not take a body and what the op takes."""
+    taken = signature(fn).parameters
+    try:
+        signature(instructions).bind("body", *taken)
+    except TypeError as error:
+        raise TypeError(f"instructions of op {name!r} take (body, {', '.join(taken)}): {error}") from None
 
 
 def _target(namespace: str, fn: Callable[..., Any]) -> Any:

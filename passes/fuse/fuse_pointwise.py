@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ...compiler.errors import PassError
 from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.verify import is_pointwise
 from ...compiler.ops import OPS, op_of
 from ...compiler.ops.body import Argument, Body, BodyWriter, Operand
+from ...compiler.ops.pointwise import OPCODES
 from ..base import Pass, PassContext, PassResult
 
 POINT = OPS["pointwise"].overload
@@ -81,6 +83,16 @@ class _Fusion:
         self._chosen = _members(root)
         self._results: dict[fx.Node, Operand] = {}
         self.body = self._writer.finish(self._emit(root))
+        self._check_opcodes()
+
+    def _check_opcodes(self) -> None:
+        """PassError where an op of a package draws what no back end can."""
+        unknown = {found.opcode for found in self.body.instructions} - set(OPCODES)
+        if unknown:
+            ops = ", ".join(sorted({str(member.target) for member in self.members}))
+            raise PassError(
+                f"instructions of {ops}: there is no opcode {min(unknown)!r}", f"known: {', '.join(OPCODES)}"
+            )
 
     def _operand(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):

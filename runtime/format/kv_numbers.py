@@ -30,7 +30,9 @@ class KVNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def problem(self) -> str:
         """Why there can be no such cache; "" if there can."""
         packs = 0 < self.bits < 8 and 8 % self.bits == 0
-        return "" if packs or self.bits in (8, 16, 32) else f"elements of {self.bits} bits"
+        return (
+            "" if packs or self.bits in (8, 16, 32) else f"elements of {self.bits} bits, and not 1, 2, 4, 8, 16 or 32"
+        )
 
     def vector_bytes(self, dim: int, align: int = 1) -> int:
         """Bytes from one key or value of `dim` elements to the next; of unpacked ones a multiple of `align`."""

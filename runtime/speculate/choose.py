@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import ExtensionError, UsageError
 from ..executor.base import Executor, SectionExecutor
 from ..format.load import Engine, open_engine
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what is not chosen is not imported
     from .speculator import Speculator
     from .typical import TypicalAcceptance
 
+GROUP = "icc.drafters"  # entry points of other packages, see `_of_a_package`
 NONE = "none"
 MakeExecutor = Callable[[Engine, str, str], Executor]  # of a program of an engine, and the section that it runs, if any
 EXIT = "exit"  # the section that is the logits behind the first layers
@@ -28,8 +29,8 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "medusa", "ngram", "layer-skip", "draft" or "draft:ENGINE"; None is what the
-    engine was compiled for.
+    """The speculator for `spec`: "none", "medusa", "ngram", "layer-skip", "draft", "draft:ENGINE", or what a package
+    registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
 
     `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
@@ -74,7 +75,23 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
         from .second_engine import EngineDrafter
 
         return EngineDrafter(make_executor(engine, engine.name, EXIT), engine.manifest.limits.max_seq_len, name=chosen)
-    raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram, draft or draft:ENGINE")
+    return _of_a_package(name, path, engine, executor)
+
+
+def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) -> Drafter:
+    """The drafter that the entry point `name` makes of what follows it in --spec ("" for nothing), the engine and what
+    runs it. UsageError where no package has one of that name."""
+    from .. import extensions
+    from .drafter import Drafter
+
+    make = extensions.load(GROUP, name)
+    if make is None:
+        known = ["none", "medusa", "layer-skip", "ngram", "draft", *extensions.names(GROUP), "draft:ENGINE"]
+        raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
+    drafter = make(argument, engine, executor)
+    if not isinstance(drafter, Drafter):
+        raise ExtensionError(f"{GROUP} {name!r} makes no Drafter but {drafter!r}")
+    return drafter
 
 
 def _another_program(spec: str, engine: Engine, second: Engine, make_executor: MakeExecutor) -> EngineDrafter:

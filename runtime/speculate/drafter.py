@@ -11,7 +11,10 @@ from ..requests.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A draft, best guesses first, and how likely each is accepted by the drafter's own account."""
+    """A draft, best guesses first, and how likely each is accepted by the drafter's own account, with all before it.
+
+    What `chances` add up to decides whether the draft is worth the longer step, and how many of its guesses are.
+    """
 
     draft: Draft
     chances: tuple[float, ...]
@@ -28,14 +31,19 @@ class Wish:
 
 
 class Drafter:
-    """One way to guess. Everything that it keeps of a request goes with `forget`."""
+    """One way to guess. Everything that it keeps of a request goes with `forget`.
+
+    A drafter gives `name`, `first_rate` and `propose`; the other methods do nothing where it does not give them. All
+    calls come from one thread.
+    """
 
     name: str
-    first_rate: float  # the `rate` of the first request, of which nothing is known yet
+    first_rate: float  # the `rate` of the first request, of which nothing is known yet; above 0, at most 1
     observes = False  # whether it needs `observe`
 
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
-        """Guesses by request id; requests about which the drafter knows nothing are left out."""
+        """Guesses by request id, behind the tokens `generation.prompt` and `generation.token_ids`: no more of a
+        request than its wish counts. Requests about which the drafter knows nothing are left out."""
         raise NotImplementedError
 
     def backlog(self, generation: Generation) -> int:
@@ -56,7 +64,7 @@ class Drafter:
         """
 
     def forget(self, request_id: int) -> None:
-        """The request has ended."""
+        """The request has ended: its answer is whole, or nobody waits for it any more."""
 
     def close(self) -> None:
         """Free what the drafter owns."""

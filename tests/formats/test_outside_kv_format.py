@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import icc
 import msgspec
@@ -15,19 +17,15 @@ import torch
 from acme_package import write_acme
 from building import build
 from icc.compiler import kv_formats
-from icc.compiler.backends.cpu.kernels.caches import CPU_CACHES, CacheType
-from icc.compiler.backends.render import add_templates
-from icc.compiler.backends.triton.kernels.caches import TRITON_CACHES, CacheElements
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
-from icc.compiler.graph.together import MODEL, run_together
+from icc.compiler.kv_check import check_kv_format, rounded_logits
 from icc.compiler.kv_formats import KVFormat
 from icc.compiler.options import CompileOptions
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from icc.passes.quantize.cache_damage import cache_readers, rounding
 from icc.runtime.errors import KVLayoutError
 from icc.runtime.format.kv_numbers import KV_NUMBERS, KVNumbers
 from icc.runtime.format.load import open_engine
@@ -68,21 +66,12 @@ class Unscaled(KVFormat):
         return codes.view(torch.float8_e5m2).float()
 
 
-UNSCALED = Unscaled(KVNumbers("e5m2", 8), "1 byte, 8-bit floats (e5m2)", 0.3)
-add_templates(Path(__file__).with_name("templates"))
-CPU_CACHES.register("e5m2", CacheType("E5m2", header="e5m2.h"))
-TRITON_CACHES.register("e5m2", CacheElements("u8", macros="e5m2.py.jinja"))
-
-
 def away(graph: Graph, found: np.ndarray, name: str = "sq8") -> tuple[float, float]:
     """How far logits are from those of the graph with keys and values rounded so, and these from the graph's own, as
     shares of the largest."""
-    rounded = {
-        node: rounding(kv_formats.find_kv_format(name)) for readers in cache_readers(graph).values() for node in readers
-    }
-    logits = {made.variant: made.logits.numpy() for made in run_together(graph, [IDS], [rounded])}
-    scale = np.abs(logits[0]).max()
-    return np.abs(found - logits[0]).max() / scale, np.abs(logits[MODEL] - logits[0]).max() / scale
+    cached, exact = rounded_logits(graph, IDS, name)
+    scale = np.abs(cached).max()
+    return np.abs(found - cached).max() / scale, np.abs(exact - cached).max() / scale
 
 
 def test_the_format_keeps_what_it_says(package: None) -> None:
@@ -91,6 +80,35 @@ def test_the_format_keeps_what_it_says(package: None) -> None:
     assert codes.dtype == torch.int8 and codes.shape == x.shape and scales is not None and scales.shape == (5, 3, 1)
     assert torch.equal(form.kept(form.kept(x)), form.kept(x)) and (form.kept(x) - x).abs().max() < 0.03
     assert "sq8" in kv_formats.cache_options() and "sq8" not in KV_NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("numbers", "wrong", "said"),
+    [
+        (KVNumbers("odd", 8), {"encode": lambda x: x.to(torch.int8)}, "elements and what lies beside"),
+        (KVNumbers("odd", 8), {"encode": lambda x: (x, None)}, "elements must be"),
+        (KVNumbers("odd", 8), {"encode": lambda x: (x.to(torch.int8), x)}, "None beside"),
+        (KVNumbers("odd", 8, scaled=True), {}, "beside them must be a tensor"),
+        (KVNumbers("odd", 8), {"decode": lambda codes, beside, dim: codes.float()[..., 0]}, "decode must give"),
+        (KVNumbers("odd", 8), {"decode": lambda codes, beside, dim: 3.0 * codes.float()}, "far from"),
+        (
+            KVNumbers("odd", 8),
+            {"decode": lambda codes, *_: codes.view(torch.float8_e5m2).float().nan_to_num()},
+            "as a number",
+        ),
+    ],
+)
+def test_a_reference_that_breaks_its_word(numbers: KVNumbers, wrong: dict[str, Any], said: str) -> None:
+    form = Unscaled(numbers, "", 0.0)
+    for name, method in wrong.items():
+        object.__setattr__(form, name, method)
+    with pytest.raises(ValueError, match=said):
+        check_kv_format(form)
+
+
+@pytest.mark.parametrize("name", [*KV_NUMBERS, "sq8", "e5m2"])
+def test_references_keep_their_word(package: None, name: str) -> None:
+    check_kv_format(kv_formats.find_kv_format(name))
 
 
 def test_on_the_cpu(package: None, model: Path, tmp_path: Path) -> None:
@@ -119,14 +137,13 @@ def test_in_the_interpreted_plan(package: None, model: Path) -> None:
 
 
 def test_one_without_scales(package: None, model: Path, tmp_path: Path) -> None:
-    kv_formats.register_kv_format(UNSCALED)
+    """By the page's own test on CPUs, and in the interpreted plan."""
+    import_module("acme.test_kv").check(model, "e5m2", tmp_path / "e")
     limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=16)
     plan = build(model, "none", limits, block_size=4, kv="e5m2")
-    icc.compile(model, tmp_path / "e", target="native", kv_cache="e5m2", max_seq_len=24)
-    with icc.load(tmp_path / "e", threads=1) as cpu, plan.llm() as gpu:
-        for llm in (cpu, gpu):
-            off, lost = away(plan.graph, llm.logits(IDS), "e5m2")
-            assert off < 0.3 * lost
+    with plan.llm() as llm:
+        off, lost = away(plan.graph, llm.logits(IDS), "e5m2")
+    assert off < 0.3 * lost
 
 
 def test_a_format_that_nobody_has_is_refused(tmp_path: Path) -> None:

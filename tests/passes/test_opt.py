@@ -66,7 +66,7 @@ def test_explains_refusals(gated: Path) -> None:
         "fuse-add-norm at rms_norm_default: the norm does not read a sum\nfuse-add-norm: nothing to do\n"
     )
     assert "no pass or rule is called 'gtpq'" in run(gated, "-p", "simplify", "--explain", "gtpq").stderr
-    assert run(gated, "-p", "simplify", "--explain", "gptq").stdout == "gptq refused nothing\n"
+    assert run(gated, "-p", "simplify", "--explain", "gptq").stdout == "gptq refused nothing; ran: simplify\n"
 
 
 WRONG = {

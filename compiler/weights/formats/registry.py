@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ... import extensions
+from ....runtime import extensions
 from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
