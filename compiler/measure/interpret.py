@@ -113,6 +113,11 @@ class InterpretDevice:
         content = _memory_of(rows)
         self._memory_at(at, tokens)[: len(content)] = content
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """Copy the bytes of `values` to byte `offset` of a pool of adapters."""
+        content = _memory_of(values)
+        self._weights[name][offset : offset + len(content)] = content
+
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
         """A copy of the first `nbytes` bytes, uint8, of what a section left there."""
         return self._memory_at(at, tokens)[:nbytes].numpy().copy()

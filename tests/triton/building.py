@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from icc.compiler.adapted import adapted_graph
+from icc.compiler.adapter_slots import read_adapter_slots
 from icc.compiler.backends.base import Built
 from icc.compiler.backends.triton.backend import TritonBackend
 from icc.compiler.backends.triton.plan import make_plan, plan_program
@@ -72,13 +74,13 @@ def build(
     model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
     exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
     kv_dtypes: Mapping[int, str] | None = None,
-    target: Target = TARGET,
+    target: Target = TARGET, adapters: str = "",
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
     heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
     engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
-    layers whose cache has a type of its own.
+    layers whose cache has a type of its own. adapters: the room for them, as --adapters has it.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, limits.max_seq_len, task="generate" if pooling is None else "embed")
@@ -87,6 +89,10 @@ def build(
         rng = np.random.default_rng(0)
         sequences = [rng.integers(0, graph.info.vocab_size, limits.max_seq_len).tolist() for _ in range(4)]
         phases.append(pipelines.quantize(quant, "int8", (), sequences))
+    for phase in phases:
+        run_passes(graph, phase, PassContext())
+    adapted = adapted_graph(graph, read_adapter_slots(adapters), None) if adapters else None
+    phases = []
     if heads is not None:
         phases.append(pipelines.speculate(read_heads(heads), 0, quant, "int8"))
     phases.append(pipelines.speculate((), exit_layers, quant, "int8"))
@@ -94,7 +100,8 @@ def build(
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(target, graph.info.weight_dtype)
     kept = {"kv_dtypes": kv_dtypes or {}, "max_seq_len": limits.max_seq_len}
-    lowered = lower(graph, LowerOptions(kv or backend.kv_dtype, backend.profile, block_size, **kept))
+    lowering = LowerOptions(kv or backend.kv_dtype, backend.profile, block_size, **kept)
+    lowered = lower(graph, lowering, adapted=adapted)
     verify_lowered(lowered.program, backend.refusal)
     planned = plan_program(lowered.program, limits, Tuner(target), (), deterministic)
     program = msgspec.structs.replace(

@@ -1,0 +1,80 @@
+"""Adapters on GPUs: the plans of steps with and without them, interpreted, and through a driver that is not one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from building import GpuEngine, build
+from fake_cuda import OnDisk
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.merging import merge_adapter
+from icc.runtime.adapters import resident
+from icc.runtime.adapters.adapter import Adapter, Change, LowRank
+from icc.runtime.adapters.resident import ResidentAdapters
+from icc.runtime.executor.player import Player
+from icc.runtime.format.adapters import AdapterSite
+from icc.runtime.format.manifest import Limits
+from icc.runtime.llm import LLM
+
+IDS = [1, 5, 9, 33, 70, 2, 8, 14, 3]
+LIMITS = Limits(max_seq_len=40, max_batch_size=4, max_step_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(model: Path) -> GpuEngine:
+    return build(model, "none", LIMITS, adapters="2x16")
+
+
+def adapter(sites: list[AdapterSite], number: int) -> Adapter:
+    random = np.random.default_rng(number)
+    changes: dict[str, Change] = {}
+    for site in sites:
+        a, b = (random.normal(0, 0.1, shape).astype(np.float32) for shape in ((8, site.k), (site.n, 8)))
+        changes[site.parameter] = Change(low_rank=LowRank(a, b, 0.5))
+    return Adapter(Path(str(number)), bytes([number]), "", (), changes)
+
+
+def check(executor: Player[Any], built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+    """Adapters take turns in two slots; steps without one are as they were before."""
+    plan = built.program.adapters
+    assert plan is not None
+    monkeypatch.setattr(resident, "read_adapter", lambda path: adapter(plan.sites, int(path.name)))
+    with LLM(built.manifest, executor) as llm:
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
+        before = llm.logits(IDS)
+        for number in set(numbers):
+            llm.load_adapter(f"n{number}", str(number))
+        for number in numbers:
+            graph = load_graph(model, LIMITS.max_seq_len)
+            merge_adapter(graph, adapter(plan.sites, number))
+            expected, found = interpret(graph, IDS).numpy(), llm.logits(IDS, adapter=f"n{number}")
+            assert np.abs(found - expected).max() < 2e-2 * np.abs(expected).max()
+            assert np.abs(before - expected).max() > 5e-2 * np.abs(expected).max()
+        assert np.array_equal(llm.logits(IDS), before)
+
+
+def test_in_an_interpreted_plan(built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(built.executor(), built, model, monkeypatch, 1, 2, 3)
+
+
+def test_through_the_driver_of_a_gpu(built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, driver = OnDisk(built.engine(), built, built.objects()).executor()
+    check(executor, built, model, monkeypatch, 1)
+    assert not driver.live and not driver.memory
+
+
+def test_the_base_launches_what_it_did(built: GpuEngine, model: Path) -> None:
+    plain = build(model, "none", LIMITS).program
+    assert built.program.num_own_steps == len(plain.steps)
+    assert built.program.steps[: len(plain.steps)] == plain.steps
