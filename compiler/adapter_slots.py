@@ -26,9 +26,6 @@ class AdapterSlots:
     rank: int
     targets: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return f"{self.count}x{self.rank}" + (f":{','.join(self.targets)}" if self.targets else "")
-
     def matching(self, module: str) -> str | None:
         """The pattern that a module's name ends with, None for no such pattern."""
         return next((p for p in self.targets if fnmatchcase(module, p) or fnmatchcase(module, f"*.{p}")), None)

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from ..passes.quantize.select import retype, set_weight
 from ..runtime.adapters.adapter import Adapter, Change, named_as
 from ..runtime.errors import AdapterError
-from .graph.graph import Graph, infer_type, weight_type
+from .graph.graph import Graph
 from .ops import OPS
 from .weights.handles import Constant, Derived, QuantizedWeight, Weight
 
@@ -45,12 +46,11 @@ def merge_adapter(graph: Graph, adapter: Adapter) -> int:
         if problem := _problem(weight, change):
             raise AdapterError(f"{adapter.path}: {name}: {problem}", _CHECK)
         given += isinstance(weight, QuantizedWeight)
-        _replace(graph, readers, name, _changed(graph, weight, change))
+        sites = [(user, user.args.index(node)) for node, user in readers]
+        set_weight(graph, sites, _changed(graph, weight, change))
         if change.bias is not None:
             _add_bias(graph, [user for _, user in readers], name, change.bias)
-    for node in graph.nodes:
-        if node.op == "call_function":
-            node.meta["type"] = infer_type(node)
+    retype(graph)
     return given
 
 
@@ -91,10 +91,10 @@ def _problem(weight: Weight, change: Change) -> str:
 def _changed(graph: Graph, weight: Weight, change: Change) -> Weight:
     """The weight as the adapter makes it, in the type that it has; of one that came quantized, in the model's."""
     dtype = graph.info.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
-    return Derived(changed_by(change, dtype), (weight,), tuple(weight.shape), dtype)
+    return Derived(_changed_by(change, dtype), (weight,), tuple(weight.shape), dtype)
 
 
-def changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """A function of the values of a weight: those that an adapter makes of them, computed in float32."""
 
     def apply(value: Tensor) -> Tensor:
@@ -118,22 +118,6 @@ def changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor]
 
 def _tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, np.float32))
-
-
-def _replace(graph: Graph, readers: Sequence[tuple[fx.Node, fx.Node]], name: str, weight: Weight) -> None:
-    """Let these readers, and no others, have another weight."""
-    nodes = {node for node, _ in readers}
-    everybody = {(node, user) for node in graph.nodes if node.op == "get_attr" for user in node.users if node in nodes}
-    if everybody == set(readers):
-        for node in nodes:
-            graph.weights[str(node.target)] = weight
-            node.meta["type"] = weight_type(weight)
-        return
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    with graph.fx.inserting_before(min((user for _, user in readers), key=lambda user: order[user])):
-        own = graph.add_weight(name, weight)
-    for node, user in readers:
-        user.replace_input_with(node, own)
 
 
 def _add_bias(graph: Graph, users: Sequence[fx.Node], name: str, bias: np.ndarray) -> None:

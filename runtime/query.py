@@ -23,9 +23,9 @@ class Query(msgspec.Struct, frozen=True):
 
     grammar: what the answer must follow, a text of `grammars.sources`, "" for any text; `params` are then those of a
     form. read: makes a reader of the answer, None where it is nothing but words. extras: what the model is told of each
-    token besides its id, see `ScheduledSequence.extras`. adapter: the name of
-    the one that it is computed with, "" for the model alone. vector: whether the prompt is to become one vector, into
-    which so many first tokens, `skipped`, are not pooled.
+    token besides its id, see `ScheduledSequence.extras`. adapter: the name of the one that it is computed with, ""
+    for the model alone. vector: whether the prompt is to become one vector, into which so many first tokens, `skipped`,
+    are not pooled.
     """
 
     token_ids: Sequence[int]

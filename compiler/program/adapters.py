@@ -8,7 +8,6 @@ from ...runtime.format.adapters import AdapterPlan, AdapterSite, Pool
 from ..graph.graph import Graph
 from ..weights.formats.dense import F32
 from ..weights.handles import Constant
-from ..weights.pool import AdapterPool
 from .builder import ProgramBuilder, WeightSource
 from .profile import Profile
 
@@ -39,8 +38,3 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         places = names[id(a)], names[id(b)], site.row, site.experts
         sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, columns, rows))
     return AdapterPlan(slots, rank, list(pools.values()), sites)
-
-
-def is_pool(source: WeightSource) -> bool:
-    """Whether a weight is written at run time."""
-    return isinstance(source.handle, AdapterPool)

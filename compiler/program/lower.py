@@ -67,13 +67,13 @@ def lower(
             for own, node in outputs.items():
                 low.builder.gives[name][own] = _finish_section(low, own, node)
     if adapted is not None:
-        lower_adapted(low, adapted)
+        _lower_adapted(low, adapted)
     run_rewrites(low.builder, options.profile, lambda: _unplaced(low), observe, rewrites)
     origins = [record.origin for record in low.builder.records]
     return Lowered(_planned(low), low.builder.weights, origins, low.kv_layers)
 
 
-def lower_adapted(low: Lowerer, graph: Graph) -> None:
+def _lower_adapted(low: Lowerer, graph: Graph) -> None:
     """The steps of a graph with room for adapters, as a section of the program under construction."""
     builder, own = low.builder, Lowerer(graph, low.options, beside=low)
     with own.section(ADAPTER_SECTION):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 import torch
@@ -89,18 +90,16 @@ def _totals(graph: Graph, nodes: list[fx.Node]) -> list[fx.Node]:
     totals = [next(iter(node.users)) for node in nodes if len(node.users) == 1]
     if len(totals) < len(nodes):
         return []
-    before = set[fx.Node]()
-    for node in graph.nodes:
-        if node is nodes[0]:
-            break
-        before.add(node)
     for node, total in zip(nodes, totals, strict=True):
-        if total.target is not aten.add.Tensor or total.args[0] is not node or total.args[1] not in before:
+        if total.target is not aten.add.Tensor or total.args[0] is not node:
             return []
-        if type_of(total.args[1]) != type_of(node):  # type: ignore[arg-type]
+        added = total.args[1]
+        if not isinstance(added, fx.Node) or type_of(added) != type_of(node):
             return []
+    before = set(takewhile(lambda node: node is not nodes[0], graph.nodes))
     further = [user for total in totals for user in total.users]
-    return [] if all(traits_of(user.target).elementwise for user in further) else totals
+    fused = all(traits_of(user.target).elementwise for user in further)
+    return [] if fused or any(total.args[1] not in before for total in totals) else totals
 
 
 def _merged_bias(graph: Graph, nodes: list[fx.Node], weights: list[Weight], name: str) -> fx.Node | None:

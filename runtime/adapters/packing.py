@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan, AdapterSite, Pool
+from ..format.bfloat16 import bf16_bits
 from .adapter import Adapter, Change, LowRank
 
 Factors = Callable[[str], np.ndarray]
@@ -78,13 +79,12 @@ def _packed(pool: Pool, parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
 
 
 def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values in the element type of a pool; bf16 as its bits, rounded to the nearest even."""
+    """float32 values in the element type of a pool; bf16 as its bits."""
     if dtype == "f32":
         return values
     if dtype == "f16":
         return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    return bf16_bits(values)
 
 
 def slot_bytes(packed: Mapping[str, np.ndarray]) -> int:

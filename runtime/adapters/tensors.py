@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ..errors import AdapterError
+from ..format.bfloat16 import bf16_values
 
 MAX_HEADER = 32 << 20
 MAX_TENSORS = 100_000
@@ -53,17 +54,13 @@ class AdapterTensors:
         """The names of all tensors, as the file has them."""
         return list(self._entries)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
-        return tuple(self._entries[name].shape)
-
     def load(self, name: str) -> np.ndarray:
         """One tensor as float32. AdapterError where a value is not finite."""
         entry = self._entries[name]
         dtype, (first, _) = _DTYPES[entry.dtype], entry.data_offsets
         found = np.frombuffer(self.raw, dtype, prod(entry.shape), self._start + first).reshape(entry.shape)
         if entry.dtype == "BF16":
-            found = (found.astype(np.uint32) << 16).view(np.float32)
+            found = bf16_values(found)
         values = found.astype(np.float32)
         if not np.isfinite(values).all():
             raise self._damaged(f"tensor {name!r} has values that are not finite")

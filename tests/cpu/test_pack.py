@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from icc.compiler.backends.cpu.layouts.affine import AffineTiles
-from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES, bf16_bits, bf16_values
+from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES
 from icc.compiler.backends.cpu.layouts.split import SplitTiles
 from icc.compiler.backends.cpu.layouts.tiles import stored_scales
 from icc.compiler.weights.formats.affine import GroupAffine
+from icc.runtime.format.bfloat16 import bf16_bits, bf16_values
 
 DENSE = {layout.name: layout for layout in (*ROWS.values(), *TILES.values()) if layout.name != "i32"}
 

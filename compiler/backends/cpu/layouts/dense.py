@@ -13,24 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from .....runtime.format.bfloat16 import bf16_bits, bf16_values
 from ....program.layout import Arrays, Layout
 from ....weights.formats.dense import BF16, F16, F32, I32, Dense
 from .elements import C_TYPES, PLAIN, round_up
 from .tiles import TILE
 
 _NUMPY = {"f32": np.float32, "bf16": np.uint16, "f16": np.float16, "i32": np.int32}
-
-
-def bf16_bits(array: np.ndarray) -> np.ndarray:
-    """float32 -> uint16 bf16 bits, rounded to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(array), (bits >> 16).astype(np.uint16) | np.uint16(64), rounded)
-
-
-def bf16_values(bits: np.ndarray) -> np.ndarray:
-    """uint16 bf16 bits -> float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _convert(array: np.ndarray, item: str) -> np.ndarray:

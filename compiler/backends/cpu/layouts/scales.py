@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dense import bf16_bits, bf16_values
+from .....runtime.format.bfloat16 import bf16_bits, bf16_values
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 SCALE_TYPES = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}
