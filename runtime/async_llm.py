@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, Unpack, cast, overload
 
@@ -18,7 +19,7 @@ from .llm import LLM, load_with_fields, open_llm
 from .loop.engine_thread import EngineThread, News, Question
 from .options import LoadOptions
 from .prompting import Prompt, Prompting
-from .query import Query
+from .query import Adapters, Query, adapted
 from .reading.answer import Answer
 from .requests.embedding import Ranked, ranked, stacked
 from .requests.generation import Completion
@@ -100,14 +101,28 @@ class AsyncLLM:
             raise IccError("the engine is not loaded", "use it within `async with icc.load_async(...) as llm:`")
         return self._llm
 
+    # -- adapters ----------------------------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """Read an adapter for requests to name, beside what runs; see `LLM.load_adapter`."""
+        await asyncio.to_thread(self._loaded.load_adapter, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; see `LLM.unload_adapter`."""
+        self._loaded.unload_adapter(name)
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, prompts: Sequence[Prompt] | str, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt] | str,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: Adapters = None,
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids); see `LLM.generate`."""
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        return await self._complete(await asyncio.to_thread(self.prompting.queries, given, params))
+        queries = await asyncio.to_thread(self.prompting.queries, given, params)
+        return await self._complete(adapted(queries, adapter))
 
     @overload
     async def chat(
@@ -158,23 +173,34 @@ class AsyncLLM:
             self._cancel([question])
 
     async def embed(
-        self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompts: Sequence[Prompt] | str,
+        *,
+        dimensions: int | None = None,
+        adapter: Adapters = None,
+        **options: Unpack[EmbedOptions],
     ) -> np.ndarray:
         """One vector per prompt, float32 `[n, dimension]`; see `LLM.embed`."""
         given = [prompts] if isinstance(prompts, str) else list(prompts)
         facts = self._loaded.loop.requests.intake.check_scores(False)
         encode = self.prompting.embedding
         encoded = await asyncio.to_thread(lambda: [encode(prompt, options) for prompt in given])
-        return stacked(await self._vectors(encoded), facts, dimensions)
+        return stacked(await self._vectors(adapted(encoded, adapter)), facts, dimensions)
 
     async def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: bool = False,
+        adapter: str | None = None,
     ) -> list[Ranked]:
         """The documents by how well they go with the query; see `LLM.rerank`."""
         facts = self._loaded.loop.requests.intake.check_scores(True)
         longest = self._loaded.manifest.limits.max_seq_len if truncate else None
         pairs = [await asyncio.to_thread(self.prompting.pair, query, one, longest) for one in documents]
-        return ranked(documents, await self._vectors(pairs), facts)[:top_n]
+        return ranked(documents, await self._vectors(adapted(pairs, adapter)), facts)[:top_n]
 
     async def _vectors(self, queries: Sequence[Query]) -> list[np.ndarray]:
         """What the engine makes of each prompt."""

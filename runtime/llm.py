@@ -24,9 +24,9 @@ from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import Prompt, Prompting
-from .query import Query, adapted
+from .query import Adapters, Query, adapted
 from .requests.embedding import Ranked, ranked, stacked
-from .requests.generation import Completion
+from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
 from .speculate.choose import MakeExecutor, choose_speculator
@@ -154,7 +154,7 @@ class LLM:
         prompts: Sequence[Prompt] | str,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Progress | None = None,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
 
@@ -217,13 +217,11 @@ class LLM:
         `tool_calls`; put its `message` and their results behind the messages to go on. RequestError if the engine has
         no template, or that refuses the messages.
         """
-        adapter = options.pop("adapter", "")
         if not is_messages(messages):
-            queries = self.prompting.chats(cast(Sequence[Messages], messages), params, options)
-            return self._complete(adapted(queries, adapter))
+            return self._complete(self.prompting.chats(cast(Sequence[Messages], messages), params, options))
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError("n must be 1 for one conversation", "give a list of conversations", field="n")
-        [completion] = self._complete(adapted(self.prompting.chats([messages], params, options), adapter))
+        [completion] = self._complete(self.prompting.chats([messages], params, options))
         return completion
 
     def stream(
@@ -234,8 +232,7 @@ class LLM:
         An Increment is a text that knows its token ids, and the calls of tools that are whole with it; the last one
         says why the completion ended. Closing the iterator ends the request.
         """
-        adapter = options.pop("adapter", "")
-        query = replace(self.prompting.query(prompt, params, options), adapter=adapter)
+        query = self.prompting.query(prompt, params, options)
         if query.params.n != 1:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
         return self._increments(query)
@@ -247,6 +244,20 @@ class LLM:
         task = EngineTask(query, constrain=self.prompting.compiled(query.grammar))
         self.driver.submit(task)
         return task
+
+    def begin(self, query: Query) -> tuple[EngineTask, Generation]:
+        """Queue a query of one completion, and run steps until that is under way: an adapter has to arrive first."""
+        task = self.submit(query)
+        try:
+            while not task.generations:
+                if task.error is not None:
+                    raise task.error
+                self.driver.step()
+        except BaseException:
+            self.driver.abort(task)
+            raise
+        [generation] = task.generations
+        return task, generation
 
     def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
         tasks: list[EngineTask] = []
@@ -271,18 +282,13 @@ class LLM:
         return [one.completion().read_by(task.query.read) for task in tasks for one in task.generations]
 
     def _increments(self, query: Query) -> Iterator[Increment]:
-        task = self.submit(query)
+        task, generation = self.begin(query)
         answer: Answer | None = None
         if query.read is not None:
             from .reading.answer import Answer
 
             answer = Answer(query.read)
         try:
-            while not task.generations:  # its adapter is on the way
-                if task.error is not None:
-                    raise task.error
-                self.driver.step()
-            [generation] = task.generations
             while True:
                 while generation.outputs:
                     increment = Increment.of(generation.outputs.popleft()).read_by(answer)
@@ -314,7 +320,7 @@ class LLM:
         prompts: Sequence[Prompt] | str,
         *,
         dimensions: int | None = None,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         **options: Unpack[EmbedOptions],
     ) -> np.ndarray:
         """One vector per prompt (text, or token ids), float32 `[n, dimension]`, pooled and scaled as the engine says.

@@ -193,9 +193,10 @@ class Prompting:
         """A prompt, or messages, with the defaults that hold for either."""
         if is_messages(prompt):
             return self._chat(prompt, params, options)
-        if options:
-            raise RequestError(f"{', '.join(options)}: for messages only", "give a list of messages", field="messages")
-        return self.completion(self.encode(cast(Prompt, prompt)), params or SamplingParams())
+        if others := [name for name in options if name != "adapter"]:
+            raise RequestError(f"{', '.join(others)}: for messages only", "give a list of messages", field="messages")
+        query = self.completion(self.encode(cast(Prompt, prompt)), params or SamplingParams())
+        return replace_fields(query, adapter=options.get("adapter", ""))
 
     def chats(
         self,
@@ -218,7 +219,8 @@ class Prompting:
         turn = ChatTurn(given, self.form, tools, "" if params is None else _source_of(params))
         prompt = turn.prompt(self._rendered(given))
         token_ids = self._encode_rendered(prompt)
-        return self.answer(turn, prompt, token_ids, self.chat_params(params, len(token_ids)))
+        query = self.answer(turn, prompt, token_ids, self.chat_params(params, len(token_ids)))
+        return replace_fields(query, adapter=options.get("adapter", ""))
 
     def answer(self, turn: ChatTurn, prompt: str, token_ids: Sequence[int], params: SamplingParams) -> Query:
         """The query for an answer: `prompt` is what the turn makes of the rendered text, `token_ids` are its tokens."""

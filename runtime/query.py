@@ -15,6 +15,7 @@ from .requests.params import SamplingParams
 if TYPE_CHECKING:  # a text that is completed as it is needs no reader
     from .reading.answer import MakeReader
 
+Adapters = str | Sequence[str | None] | None  # the name of one for all prompts, or of one per prompt; None for none
 READ_ONLY = SamplingParams(max_tokens=1)  # of what is read and not answered
 
 
@@ -38,7 +39,7 @@ class Query(msgspec.Struct, frozen=True):
     skipped: int = 0
 
 
-def adapted(queries: Sequence[Query], adapter: str | Sequence[str | None] | None) -> Sequence[Query]:
+def adapted(queries: Sequence[Query], adapter: Adapters) -> Sequence[Query]:
     """Queries with an adapter each: one name for all, or one per query. RequestError for another number of names."""
     if adapter is None:
         return queries

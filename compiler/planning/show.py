@@ -35,7 +35,9 @@ def as_text(plan: Plan) -> str:
     row("KV cache, per token", lambda t: size_text(t.planned.program.kv.bytes_per_token()))
     row("KV cache, one sequence", lambda t: size_text(t.planned.memory.kv_sequence))
     row("KV cache, all sequences", lambda t: size_text(t.planned.memory.kv_batch))
-    row("arena, scratch, logits", lambda t: size_text(t.planned.memory.fixed - t.planned.memory.weights))
+    if any(found.planned.memory.adapters for found in plan.targets):
+        row("adapters", lambda t: size_text(t.planned.memory.adapters))
+    row("arena, scratch, logits", lambda t: size_text(_working(t)))
     row("in all", lambda t: size_text(t.planned.memory.fixed + t.planned.memory.kv_batch))
     row("memory", lambda t: size_text(t.memory) + ("" if t.target.memory_gib else " free here"))
     row("fits", lambda t: "yes" if t.fits else "no")
@@ -54,6 +56,12 @@ def as_text(plan: Plan) -> str:
     if first.kept:
         console.print("left as stored: " + "; ".join(first.kept))
     return text.getvalue().rstrip("\n")
+
+
+def _working(target: TargetPlan) -> int:
+    """Bytes of the buffers of a step."""
+    memory = target.planned.memory
+    return memory.fixed - memory.weights - memory.adapters
 
 
 def _name(rates: Sequence[Rate]) -> str:

@@ -150,7 +150,13 @@ class _KeyReader:
         """The parameters of a module that are targeted, the innermost first."""
         names = [target.rpartition(".") for target in self._config.target_parameters or ()]
         here = {name for owner, _, name in names if not owner or module == owner or module.endswith(f".{owner}")}
-        return sorted(here, key=lambda name: (_MADE.index(name) if name in _MADE else len(_MADE), name))
+        if len(here) > 1 and (unknown := sorted(here.difference(_MADE))):
+            raise AdapterError(
+                f"{self._tensors.path}: target_parameters names {len(here)} parameters of {module}, and icc does not"
+                f" know in what order PEFT has nested {unknown[0]!r}",
+                "merge it with peft (merge_and_unload), and compile what that saves",
+            )
+        return sorted(here, key=lambda name: _MADE.index(name) if name in _MADE else 0)
 
     def _is_parameter(self, module: str, parts: dict[str, str]) -> bool:
         return "lora_A" in parts and bool(self._targeted(_owner(module)))

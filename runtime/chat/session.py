@@ -86,11 +86,10 @@ class Session:
             prompt, forgotten = self._fit()
             params = SamplingParams(**self.settings) if "max_tokens" in self.settings else self._open_ended(len(prompt))
             query = self._llm.prompting.completion(prompt, self._resolved(params, len(prompt)))
-            task = self._llm.submit(query)
+            task, generation = self._llm.begin(query)
         except BaseException:
             self.history.take_back()
             raise
-        [generation] = task.generations
         try:
             while generation.finish_reason is None:
                 self._llm.driver.step()

@@ -93,8 +93,10 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     kernels, threads = KernelLibrary(files.read(library.path), library.path), usable_cores()
     scratch, shared = kernels.scratch(threads)
     batch = sum(largest.nbytes(array) for array in (*CPU_INPUTS, *program.inputs))
+    pools = sum(weight.nbytes for weight in program.weights.values()) - weights
     parts = {
         "weights_bytes": weights,
+        **_of_adapters(pools),
         "arena_bytes": touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
         "logits_bytes": 4 * rows * program.vocab_size,
         "batch_bytes": batch,
@@ -102,7 +104,7 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
         "kv_bytes": touched_bytes(_touched(cache, _blocks(cache, load)), cache.nbytes),
     }
     logits = 4 * largest.logit_rows * program.vocab_size
-    return parts, weights + arena + logits + batch + scratch + shared + cache.nbytes
+    return parts, weights + pools + arena + logits + batch + scratch + shared + cache.nbytes
 
 
 def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[dict[str, int], int]:
@@ -113,6 +115,7 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
     largest = batch_limits(program, limits, LOGITS_BYTES[manifest.backend])
     parts = {
         "weights_bytes": needs.weights,
+        **_of_adapters(needs.adapters),
         "arena_bytes": needs.arena,
         "logits_bytes": needs.logits,
         "batch_bytes": sum(largest.nbytes(array) for array in (*GPU_INPUTS, *program.inputs)),
@@ -120,6 +123,11 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
         "kv_bytes": KVMemory(program.kv, program.kv.blocks_needed(load, load.max_batch_size)).nbytes,
     }
     return parts, sum(parts.values()) - parts["kv_bytes"] + needs.kv_batch
+
+
+def _of_adapters(nbytes: int) -> dict[str, int]:
+    """Room for adapters, which is touched where one is loaded; nothing of an engine without."""
+    return {"adapters_bytes": nbytes} if nbytes else {}
 
 
 def _blocks(cache: KVMemory, load: Limits) -> list[int]:

@@ -25,13 +25,8 @@ class RunResult(msgspec.Struct, frozen=True):
 
 def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show: Callable[[str], object]) -> RunResult:
     """Generate one completion; `show` gets each piece of text (token ids where there is no tokenizer) as it comes."""
-    task = llm.submit(llm.prompting.completion(token_ids, params))
+    task, generation = llm.begin(llm.prompting.completion(token_ids, params))
     try:
-        while not task.generations:  # its adapter is on the way
-            if task.error is not None:
-                raise task.error
-            llm.driver.step()
-        [generation] = task.generations
         while generation.finish_reason is None:
             llm.driver.step()
             while generation.outputs:

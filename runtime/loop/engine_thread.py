@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,13 +18,19 @@ from .engine_loop import EngineLoop
 
 
 class Opened(Protocol):
-    """A loaded model: its loop, and how to let go of it."""
+    """A loaded model: its loop, its room for adapters if it has any, and how to let go of it."""
 
     @property
     def loop(self) -> EngineLoop: ...
 
+    @property
+    def adapters(self) -> ResidentAdapters | None: ...
+
     def close(self) -> None: ...
 
+
+if TYPE_CHECKING:
+    from ..adapters.resident import ResidentAdapters
 
 Model = TypeVar("Model", bound=Opened)
 
@@ -88,7 +94,7 @@ class EngineThread(Generic[Model]):
             self._opened(error)
             return
         self._opened(model)
-        driver = LoopDriver(model.loop, _Teller())
+        driver = LoopDriver(model.loop, _Teller(), model.adapters)
         try:
             while self._turn(driver):
                 pass

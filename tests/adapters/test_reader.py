@@ -164,6 +164,13 @@ def test_tensors_that_are_refused(case: str, own: Path) -> None:
         read_adapter(own)
 
 
+def test_parameters_in_an_order_that_is_not_known(own: Path) -> None:
+    """PEFT nests the parameters of one module as that made them, which its files do not say."""
+    configure(own, target_parameters=["self_attn.q_proj.first", "self_attn.q_proj.second"])
+    with pytest.raises(AdapterError, match=r"does not know in what order PEFT has nested 'first'"):
+        read_adapter(own)
+
+
 def header(entries: Any, data: bytes = b"") -> bytes:
     text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text + data

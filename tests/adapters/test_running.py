@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from icc import SamplingParams
 from icc.compiler.options import CompileOptions
+from icc.compiler.planning.plan import make_plan
+from icc.compiler.planning.show import as_text
+from icc.runtime.commands.memory import certify
 from icc.runtime.errors import RequestError, UsageError
+from icc.runtime.format.files import EngineFiles
+from icc.runtime.format.footprint import size_text
+from icc.runtime.format.load import read_manifest
+from icc.runtime.format.programs import read_program
 from icc.runtime.llm import LLM
 from icc.runtime.query import Query
 from peft_models import adapted_logits, save_adapter
@@ -197,3 +204,18 @@ def test_what_has_no_room(engine: Make, model: Callable[[str], Path], llm: LLM, 
         plain.load_adapter("any", tmp_path)
     with pytest.raises(RequestError, match="2 adapters for 1 prompts"):
         llm.generate([IDS], PARAMS, adapter=["plain", "plain"])
+
+
+def test_memory_counts_the_room(engine: Make, model: Callable[[str], Path]) -> None:
+    """As a row of its own: of the engine, and of what would become one."""
+    path = engine("llama", adapters="2x16")
+    program = read_program(read_manifest(path), EngineFiles(path, read_manifest(path).files, verify=False))
+    pools = sum(weight.nbytes for name, weight in program.weights.items() if name not in program.stored)
+    with_room, without = certify(path), certify(engine("llama"))
+    assert with_room["adapters_bytes"] == pools > 0 and "adapters_bytes" not in without
+    assert with_room["total_bytes"] - without["total_bytes"] > 0.9 * pools  # type: ignore[operator]
+    options = CompileOptions(model=model("llama"), output=Path(), target="native", max_seq_len=64, adapters="2x16")
+    plan = make_plan(options, ["native"])
+    assert plan.targets[0].planned.memory.adapters == pools
+    [row] = [line.split() for line in as_text(plan).splitlines() if line.startswith("adapters")]
+    assert row == ["adapters", *size_text(pools).split()]

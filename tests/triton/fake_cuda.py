@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,7 @@ class FakeDriver:
         self.memory: dict[int, ctypes.Array[Any]] = {}
         self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
         self.queue: list[Callable[[], None]] = []
+        self.draining = Lock()  # one thread at a time runs what is on the stream
         self.captured: list[Callable[[], None]] | None = None
         self.graph_launches = self.eager_launches = self.warps_launched = 0
         self.dependent: set[bool] = set()  # of the launches: whether they may begin before the last kernel ended
@@ -170,8 +172,9 @@ class FakeDriver:
         return self._put(lambda: ctypes.memset(to, value, nbytes))
 
     def cuStreamSynchronize(self, stream: str) -> tuple[int]:  # noqa: N802
-        while self.queue:
-            self.queue.pop(0)()
+        with self.draining:
+            while self.queue:
+                self.queue.pop(0)()
         return (0,)
 
     def cuEventCreate(self, flags: str) -> tuple[int, Any]:  # noqa: N802
@@ -186,8 +189,9 @@ class FakeDriver:
         return self._put(lambda: setattr(event, "passed", True))
 
     def cuEventSynchronize(self, event: Any) -> tuple[int]:  # noqa: N802
-        while not event.passed:
-            self.queue.pop(0)()
+        with self.draining:
+            while not event.passed:
+                self.queue.pop(0)()
         return (0,)
 
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[int, float]:  # noqa: N802

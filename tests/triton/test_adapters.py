@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -72,6 +74,27 @@ def test_through_the_driver_of_a_gpu(built: GpuEngine, model: Path, monkeypatch:
     executor, driver = OnDisk(built.engine(), built, built.objects()).executor()
     check(executor, built, model, monkeypatch, 1)
     assert not driver.live and not driver.memory
+
+
+def test_a_pool_is_written_beside_a_capture(built: GpuEngine) -> None:
+    """By the thread that loads, while another captures a graph: the copy is no part of that."""
+    plan = built.program.adapters
+    assert plan is not None
+    pool = plan.pools[0].weight
+    executor, driver = OnDisk(built.engine(), built, built.objects()).executor()
+    device, values = executor.device, np.full(64, 7, np.uint8)
+    writer = Thread(target=device.write_pool, args=(pool, 128, values))
+
+    def work() -> None:
+        writer.start()
+        writer.join(0.2)
+
+    assert device.cuda.capture(work) == []
+    writer.join()
+    address = device._weights[pool] + 128
+    assert ctypes.string_at(address, 64) == values.tobytes()
+    executor.close()
+    assert not driver.live
 
 
 def test_the_base_launches_what_it_did(built: GpuEngine, model: Path) -> None:

@@ -102,6 +102,7 @@ class CudaDevice:
         self._outputs = [PinnedArrays(cuda, SAMPLED, limits, there) for _ in range(self.turns)]
         for side in (self._inputs[0], *self._declared[0], self._outputs[0]):
             self._addresses |= side.addresses
+        self._pool_written = cuda.event()
         self._ended = [cuda.event() for _ in range(self.turns)]
         shape = limits.logit_rows, program.vocab_size
         self.logits = cuda.pinned(4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
@@ -190,8 +191,10 @@ class CudaDevice:
         self.cuda.enter()
         staged = self._staging.of(f"pool:{name}", values.nbytes)
         staged[:] = values.reshape(-1).view(np.uint8)
-        self.cuda.to_device(self._weights[name] + offset, staged)
-        self.cuda.wait()  # the next one is staged in the same memory
+        with self.cuda.capturing:  # this is the thread that loads: the copy is no part of a graph
+            self.cuda.to_device(self._weights[name] + offset, staged)
+            self.cuda.record(self._pool_written)
+        self.cuda.wait_event(self._pool_written)  # the next one is staged in the same memory
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
         """Wait for the stream: a copy of the first `nbytes` bytes, uint8, of what a section left there."""

@@ -76,6 +76,7 @@ class Cuda:
         self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
         self._threads = threading.local()
         self.stream: Any = None
+        self.capturing = threading.Lock()  # held while what any thread puts on the stream becomes part of a graph
         self._graphs: dict[int, Any] = {}
         self.uploaded: dict[int, tuple[Any, dict[str, int]]] = {}  # by id: weights, and the address of each by name
         try:
@@ -225,6 +226,10 @@ class Cuda:
 
     def capture(self, work: Callable[[], None]) -> Any:
         """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""
+        with self.capturing:
+            return self._capture(work)
+
+    def _capture(self, work: Callable[[], None]) -> Any:
         mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self.call("cuStreamBeginCapture", self.stream, mode)
         try:

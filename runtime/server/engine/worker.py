@@ -129,7 +129,7 @@ class Worker(TaskListener[Prompt]):
         except Exception as error:
             self._refuse(prompt, error)
         else:
-            self._prompt_tokens += len(prompt.query.token_ids)
+            self._prompt_tokens += len(prompt.requests[0].prompt if prompt.requests else prompt.query.token_ids)
 
     def _refuse(self, prompt: Prompt, error: Exception) -> None:
         """Say why nothing comes of a prompt."""
