@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .compiler.api import compile_model as compile
+    from .compiler.api import refit_model as refit
     from .compiler.progress import CompileProgress
     from .runtime.async_llm import AsyncLLM, load_async
     from .runtime.errors import IccError
@@ -29,11 +30,13 @@ __all__ = [
     "compile",
     "load",
     "load_async",
+    "refit",
 ]
 
 # public name -> (module, name there), imported when first asked for
 _LAZY = {
     "compile": (".compiler.api", "compile_model"),
+    "refit": (".compiler.api", "refit_model"),
     "CompileProgress": (".compiler.progress", "CompileProgress"),
     "load": (".runtime.llm", "load"),
     "LLM": (".runtime.llm", "LLM"),

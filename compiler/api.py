@@ -89,6 +89,37 @@ def compile_model(
     return target
 
 
+def refit_model(
+    engine: PathLike,
+    checkpoint: PathLike,
+    output: PathLike | None = None,
+    *,
+    progress: Literal["bar"] | Callable[[CompileProgress], object] | None = None,
+    force: bool = False,
+    calib: PathLike | None = None,
+    gate_text: PathLike | None = None,
+    lora: PathLike | None = None,
+    spec: str | None = None,
+) -> Path:
+    """Put the weights of a checkpoint into an engine, whose program and kernels stay; returns the engine's path.
+
+    The checkpoint has the shapes of the one that the engine was compiled from, and is quantized as that was. output:
+    another engine directory, which `force` may replace; default: the engine's own, which is replaced as a whole. The
+    files that the engine was compiled with are given again. progress: see `compile_model`. MismatchError names what
+    does not fit; the engine is as it was then.
+    """
+    from .driver import compile_engine
+    from .refit import check_refit
+
+    files = {"calib": calib, "gate_text": gate_text, "lora": lora}
+    given = {name: None if path is None else Path(path) for name, path in files.items()}
+    other = None if output is None else Path(output)
+    earlier, options = check_refit(Path(engine), Path(checkpoint), other, force, {**given, "spec": spec})
+    with _reporter(progress) as reporter:
+        compile_engine(options, reporter, earlier)
+    return options.output
+
+
 def _reporter(progress: Literal["bar"] | Callable[[CompileProgress], object] | None) -> Reporter:
     if progress == "bar":
         from .console import ConsoleReporter

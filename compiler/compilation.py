@@ -27,6 +27,7 @@ from .calibration import load_calibration
 from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
+from .engine.earlier import EarlierEngine
 from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
 from .frontend.ending import ending_of
 from .frontend.load import load_graph
@@ -59,8 +60,9 @@ class Compilation:
     """The graph, which stages change in place, and what they ask of.
 
     source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
-    that directory as the model. calibrations: what an interrupted compile may have
-    left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be lowered.
+    that directory as the model. calibrations: what an interrupted compile may have left, and this one keeps until it
+    is done. adapted: the quantized graph with room for adapters, ready to be lowered. earlier: the engine whose program
+    and kernels these weights are for; None where the compile makes its own.
     """
 
     request: CompileRequest
@@ -76,6 +78,7 @@ class Compilation:
     calibrations: Calibrations = field(default_factory=Calibrations)
     acceptance: list[list[float]] = field(default_factory=list)
     adapted: Graph | None = None
+    earlier: EarlierEngine | None = None
 
     def __post_init__(self) -> None:
         self._context = PassContext(progress=self.reporter.progress)
@@ -155,14 +158,18 @@ class Compilation:
         return lowered
 
     def build(self, lowered: Lowered, stage: Path) -> Built:
-        """The kernels, in the engine directory `stage`."""
+        """The kernels, in the engine directory `stage`. MismatchError where they are an earlier engine's, and the
+        program is another than its."""
+        if self.earlier is not None:
+            self.earlier.copy_kernels(stage)
+            return self.earlier.built(lowered.program, self.limits)
         built = self.backend.build(lowered.program, self.limits, stage / "kernels", self.reporter.progress)
         verify_plan(built.program)
         return built
 
     def tune(self, built: Built, stage: Path) -> tuple[Built, list[str]]:
         """The kernels as --tune finds them to be fastest here, and what is not the default; else as they are."""
-        if not self.options.tune:
+        if not self.options.tune or self.earlier is not None:
             return built, []
         with self.reporter.stage("tune"):
             return measure.tune(stage, self.request.target, built, self.limits, self.reporter.progress)
@@ -177,6 +184,8 @@ class Compilation:
         writer.write_program(stage, program)
         (stage / "report.json").write_bytes(report.to_json())
         tokenizer = writer.copy_tokenizer(stage, options.model, bool(self.pooling and self.pooling.lower_case))
+        if tokenizer is None and self.earlier is not None:
+            tokenizer = self.earlier.copy_tokenizer(stage)
         writer.copy_runtime(stage)
         facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
         embedding = embedding_facts(stage, self.graph, options, self.pooling)
@@ -193,8 +202,16 @@ class Compilation:
             loss = measure.measure_loss(stage, self.gates, original, quantized, self.phases.records, progress)
             writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
 
+    def check_answers(self, stage: Path) -> None:
+        """That an engine with an earlier one's kernels gives the answers of its own weights, where it runs here."""
+        if self.earlier is not None:
+            with self.reporter.stage("verify"):
+                measure.check_answers(stage, self.request.target)
+
     def _with_speculation(self, built: Built, stage: Path) -> Program:
-        """The program with the trees of its drafter."""
+        """The program with the trees of its drafter, which an earlier engine's has."""
+        if self.earlier is not None:
+            return built.program
         cost = modelled_cost(self.graph, self.request.target, self.backend.profile, DRAFTS)
         if self.acceptance and self.request.target.is_here:
             cost = measure.step_cost(stage, self.request.target, built, self.limits)
@@ -229,8 +246,9 @@ class Compilation:
         return calibration.sequences
 
 
-def trace(request: CompileRequest, reporter: Reporter) -> Compilation:
-    """The model as it is traced, and what its engine will be made for."""
+def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | None = None) -> Compilation:
+    """The model as it is traced, and what its engine will be made for. MismatchError where that is an earlier engine's
+    program, and the model has other sizes."""
     if request.options.gate:
         measure.check_device(request.target)
     with reporter.stage("trace"):
@@ -250,11 +268,15 @@ def trace(request: CompileRequest, reporter: Reporter) -> Compilation:
             given = merge_adapter(graph, read_adapter(options.lora))
             if given and options.quant == "none":
                 reporter.warn(f"{given} weights come quantized; with the adapter in them they are stored as floats")
+    if earlier is not None:
+        earlier.check_model(graph.info)
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph)
-    return Compilation(request, source, options, graph, backend, limits, lowering, pooling, gates, reporter)
+    return Compilation(
+        request, source, options, graph, backend, limits, lowering, pooling, gates, reporter, earlier=earlier
+    )
 
 
 def _gates(options: CompileOptions, graph: Graph) -> GatePlan | None:

@@ -6,19 +6,23 @@ from dataclasses import replace
 
 from .compilation import trace
 from .engine import directory as writer
+from .engine.earlier import EarlierEngine
 from .options import CompileOptions
 from .progress import Reporter
 from .report import CompileReport
 from .request import check
 
 
-def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
-    """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
+def compile_engine(options: CompileOptions, reporter: Reporter, earlier: EarlierEngine | None = None) -> CompileReport:
+    """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of.
+
+    earlier: take program and kernels from this engine, whose options these are; MismatchError where they do not fit.
+    """
     request = check(options)
     for warning in request.warnings:
         reporter.warn(warning)
     heads = request.choice.read_heads() if request.choice else ()
-    job = trace(request, reporter)
+    job = trace(request, reporter, earlier)
     with reporter.stage("optimize"):
         job.optimize()
     original = job.graph.copy()
@@ -40,5 +44,6 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         with reporter.stage("engine"):
             report, manifest = job.write(lowered, built, tuned, canaries, stage)
         job.gate(original, quantized, manifest, stage)
+        job.check_answers(stage)
     job.calibrations.done()
     return replace(report, engine_bytes=sum(p.stat().st_size for p in output.rglob("*") if p.is_file()))

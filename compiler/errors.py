@@ -13,6 +13,7 @@ __all__ = [
     "HeadMismatch",
     "HubError",
     "IccError",
+    "MismatchError",
     "OutOfMemory",
     "OutputExistsError",
     "PassError",
@@ -145,6 +146,12 @@ class OutOfMemory(IccError):
             "free memory, or compile on a machine that has more: `icc plan MODEL` says what a compile takes",
         )
         self.stage = stage
+
+
+class MismatchError(IccError):
+    """A checkpoint does not fit the engine whose program and kernels it is to be run with."""
+
+    exit_code = 49
 
 
 class GateError(IccError):

@@ -17,6 +17,7 @@ from .options import CompileOptions
 from .targets import find_target
 
 _SMALL = 4 << 20  # bytes; of a larger file the place is what tells it from others, not its content
+HEADS = "medusa:"  # what --spec begins with that names a directory
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("compiler", "passes", "codegen_templates", "runtime")
 _SUFFIXES = (".py", ".jinja", ".h", ".json")
@@ -35,11 +36,15 @@ def engine_key(options: CompileOptions) -> str:
 
 
 def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "engine") -> dict[str, Any]:
-    """The options that decide what an engine is, or what its calibration finds, as plain values; a calibration text
+    """The options that decide what an engine is, or what its calibration finds, as plain values; texts, draft heads
     and an adapter by their content."""
     deciding = {*named_by_role(type(options), "engine")} & {*named_by_role(type(options), role)}
     found = {name: getattr(options, name) for name in deciding}
-    found["calib"] = None if options.calib is None else _content(options.calib)
+    for name in deciding & {"calib", "gate_text"}:
+        found[name] = found[name] and _content(found[name])
+    if options.spec.startswith(HEADS) and "spec" in found:
+        folder = Path(options.spec.removeprefix(HEADS))
+        found["spec"] = HEADS + ",".join(_content(file) for file in sorted(folder.glob("*")) if file.is_file())
     adapter = [] if options.lora is None else sorted(options.lora.glob("adapter_*"))
     found["lora"] = {file.name: _content(file) for file in adapter}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(found.items())}

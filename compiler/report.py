@@ -24,6 +24,7 @@ from .ops.base import Cost
 from .options import CompileOptions
 from .phases import Phases, PhaseSnapshot, layer_of
 from .program.profile import Profile
+from .recorded import recorded
 from .targets import Target
 from .weights.handles import QuantizedWeight, pieces_of
 
@@ -52,7 +53,8 @@ class CompileReport:
     """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: what the
     roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. tuned: blocks of
     the CPU products that --tune chose instead of the default. allocation: what --quant auto chose, and what else there
-    was; see Allocation. caches: what --kv-bits chose, likewise; bytes are of a sequence of full length."""
+    was; see Allocation. caches: what --kv-bits chose, likewise; bytes are of a sequence of full length.
+    options: those that are not as by default; see recorded.py."""
 
     target: str
     quant: str
@@ -77,6 +79,7 @@ class CompileReport:
     given: dict[str, int] = field(default_factory=dict)
     allocation: dict[str, Any] | None = None
     caches: dict[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
@@ -128,6 +131,7 @@ def make_report(
         given=_given(graph),
         allocation=phases.allocation and phases.allocation.as_json(),
         caches=phases.caches and phases.caches.as_json(),
+        options=recorded(options),
     )
 
 

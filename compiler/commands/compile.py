@@ -10,6 +10,7 @@ import click
 
 from ...runtime.cli.fields import PATH, field_options, taken
 from ...runtime.cli.group import command
+from ..heap import keep_freed_memory
 from ..interrupt import ends_at_once
 from ..options import CompileOptions, default_output
 
@@ -34,6 +35,7 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
         from ..console import ConsoleReporter, show_explanation, show_summary
         from ..driver import compile_engine
 
+        keep_freed_memory()
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
         with ConsoleReporter() as reporter:
             report = compile_engine(chosen, reporter)

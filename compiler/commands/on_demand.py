@@ -19,6 +19,7 @@ from ...runtime.settings import named_by_role, setting, settings
 from .. import targets
 from ..cache.ondemand import engine_of, is_model
 from ..errors import UsageError
+from ..heap import keep_freed_memory
 from ..interrupt import ends_at_once
 from ..options import CompileOptions
 from ..progress import Reporter
@@ -78,6 +79,7 @@ def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:
 
 
 def _reporter() -> Reporter:
+    keep_freed_memory()  # it does compile
     from ..console import ConsoleReporter  # torch comes with it, which an engine in the cache does without
 
     return ConsoleReporter()

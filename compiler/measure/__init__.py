@@ -76,6 +76,14 @@ def measure_loss(
     return gate.gate(engine, plan, reference, quantized, records, progress)
 
 
+def check_answers(engine: Path, target: Target) -> None:
+    """WrongAnswersError unless an engine gives its canary answers; not looked at where it does not run here."""
+    if target.backend == "cpu":
+        from . import answers
+
+        answers.check_answers(engine)
+
+
 def available_bytes() -> int:
     """Memory of this machine that can be taken without swapping."""
     from . import host

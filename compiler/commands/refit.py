@@ -1,0 +1,57 @@
+"""`icc refit`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import click
+
+from ...runtime.cli.fields import PATH
+from ...runtime.cli.group import command
+from ..heap import keep_freed_memory
+from ..interrupt import ends_at_once
+
+
+@command("refit")
+@click.argument("engine", type=PATH)
+@click.argument("checkpoint", type=PATH)
+@click.option("-o", "--output", type=PATH, show_default="ENGINE, which is replaced", help="Engine directory to write.")
+@click.option("--force", is_flag=True, help="Replace an engine that exists at OUTPUT.")
+@click.option("--calib", type=PATH, metavar="FILE", help="The text to calibrate on, if ENGINE was compiled with one.")
+@click.option("--gate-text", type=PATH, metavar="FILE", help="The text of --gate, likewise.")
+@click.option("--lora", type=PATH, metavar="DIR", help="The adapter to merge, likewise.")
+@click.option("--spec", metavar="medusa:DIR", help="The draft heads, likewise.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
+def refit_command(
+    engine: Path,
+    checkpoint: Path,
+    output: Path | None,
+    force: bool,
+    calib: Path | None,
+    gate_text: Path | None,
+    lora: Path | None,
+    spec: str | None,
+    as_json: bool,
+) -> None:
+    """Put the weights of CHECKPOINT into ENGINE, whose program and kernels stay.
+
+    The checkpoint has the shapes of the one that ENGINE was compiled from; its weights are quantized as those were.
+    Quantizations that read a text do so again. Where something does not fit it is named, and ENGINE stays as it was.
+    """
+    from ..refit import check_refit
+
+    given = {"calib": calib, "gate_text": gate_text, "lora": lora, "spec": spec}
+    with ends_at_once():
+        earlier, options = check_refit(engine, checkpoint, output, force, given)
+        from ..console import ConsoleReporter, show_summary
+        from ..driver import compile_engine
+
+        keep_freed_memory()
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        with ConsoleReporter() as reporter:
+            report = compile_engine(options, reporter, earlier)
+    if as_json:
+        click.echo(report.to_json().decode(), nl=False)
+    else:
+        show_summary(options, report, reporter)
