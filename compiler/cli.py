@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": Lazy(f"{_HERE}.inspect", "inspect_command"),
     "export": Lazy(f"{_HERE}.export", "export_command"),
     "opt": Lazy(f"{_HERE}.opt", "opt_command"),
+    "diff": Lazy(f"{_HERE}.diff", "diff_command"),
     "refit": Lazy(f"{_HERE}.refit", "refit_command"),
     "train-heads": Lazy(f"{_HERE}.train_heads", "train_heads_command"),
     "tune": Lazy(f"{_HERE}.tune", "tune_command"),

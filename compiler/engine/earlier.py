@@ -46,8 +46,8 @@ class EarlierEngine:
             said = f"the engine was compiled for {_words(self.engine.manifest.limits)}, the checkpoint is for"
             raise MismatchError(f"{self.engine.path}: {said} {_words(limits)}", _AGAIN)
         own = msgspec.structs.replace(self.program, plan=None, speculation=None)
-        if own != lowered:
-            raise MismatchError(f"{self.engine.path}: {_difference(own, lowered)}", _AGAIN)
+        if difference := first_difference(own, lowered):
+            raise MismatchError(f"{self.engine.path}: {difference}", _AGAIN)
         manifest = self.engine.manifest
         return Built(self.program, tuple(manifest.main.libraries), manifest.gpu)
 
@@ -69,19 +69,21 @@ def open_earlier(path: Path) -> EarlierEngine:
     return EarlierEngine(engine, program_of(engine))
 
 
-def _difference(own: Program, other: Program) -> str:
-    """The first thing in which two programs differ, in words; weights first."""
+def first_difference(own: Program, other: Program) -> str:
+    """The first thing in which an engine's program differs from another, in words, weights first; "" for none."""
+    if own == other:
+        return ""
     for name in [*own.weights, *other.weights]:
         have, given = own.weights.get(name), other.weights.get(name)
         if have != given:
-            return f"{name}: the engine has {_shown(have)}, the checkpoint gives {_shown(given)}"
+            return f"{name}: the engine has {_shown(have)}, the other {_shown(given)}"
     if own.kv != other.kv:
-        return "the KV cache of the checkpoint has another layout"
+        return "the KV cache has another layout"
     for number, (have, given) in enumerate(zip_longest(own.steps, other.steps)):
         if have != given:
-            return f"step {number} is {_step(have)}, of the checkpoint {_step(given)}"
+            return f"step {number} is {_step(have)}, of the other {_step(given)}"
     fields = (name for name in own.__struct_fields__ if getattr(own, name) != getattr(other, name))
-    return f"the checkpoint's program has other {next(fields)}"
+    return f"the programs have other {next(fields)}"
 
 
 def _words(limits: Limits) -> str:

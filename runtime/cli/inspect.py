@@ -9,6 +9,7 @@ import click
 
 from ..errors import UsageError
 from ..format.present import check_present
+from .facts import as_text
 from .group import command
 
 
@@ -23,7 +24,7 @@ def inspect_command(engine: str, as_json: bool, memory: bool, sequences: int | N
     check_present(Path(engine))
     if not memory and (sequences, length) != (None, None):
         raise UsageError("--sequences and --length say what --memory is asked for", "add --memory")
-    from ..commands.inspect import as_text, describe_engine
+    from ..commands.inspect import describe_engine
 
     if memory:
         from ..commands.memory import certify

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from ..format.files import EngineFiles
-from ..format.footprint import size_text
 from ..format.isa import cpu_flags
 from ..format.kv import KVGroup, KVLayout, KVMemory
 from ..format.load import read_manifest
@@ -125,20 +124,3 @@ def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:
             for row in program.plan.resources()
         ],
     }
-
-
-def as_text(facts: dict[str, object], indent: str = "", bytes_all: bool = False) -> str:
-    """The facts for people: one per line, nested ones indented. bytes_all: every number is a size."""
-    lines: list[str] = []
-    for name, value in facts.items():
-        if isinstance(value, dict) and value:
-            lines += [f"{indent}{name}:", as_text(value, indent + "  ", "bytes" in name)]
-        elif isinstance(value, list):
-            lines.append(f"{indent}{name}:" + ("" if value else " none"))
-            for item in value:
-                text = ", ".join(f"{key} {part}" for key, part in item.items()) if isinstance(item, dict) else item
-                lines.append(f"{indent}  - {text}")
-        else:
-            shown = size_text(value) if (bytes_all or "bytes" in name) and isinstance(value, int | float) else value
-            lines.append(f"{indent}{name}: {shown}")
-    return "\n".join(lines)

@@ -167,5 +167,5 @@ def test_an_engine_that_does_not_tell(engine: Callable[..., Path], model: Callab
 def test_another_program_is_named(engine: Callable[..., Path]) -> None:
     """By its first weight that differs, the cache, or a step."""
     first, second = open_earlier(engine(0)), open_earlier(engine(0, quant="int8"))
-    with pytest.raises(MismatchError, match=r"proj.weight: the engine has \S+\[.*, the checkpoint gives "):
+    with pytest.raises(MismatchError, match=r"proj.weight: the engine has \S+\[.*, the other "):
         first.built(second.program, first.engine.manifest.limits)

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from icc.runtime.commands.inspect import as_text, describe_engine
+from icc.runtime.cli.facts import as_text
+from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.errors import EngineChangedError, EngineVersionError
 from icc.runtime.executor.walk import Walker
 from icc.runtime.format.digest import encode_sealed
