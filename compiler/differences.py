@@ -51,9 +51,9 @@ class AnswerDifference:
 
 @dataclass(frozen=True)
 class EngineDifferences:
-    """Of two engines. options, facts: what either has, by name. program: the first difference in words, "" for none.
-    tensors: those that are not stored alike, the largest norm first; equal_tensors: how many are. answers: None where
-    their prompts differ. files: others that are not the same, or in one of them only."""
+    """What two engines differ in. options, facts: what either has, by name. program: the first difference in words, ""
+    for none. tensors: those that are not stored alike, the largest norm first; equal_tensors: how many are. answers:
+    None where their prompts differ. files: others that are not the same, or in one of them only."""
 
     options: dict[str, tuple[Any, Any]]
     facts: dict[str, tuple[Any, Any]]
