@@ -48,6 +48,7 @@ class CompileFields(TypedDict, total=False):
     lora: PathLike | None
     adapters: str | None
     deterministic: bool
+    like: PathLike | None
     tune: bool
     seed: int
     passes: str

@@ -84,6 +84,19 @@ class Compilation:
         self._context = PassContext(progress=self.reporter.progress)
         self.phases = Phases(self.graph, self._context, self.options.dump_passes)
 
+    @property
+    def is_delta(self) -> bool:
+        """Whether what is written has only the weights that an earlier engine has not."""
+        return self.earlier is not None and self.earlier.as_base
+
+    def write_weights(self, lowered: Lowered, built: Built, stage: Path) -> None:
+        """All weights, packed; or those that the base of a delta does not have."""
+        facts = stage, built.program, lowered.sources, self.backend.pack, self.reporter.progress
+        if self.earlier is not None and self.is_delta:
+            writer.write_delta(*facts, self.earlier)
+        else:
+            writer.write_weights(*facts)
+
     def optimize(self) -> None:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
         minutes of quantizing."""
@@ -161,7 +174,7 @@ class Compilation:
         """The kernels, in the engine directory `stage`. MismatchError where they are an earlier engine's, and the
         program is another than its."""
         if self.earlier is not None:
-            self.earlier.copy_kernels(stage)
+            self.earlier.copy("kernels", stage)
             return self.earlier.built(lowered.program, self.limits)
         built = self.backend.build(lowered.program, self.limits, stage / "kernels", self.reporter.progress)
         verify_plan(built.program)
@@ -181,16 +194,21 @@ class Compilation:
         options, target = self.options, self.request.target
         program = self._with_speculation(built, stage)
         report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
-        writer.write_program(stage, program)
+        if not self.is_delta:
+            writer.write_program(stage, program)
         (stage / "report.json").write_bytes(report.to_json())
         tokenizer = writer.copy_tokenizer(stage, options.model, bool(self.pooling and self.pooling.lower_case))
         if tokenizer is None and self.earlier is not None:
-            tokenizer = self.earlier.copy_tokenizer(stage)
-        writer.copy_runtime(stage)
+            tokenizer = self.earlier.engine.manifest.tokenizer_dir
+            self.earlier.copy("tokenizer", stage)
+        if not self.is_delta:
+            writer.copy_runtime(stage)
         facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
         embedding = embedding_facts(stage, self.graph, options, self.pooling)
         answers = writer.write_canaries(stage, canaries)
         manifest = make_manifest(self.graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
+        if self.earlier is not None and self.is_delta:
+            manifest = msgspec.structs.replace(manifest, base=self.earlier.base_of(stage))
         return report, writer.write_manifest(stage, manifest)
 
     def gate(self, original: Graph, quantized: Graph, manifest: Manifest, stage: Path) -> None:

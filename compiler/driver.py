@@ -9,6 +9,7 @@ from .engine import directory as writer
 from .engine.earlier import EarlierEngine
 from .options import CompileOptions
 from .progress import Reporter
+from .refit import as_delta
 from .report import CompileReport
 from .request import check
 
@@ -16,8 +17,11 @@ from .request import check
 def compile_engine(options: CompileOptions, reporter: Reporter, earlier: EarlierEngine | None = None) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of.
 
-    earlier: take program and kernels from this engine, whose options these are; MismatchError where they do not fit.
+    earlier: take program and kernels from this engine, whose options these are; so does one whose options say `like`.
+    MismatchError where they do not fit.
     """
+    if options.like is not None:
+        earlier, options = as_delta(options)
     request = check(options)
     for warning in request.warnings:
         reporter.warn(warning)
@@ -39,7 +43,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
         with reporter.stage("kernels"):
             built = job.build(lowered, stage)
         with reporter.stage("weights"):
-            writer.write_weights(stage, built.program, lowered.sources, job.backend.pack, reporter.progress)
+            job.write_weights(lowered, built, stage)
         built, tuned = job.tune(built, stage)
         with reporter.stage("engine"):
             report, manifest = job.write(lowered, built, tuned, canaries, stage)

@@ -56,7 +56,9 @@ class CompileOptions:
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
     logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
-    first. adapters: see AdapterSlots. tune: choose the blocks of CPU products by time, on this machine.
+    first. adapters: see AdapterSlots. like: an engine of another checkpoint of these shapes; what is written has the
+    weights that differ from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on
+    this machine.
     """
 
     model: Path
@@ -187,6 +189,13 @@ class CompileOptions:
     )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
+    )
+    like: Path | None = setting(
+        None,
+        "Write what differs from this engine, with its options, to open beside it.",
+        metavar="ENGINE",
+        unset="a whole engine",
+        engine=False,
     )
     tune: bool = setting(
         False, "Choose CPU kernels by time, here (--target native; takes a minute or two).", calibration=False

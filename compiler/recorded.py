@@ -42,15 +42,16 @@ def options_again(engine: Engine, model: Path, output: Path, given: Mapping[str,
         names_file = name != "spec" or str(had).startswith(HEADS)
         if had is not None and names_file and value is None:
             form = f"{HEADS}DIR" if name == "spec" else "FILE" if name != "lora" else "DIR"
-            raise UsageError(f"{engine.path} was compiled with {_flag(name)}", f"give it again: {_flag(name)} {form}")
+            raise UsageError(f"{engine.path} was compiled with {flag(name)}", f"give it again: {flag(name)} {form}")
         if value is not None and (had is None or not names_file):
-            raise UsageError(f"{_flag(name)}: {engine.path} was compiled without", "leave it out")
+            raise UsageError(f"{flag(name)}: {engine.path} was compiled without", "leave it out")
     own: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     own |= {name: value for name, value in given.items() if value is not None}
     return CompileOptions(model=model, output=output, force=True, **own)
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option as the command line has it."""
     return "--" + name.replace("_", "-")
 
 

@@ -1,15 +1,17 @@
-"""Other weights for an engine that is there: its program and kernels stay."""
+"""Other weights for an engine that is there, whose program and kernels stay: in its place, or as a delta beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .engine.earlier import EarlierEngine, open_earlier
 from .engine.output import check_output
+from .errors import UsageError
 from .options import CompileOptions
-from .recorded import options_again
+from .recorded import GIVEN, flag, options_again, recorded
 
 
 def check_refit(
@@ -21,3 +23,19 @@ def check_refit(
         check_output(output, force)
     earlier = open_earlier(engine)
     return earlier, options_again(earlier.engine, checkpoint, output or engine, given)
+
+
+def as_delta(options: CompileOptions) -> tuple[EarlierEngine, CompileOptions]:
+    """The engine of --like, opened and verified, and the options that it was compiled with for this model. UsageError
+    where `options` say otherwise; and what `options_again` and `open_engine` raise."""
+    assert options.like is not None
+    asked = recorded(options)
+    earlier = open_earlier(options.like, as_base=True)
+    given = {name: getattr(options, name) for name in GIVEN if name in asked}
+    again = options_again(earlier.engine, options.model, options.output, given)
+    had = recorded(again)
+    for name, value in asked.items():
+        if name not in GIVEN and value != had.get(name):
+            own = had.get(name, "as by default")
+            raise UsageError(f"{flag(name)} {value}: {options.like} was compiled with {own}", f"leave {flag(name)} out")
+    return earlier, replace(again, force=options.force, dump_passes=options.dump_passes)

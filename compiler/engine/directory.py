@@ -14,7 +14,7 @@ import marshal
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distribution
 from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
 from math import prod
@@ -32,6 +32,7 @@ from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
 from .digests import file_entry, library_digest
+from .earlier import DELTA_WEIGHTS, EarlierEngine
 from .vocabulary import compact, lowering, make_vocabulary
 
 Progress = Callable[[str, int, int], None]
@@ -140,25 +141,55 @@ def write_weights(
     stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress
 ) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory."""
-    header: dict[str, object] = {}
-    start = 0
-    for name, weight in program.stored.items():
-        header[name] = {"dtype": "U8", "shape": [weight.nbytes], "data_offsets": [start, start + weight.nbytes]}
-        start += weight.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
     with (stage / "weights.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        written = {name: source for name, source in sources.items() if name in header}
-        done, total = 0, sum(prod(source.handle.shape) for source in written.values())
-        for name, source in written.items():
-            progress(name, done, total)
-            packed = pack(source)
-            assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
+        file.write(_header({name: weight.nbytes for name, weight in program.stored.items()}))
+        for _, packed in _packed(program, sources, pack, progress):
             file.write(packed.data)
-            done += prod(source.handle.shape)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_delta(
+    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress, base: EarlierEngine
+) -> None:
+    """delta.safetensors: of these weights those that the base does not have."""
+    own: dict[str, int] = {}
+    with tempfile.TemporaryFile(dir=stage) as raw:
+        for name, packed in _packed(program, sources, pack, progress):
+            if not base.has(name, packed):
+                own[name] = packed.nbytes
+                raw.write(packed.data)
+        raw.seek(0)
+        with (stage / DELTA_WEIGHTS).open("wb") as file:
+            file.write(_header(own))
+            shutil.copyfileobj(raw, file, PIECE)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _packed(
+    program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress
+) -> Iterator[tuple[str, np.ndarray]]:
+    written = {name: source for name, source in sources.items() if name in program.stored}
+    done, total = 0, sum(prod(source.handle.shape) for source in written.values())
+    for name, source in written.items():
+        progress(name, done, total)
+        packed = pack(source)
+        assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
+        yield name, packed
+        done += prod(source.handle.shape)
+
+
+def _header(sizes: Mapping[str, int]) -> bytes:
+    """What a safetensors file begins with whose tensors are so many bytes, in this order."""
+    header: dict[str, object] = {}
+    start = 0
+    for name, nbytes in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [nbytes], "data_offsets": [start, start + nbytes]}
+        start += nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_program(stage: Path, program: Program) -> None:
@@ -236,7 +267,8 @@ def write_manifest(stage: Path, manifest: Manifest) -> Manifest:
     """engine.json with size and digests of every file written before it; what it says."""
     files: dict[str, FileEntry] = {}
     for path in sorted(p for p in stage.rglob("*") if p.is_file()):
-        blake3 = library_digest(stage, manifest.main.libraries) if path.stat().st_size > PIECE else None
+        by_library = path.stat().st_size > PIECE and manifest.base is None  # whose files have no library
+        blake3 = library_digest(stage, manifest.main.libraries) if by_library else None
         files[path.relative_to(stage).as_posix()] = file_entry(path, blake3)
     return seal(stage, msgspec.structs.replace(manifest, files=files))
 

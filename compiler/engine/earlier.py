@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from ...runtime.format.load import Engine, open_engine
-from ...runtime.format.manifest import Limits
+from ...runtime.format.manifest import BaseEngine, Limits
 from ...runtime.format.program import WeightEntry
 from ..backends.base import Built
-from ..errors import MismatchError
+from ..errors import MismatchError, UsageError
 from ..program.program import Program, program_of
 
 if TYPE_CHECKING:  # imports torch
@@ -24,12 +25,17 @@ _AGAIN = "compile the checkpoint by itself"
 _SHAPES = ("hidden_size", "num_layers", "num_parameters")
 
 
+DELTA_WEIGHTS = "delta.safetensors"
+
+
 @dataclass(frozen=True)
 class EarlierEngine:
-    """An opened engine, and its program with the steps that the runtime does not read."""
+    """An opened engine, and its program with the steps that the runtime does not read. as_base: what is compiled with
+    it is a delta, which has the weights that differ and takes everything else from it."""
 
     engine: Engine
     program: Program
+    as_base: bool = False
 
     def check_model(self, info: ModelInfo) -> None:
         """MismatchError where a model has other sizes; told before anything is quantized."""
@@ -51,22 +57,30 @@ class EarlierEngine:
         manifest = self.engine.manifest
         return Built(self.program, tuple(manifest.main.libraries), manifest.gpu)
 
-    def copy_kernels(self, stage: Path) -> None:
-        """The files of the kernels, into an engine directory."""
-        shutil.copytree(self.engine.path / "kernels", stage / "kernels", copy_function=shutil.copyfile)
+    def copy(self, folder: str, stage: Path) -> None:
+        """The files of a folder, into an engine directory; none into that of a delta."""
+        for name in () if self.as_base else self.engine.manifest.files:
+            if name.startswith(f"{folder}/"):
+                (stage / name).parent.mkdir(parents=True, exist_ok=True)
+                (stage / name).write_bytes(self.engine.files.read(name))
 
-    def copy_tokenizer(self, stage: Path) -> str | None:
-        """The files of the tokenizer, likewise, for a checkpoint that has none; None for an engine without."""
-        own = self.engine.manifest.tokenizer_dir
-        if own is not None:
-            shutil.copytree(self.engine.path / own, stage / own, copy_function=shutil.copyfile)
-        return own
+    def has(self, name: str, packed: np.ndarray) -> bool:
+        """Whether a weight has these bytes."""
+        return np.array_equal(self.engine.weights.view(name), packed)
+
+    def base_of(self, delta: Path) -> BaseEngine:
+        """What the manifest of a delta at `delta` says of this engine."""
+        path = os.path.relpath(self.engine.path.resolve(), delta.resolve())
+        return BaseEngine(self.engine.manifest.digest, path, DELTA_WEIGHTS)
 
 
-def open_earlier(path: Path) -> EarlierEngine:
-    """An engine directory, all files verified. EngineFormatError and its kinds, as for `open_engine`."""
+def open_earlier(path: Path, as_base: bool = False) -> EarlierEngine:
+    """An engine directory, all files verified. EngineFormatError and its kinds, as for `open_engine`; UsageError for a
+    delta that is to be the base of another."""
     engine = open_engine(path)
-    return EarlierEngine(engine, program_of(engine))
+    if as_base and engine.manifest.base is not None:
+        raise UsageError(f"--like {path}: that is a delta itself", f"give its base: {engine.manifest.base.path}")
+    return EarlierEngine(engine, program_of(engine), as_base)
 
 
 def first_difference(own: Program, other: Program) -> str:

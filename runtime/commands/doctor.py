@@ -28,7 +28,7 @@ from ..format.footprint import (
     size_text,
 )
 from ..format.isa import cpu_flags, select_library
-from ..format.load import check_abi, read_manifest
+from ..format.load import check_abi, read_manifest, weight_files
 from ..format.manifest import Manifest
 from ..format.program import Program
 from ..format.programs import read_program
@@ -83,7 +83,7 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
     """
     root = Path(path)
     manifest = read_manifest(root)
-    files = EngineFiles(root, manifest.files, verify=hashes)
+    files = EngineFiles(root, manifest.files, verify=hashes, base=manifest.base)
     program = read_program(manifest, files)
     memory = footprint(program, manifest.limits, manifest.backend)
     found = Diagnosis(str(root), manifest.target)
@@ -109,10 +109,13 @@ def _files(root: Path, manifest: Manifest, files: EngineFiles, hashes: bool) -> 
     check_listing(root, manifest)
     if not hashes:
         return f"{len(manifest.files)} files of the right size (--hashes compares their contents)"
-    weights = manifest.main.weights
-    with memoryview(files.map(weights)) as view:
-        files.begin((), {weights: view})
+    mapped = {name: memoryview(files.map(name)) for name in weight_files(manifest)}
+    try:
+        files.begin((), mapped)
         files.finish()
+    finally:
+        for view in mapped.values():
+            view.release()
     return f"{len(manifest.files)} files as they were written"
 
 

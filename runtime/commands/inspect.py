@@ -24,7 +24,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     """Facts about an engine as plain JSON values; sizes in bytes. The files are not compared with their hashes."""
     root = Path(path)
     manifest = read_manifest(root)
-    program = read_program(manifest, EngineFiles(root, manifest.files, verify=False))
+    program = read_program(manifest, EngineFiles(root, manifest.files, verify=False, base=manifest.base))
     model, limits = manifest.model, manifest.limits
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel] for step in program.steps)
@@ -34,6 +34,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     return {
         "engine": str(root),
         "icc_version": manifest.icc_version,
+        **({} if manifest.base is None else {"delta_of": manifest.base.path}),
         "target": manifest.target,
         "architecture": model.architecture,
         "parameters": model.num_parameters,

@@ -47,7 +47,7 @@ def certify(path: str | os.PathLike[str], sequences: int | None = None, length: 
     """
     root = Path(path)
     manifest = read_manifest(root)
-    files = EngineFiles(root, manifest.files, verify=False)
+    files = EngineFiles(root, manifest.files, verify=False, base=manifest.base)
     program = read_program(manifest, files)
     load = _load(manifest.limits, sequences, length)
     limits = Limits(load.length, load.sequences, manifest.limits.max_step_tokens)

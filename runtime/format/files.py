@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from ..errors import EngineChangedError, EngineFormatError
 from .comparison import Comparison, Part
-from .manifest import PIECE, FileEntry
+from .manifest import PIECE, BaseEngine, FileEntry
 from .present import MANIFEST_FILE
 
 # Writes the BLAKE3 digests of pieces of so many bytes, from a number on that threads share, as they share the digests.
@@ -25,15 +25,19 @@ _HINT = "copy the engine again from where it was made, or compile the model agai
 
 
 class EngineFiles:
-    """Opens and reads the files that a manifest lists; paths are those of the manifest, relative to `root`.
+    """Opens and reads the files that a manifest lists; paths are those of the manifest, relative to `root`, or to
+    `base` where they are shared with that.
 
     With `verify`, whatever `read` returns has the sha256 of the manifest, and so has what `begin` was given as mapped
     once `finish` returns.
     (A mapped file may still be changed in place: whoever may do that can change a running process as well.)
     """
 
-    def __init__(self, root: Path, files: Mapping[str, FileEntry], verify: bool) -> None:
+    def __init__(
+        self, root: Path, files: Mapping[str, FileEntry], verify: bool, base: BaseEngine | None = None
+    ) -> None:
         self._root, self._files, self._verify = root, files, verify
+        self._shared = {} if base is None else {name: Path(base.path, name) for name in base.shared}
         self._contents: dict[str, bytes] = {}  # checked, and not yet asked for
         self._used: frozenset[str] = frozenset()
         self._begun: set[str] = set()
@@ -43,9 +47,12 @@ class EngineFiles:
     def open(self, path: str) -> BinaryIO:
         """A file, unbuffered; no link is followed."""
         try:
-            return open(os.open(self._root / path, _READ), "rb", buffering=0)
+            return open(os.open(self._place(path), _READ), "rb", buffering=0)
         except OSError as error:
             raise _unreadable(path, error) from error
+
+    def _place(self, path: str) -> Path:
+        return self._shared.get(path) or self._root / path
 
     def map(self, path: str) -> mmap.mmap:
         """A read-only memory map of a file."""
@@ -134,7 +141,10 @@ class EngineFiles:
     def _read(self, path: str, folder: int | None = None) -> bytes:
         """All of a file; folder: a descriptor of the root, which saves time for many."""
         try:
-            descriptor = os.open(self._root / path if folder is None else path, _READ, dir_fd=folder)
+            if folder is None or path in self._shared:
+                descriptor = os.open(self._place(path), _READ)
+            else:
+                descriptor = os.open(path, _READ, dir_fd=folder)
             try:
                 pieces: list[bytes] = []
                 while piece := os.read(descriptor, _LARGE if pieces else _SMALL):

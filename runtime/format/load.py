@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError
+from .base_engine import with_base
 from .canaries import Canaries
 from .decoding import COPY_AGAIN, decode
 from .digest import digest_of
@@ -91,7 +92,7 @@ class Opening(msgspec.Struct, frozen=True):
     program: Program
     library: Library | None
     files: EngineFiles
-    mapped: mmap.mmap
+    mapped: dict[str, mmap.mmap]
 
     def finish(self) -> Engine:
         """The engine, once all its files are as they were written. EngineFormatError says which is not."""
@@ -102,12 +103,20 @@ class Opening(msgspec.Struct, frozen=True):
             raise
         from .weights import MappedWeights  # imports numpy
 
-        weights = MappedWeights(self.mapped, self.manifest.main.weights)
+        weights: MappedWeights | None = None
+        for name, mapped in self.mapped.items():
+            weights = MappedWeights(mapped, name, weights)
+        assert weights is not None
         return Engine(self.path, self.manifest, self.program, weights, self.library, self.files)
 
     def drop(self) -> None:
         """The engine is not wanted."""
         self.files.drop()
+
+
+def weight_files(manifest: Manifest) -> list[str]:
+    """The files of the main program's weights: a weight of a later one takes the place of an earlier one's."""
+    return [manifest.main.weights, *([] if manifest.base is None else [manifest.base.weights])]
 
 
 def begin_opening(
@@ -125,13 +134,13 @@ def begin_opening(
     main, library = manifest.main, None
     if manifest.backend == "cpu":
         library = select_library(main.libraries, cpu_flags(), isa or os.environ.get("ICC_ISA"))
-    files = EngineFiles(root, manifest.files, verify)
+    files = EngineFiles(root, manifest.files, verify, manifest.base)
     program = read_program(manifest, files)
     check_agreement(manifest, program)  # all that can be said without the weights comes before them
-    mapped = files.map(main.weights)
+    mapped = {name: files.map(name) for name in weight_files(manifest)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
-    files.begin([file for file in used if file], {main.weights: memoryview(mapped)}, digests)
+    files.begin([file for file in used if file], {name: memoryview(m) for name, m in mapped.items()}, digests)
     return Opening(root, manifest, program, library, files, mapped)
 
 
@@ -155,7 +164,17 @@ def open_engine(
 
 
 def read_manifest(root: Path) -> Manifest:
-    """engine.json of an engine directory, decoded strictly, its paths checked. The version is checked first."""
+    """engine.json of an engine directory, decoded strictly, its paths checked. The version is checked first. A delta
+    engine's has the files of its base, too."""
+    manifest = _own_manifest(root)
+    if manifest.base is not None:
+        manifest = with_base(root, manifest, _own_manifest)
+    check_paths(manifest)
+    return manifest
+
+
+def _own_manifest(root: Path) -> Manifest:
+    """What stands in engine.json."""
     raw = _read(root)
     facts = decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
     version = decode(bytes(facts["format_version"]), MANIFEST_FILE, object) if "format_version" in facts else None
@@ -166,7 +185,6 @@ def read_manifest(root: Path) -> Manifest:
     manifest = decode(raw if version == FORMAT_VERSION else manifest_as_3(facts), MANIFEST_FILE, Manifest)
     if manifest.digest and digest_of(raw, manifest.digest) != manifest.digest:
         raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", COPY_AGAIN)
-    check_paths(manifest)
     return manifest
 
 

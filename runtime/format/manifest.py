@@ -197,6 +197,19 @@ class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kl: float
 
 
+class BaseEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The engine that has what a delta engine has not: its program, kernels, and the weights that are equal.
+
+    digest: of its engine.json. path: relative to the delta's directory; absolute once it was found. weights: the file
+    of the delta's own weights, for the main program. shared: the files that are taken from there, once it was found.
+    """
+
+    digest: str
+    path: str
+    weights: str
+    shared: list[str] = []
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """engine.json. Paths are relative to the engine directory. programs: by name, MAIN among them."""
 
@@ -217,6 +230,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     eviction: EvictionFacts | None = None  # None where nothing that is read is given up
     canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
+    base: BaseEngine | None = None  # of a delta engine; None of one that has all it needs
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed
 
     @property

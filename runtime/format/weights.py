@@ -10,7 +10,7 @@ import msgspec
 
 from ..address import address_of
 from ..errors import EngineFormatError
-from .program import Program
+from .program import Program, WeightEntry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,10 +30,11 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MappedWeights:
-    """The tensors of a mapped weights file `name`. Addresses are valid until `close`, which unmaps the file."""
+    """The tensors of a mapped weights file `name`, and of the one `below` those that this one has not. Addresses are
+    valid until `close`, which unmaps the files."""
 
-    def __init__(self, mapped: mmap.mmap, name: str) -> None:
-        self._name, self._map = name, mapped
+    def __init__(self, mapped: mmap.mmap, name: str, below: MappedWeights | None = None) -> None:
+        self._name, self._map, self._below = name, mapped, below
         self._bytes = memoryview(self._map)
         self._entries = self._parse_header()
 
@@ -74,30 +75,38 @@ class MappedWeights:
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
-        base = address_of(self._bytes)
-        result: list[int] = []
-        for name, weight in program.weights.items():
-            if name in pools:
-                result.append(pools[name])
-                continue
-            if name not in self._entries:
-                raise self._damaged(f"weight {name!r} is missing")
-            offset, nbytes = self._entries[name]
-            if nbytes != weight.nbytes:
-                raise self._damaged(f"weight {name!r} has {nbytes} bytes, the program says {weight.nbytes}")
-            result.append(base + offset)
+        found = {name: pools.get(name) or self._address(name, entry) for name, entry in program.weights.items()}
+        self._check_known(program)
+        return list(found.values())
+
+    def _address(self, name: str, weight: WeightEntry) -> int:
+        if name not in self._entries:
+            if self._below is not None:
+                return self._below._address(name, weight)
+            raise self._damaged(f"weight {name!r} is missing")
+        offset, nbytes = self._entries[name]
+        if nbytes != weight.nbytes:
+            raise self._damaged(f"weight {name!r} has {nbytes} bytes, the program says {weight.nbytes}")
+        return address_of(self._bytes) + offset
+
+    def _check_known(self, program: Program) -> None:
         unknown = sorted(self._entries.keys() - program.stored.keys())
         if unknown:
             raise self._damaged(f"weight {unknown[0]!r} is not in the program")
-        return result
+        if self._below is not None:
+            self._below._check_known(program)
 
     def view(self, name: str) -> np.ndarray:
         """The bytes of one weight, uint8, read-only, not copied. KeyError if there is none."""
+        if name not in self._entries and self._below is not None:
+            return self._below.view(name)
         offset, nbytes = self._entries[name]
         return np.frombuffer(self._bytes, np.uint8)[offset : offset + nbytes]
 
     def close(self) -> None:
         """Unmap. Addresses and views given out are invalid from here on."""
+        if self._below is not None:
+            self._below.close()
         self._bytes = memoryview(b"")
         try:
             self._map.close()

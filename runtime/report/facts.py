@@ -68,7 +68,7 @@ def read_facts(path: str | os.PathLike[str]) -> EngineFacts:
     `read_manifest` raises, and EngineFormatError for a damaged report.json."""
     root = Path(path)
     manifest = read_manifest(root)
-    files = EngineFiles(root, manifest.files, verify=True)
+    files = EngineFiles(root, manifest.files, verify=True, base=manifest.base)
     program, file = read_program(manifest, files), manifest.main.program
     report = _object(files.read(REPORT_FILE), REPORT_FILE) if REPORT_FILE in manifest.files else {}
     steps = _object(files.read(file), file)["steps"]

@@ -96,7 +96,7 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
     or changed."""
     manifest = read_manifest(path)
     check_listing(path, manifest)
-    files = EngineFiles(path, manifest.files, verify)
+    files = EngineFiles(path, manifest.files, verify, manifest.base)
 
     def read(file: str) -> bytes | None:
         file = f"{manifest.tokenizer_dir}/{file}"

@@ -1,0 +1,39 @@
+"""A delta engine: weights that differ from those of another engine, which has everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ..errors import EngineFormatError
+from .manifest import BaseEngine, Manifest
+from .present import MANIFEST_FILE
+
+
+def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) -> Manifest:
+    """A delta engine's manifest with the files that it takes from its base, which lies where it was when the delta was
+    written, or beside it. read: gives a directory's manifest. EngineFormatError if the base is at neither place."""
+    base = manifest.base
+    assert base is not None
+    if "\0" in base.path or not Path(base.path).name:
+        raise EngineFormatError(f"{MANIFEST_FILE}: base {base.path!r} is no path", "copy the engine again")
+    here = root.resolve()
+    places = dict.fromkeys(path.resolve() for path in (here / base.path, here.parent / Path(base.path).name))
+    others: list[str] = []
+    for place in places:
+        if not (place / MANIFEST_FILE).is_file():
+            continue
+        found = read(place)
+        if found.digest != base.digest or found.base is not None:
+            others.append(f"; {place} is another")
+        else:
+            shared = {name: entry for name, entry in found.files.items() if name not in manifest.files}
+            opened = BaseEngine(base.digest, str(place), base.weights, list(shared))
+            return replace(manifest, files={**shared, **manifest.files}, base=opened)
+    looked = " nor ".join(str(path) for path in places)
+    raise EngineFormatError(
+        f"{root} is a delta of another engine ({base.digest[:12]}), which is not at {looked}{''.join(others)}",
+        f"put that engine beside it, as {Path(base.path).name}",
+    )

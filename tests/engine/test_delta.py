@@ -1,0 +1,130 @@
+"""`icc compile --like`: engines that have what differs from another, and open beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from icc.compiler.cli import main
+from icc.runtime.errors import EngineChangedError, EngineFormatError, UsageError
+from icc.runtime.format.load import open_engine
+from safetensors.torch import load_file, save_file
+
+IDS = [3, 7, 1, 9, 40, 2]
+LIMITS = {"max_seq_len": 64, "max_batch_size": 4}
+CHANGED = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint, and one that differs in one matrix."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], folder / "base")
+    shutil.copytree(folder / "base", folder / "tuned")
+    tensors = load_file(folder / "base" / "model.safetensors")
+    tensors[CHANGED] *= 1.5
+    save_file(tensors, folder / "tuned" / "model.safetensors", {"format": "pt"})
+    return folder / "base", folder / "tuned"
+
+
+@pytest.fixture(scope="module")
+def made(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
+    """An engine and a delta beside it."""
+    found: dict[Any, tuple[Path, Path]] = {}
+
+    def make(target: str = "native", **options: Any) -> tuple[Path, Path]:
+        key = target, *sorted(options.items())
+        if key not in found:
+            folder = tmp_path_factory.mktemp("engines")
+            options = {"quant": "rtn4", **LIMITS, **options}
+            base = icc.compile(models[0], folder / "base.engine", target=target, **options)
+            found[key] = base, icc.compile(models[1], folder / "delta.engine", like=base)
+        return found[key]
+
+    return make
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    engine = open_engine(path)
+    found = {name: engine.weights.view(name).tobytes() for name in engine.program.stored}
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize("target", ["native", "h100"])
+def test_a_delta_has_what_differs(
+    target: str, made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, delta = made(target)
+    assert {path.name for path in delta.iterdir()} == {
+        "engine.json", "report.json", "canaries.json", "delta.safetensors",
+    }  # fmt: skip
+    whole = icc.refit(base, models[1], tmp_path / "whole")
+    assert weights(delta) == weights(whole) != weights(base)
+    own, all_of_it = ((delta / "delta.safetensors").stat().st_size, (base / "weights.safetensors").stat().st_size)
+    assert own < all_of_it / 5
+    found = CliRunner().invoke(main, ["diff", str(delta), str(whole)])
+    assert found.output.endswith("the engines are the same\n")
+
+
+def test_it_runs(made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path) -> None:
+    base, delta = made()
+    whole = icc.refit(base, models[1], tmp_path / "whole")
+    with icc.load(delta, verify_answers=True) as llm, icc.load(whole) as other, icc.load(base) as old:
+        assert np.array_equal(llm.logits(IDS), other.logits(IDS))
+        assert not np.array_equal(llm.logits(IDS), old.logits(IDS))
+    for command in (["inspect"], ["inspect", "--memory"], ["doctor", "--hashes"], ["run", "--help"]):
+        done = CliRunner().invoke(main, [command[0], str(delta), *command[1:]])
+        assert done.exit_code == 0, done.output
+    assert f"delta_of: {base}" in CliRunner().invoke(main, ["inspect", str(delta)]).output
+
+
+def test_where_the_base_lies(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    base, delta = made()
+    shutil.copytree(base, tmp_path / "elsewhere" / "base.engine")
+    shutil.copytree(delta, tmp_path / "elsewhere" / "delta.engine")
+    icc.load(tmp_path / "elsewhere" / "delta.engine").close()
+    os.rename(tmp_path / "elsewhere" / "base.engine", tmp_path / "base")
+    with pytest.raises(EngineFormatError, match="is a delta of another engine") as caught:
+        icc.load(tmp_path / "elsewhere" / "delta.engine")
+    assert caught.value.hint == "put that engine beside it, as base.engine"
+    shutil.copytree(delta, tmp_path / "elsewhere" / "base.engine")
+    with pytest.raises(EngineFormatError):
+        icc.load(tmp_path / "elsewhere" / "delta.engine")
+    shutil.rmtree(tmp_path / "elsewhere" / "base.engine")
+    other, _ = made(quant="int8")
+    shutil.copytree(other, tmp_path / "elsewhere" / "base.engine")
+    with pytest.raises(EngineFormatError, match=r"base\.engine is another"):
+        icc.load(tmp_path / "elsewhere" / "delta.engine")
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "program.json"])
+def test_a_base_that_was_changed(name: str, made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    for path in made():
+        shutil.copytree(path, tmp_path / path.name)
+    file = tmp_path / "base.engine" / name
+    raw = bytearray(file.read_bytes())
+    raw[-100] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(EngineChangedError, match=name):
+        icc.load(tmp_path / "delta.engine")
+
+
+def test_options_are_the_engines(
+    made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, delta = made()
+    with pytest.raises(UsageError, match=r"--quant awq4: .* was compiled with rtn4"):
+        icc.compile(models[1], tmp_path / "engine", like=base, quant="awq4")
+    with pytest.raises(UsageError, match="that is a delta itself"):
+        icc.compile(models[1], tmp_path / "engine", like=delta)
+    assert not list(tmp_path.iterdir())
+    whole = icc.refit(delta, models[0], tmp_path / "engine")
+    assert weights(whole) == weights(base)
