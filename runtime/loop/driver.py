@@ -112,6 +112,11 @@ class LoopDriver(Generic[AnyTask]):
         """Whether a step would do anything."""
         return self.loop.has_work() or bool(self._waiting)
 
+    @property
+    def awaited(self) -> list[str]:
+        """The adapters that tasks wait for, by name."""
+        return [task.query.adapter for task in self._waiting]
+
     def submit(self, task: AnyTask) -> None:
         """Queue a task, or keep it until its adapter is there. RequestError if its prompt or a parameter is invalid,
         CapacityError if it can never fit; then nothing of it is queued."""

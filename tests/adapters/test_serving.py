@@ -66,11 +66,11 @@ def server(path: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
             assert process.poll() is None and time.monotonic() < end, log.read_text()
             time.sleep(0.05)
 
-        def ask(route: str, body: Any = None) -> Any:
+        def ask(route: str, body: Any = None, text: bool = False) -> Any:
             data = None if body is None else json.dumps(body).encode()
             try:
                 with urllib.request.urlopen(urllib.request.Request(found[1] + route, data), timeout=60) as reply:
-                    return reply.status, json.load(reply)
+                    return reply.read().decode() if text else (reply.status, json.load(reply))
             except urllib.error.HTTPError as error:
                 return error.code, json.load(error)
 
@@ -101,6 +101,21 @@ def test_adapters_are_models(
     assert models["base"]["parent"] is None and models["two"]["parent"] == "base"
     assert models["one"]["root"] == str(folder / "one")
     assert [one["name"] for one in ask("/lora-adapters")[1]] == ["one", "two"]
+
+
+def test_the_gauge_that_routers_read(server: tuple[Ask, psutil.Process]) -> None:
+    ask, _ = server
+    complete(ask, model="one")
+    end = time.monotonic() + 20
+    while not (found := re.search(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", ask("/metrics", text=True), re.M)) or (
+        "one" not in found[1]
+    ):
+        assert time.monotonic() < end
+        complete(ask, model="base")
+        time.sleep(0.1)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
+    assert "one" in labels["running_lora_adapters"].split(",") and labels["waiting_lora_adapters"] == ""
+    assert labels["max_lora"] == "2" and abs(float(found[2]) - time.time()) < 60
 
 
 @pytest.mark.parametrize("name", ["three", "../one", "..", "/etc", "one/../two", "a b", "", "x" * 300, ".hidden"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -64,6 +65,7 @@ _FIGURES = (
 # what vLLM does not have; the rest it has under the same name, but for one, whose name is that of a counter
 _OURS = {"iteration_seconds", "http_responses", "kv_blocks_cached", "kv_healed", "num_swaps"}
 _OURS |= {"engine_ready", "engine_restarts", "engine_steps"}
+_LORA = "vllm:lora_requests_info"
 _RENAMED = {"iteration_tokens": "iteration_tokens_total"}
 
 disable_created_metrics()  # a line for each series, which says when this process began
@@ -153,6 +155,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as a collector of prometheus_client gives them."""
+        yield from self._adapters()
         for metric in [*self._registry.collect(), *self._live()]:
             yield metric
             name = metric.name.removeprefix("icc:")
@@ -175,6 +178,18 @@ class Metrics:
         }
         found = self._registry.restricted_registry(names).collect()
         return {names[sample.name]: sample.value for metric in found for sample in metric.samples}
+
+    def _adapters(self) -> Iterator[Metric]:
+        """vLLM's gauge of adapters, which routers read to send a request where its adapter is: under its name always.
+        The value is when it was read, in seconds since 1970, as vLLM has it."""
+        found = None if self._engine is None else self._engine.adapters
+        if found is None:
+            return
+        metric = Metric(_LORA, "Adapters in memory, those that requests wait for, and how many fit", "gauge")
+        labels = {"running_lora_adapters": found.resident, "waiting_lora_adapters": found.awaited}
+        shown = {name: ",".join(names) for name, names in labels.items()}
+        metric.add_sample(_LORA, {"max_lora": str(found.slots), **shown}, time.time())
+        yield metric
 
     def _live(self) -> Iterator[Metric]:
         values = self._values()

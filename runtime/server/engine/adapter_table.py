@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import IccError, RequestError
 from ...loop.driver import NO_ROOM
-from .messages import AdapterDone, Failed, LoadAdapter, UnloadAdapter
+from .messages import AdapterDone, AdapterStats, Failed, LoadAdapter, UnloadAdapter
 
 if TYPE_CHECKING:
     from ...adapters.resident import ResidentAdapters
 
 log = logging.getLogger("icc.engine")
+_TELL_S = 0.25
 
 
 class AdapterTable:
@@ -25,11 +27,20 @@ class AdapterTable:
         self._adapters = adapters
         self._thread = ThreadPoolExecutor(1, "icc-load-adapter")
         self._open: list[tuple[int, Future[None]]] = []
+        self._told = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether an answer is still to come."""
         return bool(self._open)
+
+    def stats(self, awaited: Iterable[str]) -> AdapterStats | None:
+        """Who is in memory, and who is waited for; None where that was told a moment ago, or there is no room."""
+        now = time.monotonic()
+        if self._adapters is None or now - self._told < _TELL_S:
+            return None
+        self._told = now
+        return AdapterStats(self._adapters.plan.slots, self._adapters.resident, list(dict.fromkeys(awaited)))
 
     def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
         """Begin to do what is asked; questions are taken one after the other."""

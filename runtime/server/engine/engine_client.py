@@ -18,6 +18,7 @@ from ...options import LoadOptions
 from ..log import LogOptions, with_fields
 from .messages import (
     AdapterDone,
+    AdapterStats,
     Cancel,
     Delta,
     Embedded,
@@ -128,6 +129,7 @@ class EngineClient:
         self._heard = 0.0
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
         self.stats = Stats()
+        self.adapters: AdapterStats | None = None
         self.restarts = 0
 
     @property
@@ -233,7 +235,7 @@ class EngineClient:
 
     async def _end_process(self, reason: str) -> None:
         self.facts = None
-        self.stats = Stats()
+        self.stats, self.adapters = Stats(), None
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineFailed(503, reason, began=True))
@@ -289,6 +291,7 @@ class EngineClient:
 
     def _take_report(self, report: Report) -> None:
         self.stats = report.stats
+        self.adapters = report.adapters or self.adapters
         for delta in report.deltas:
             stream = self._streams.get(delta.id)
             if stream is not None:

@@ -159,13 +159,23 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
     healed: int = 0  # times that the KV bookkeeping was wrong and was made anew
 
 
+class AdapterStats(msgspec.Struct, array_like=True, frozen=True):
+    """How many adapters are in memory at once at most, the names of those that are, and of those that requests wait
+    for."""
+
+    slots: int
+    resident: list[str]
+    awaited: list[str]
+
+
 class Report(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """One step: its deltas, the tokens and seconds it took (0 for a heartbeat)."""
+    """One step: its deltas, the tokens and seconds it took (0 for a heartbeat). adapters: where they are told again."""
 
     deltas: list[Delta]
     stats: Stats
     step_tokens: int = 0
     step_s: float = 0.0
+    adapters: AdapterStats | None = None
 
 
 class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):

@@ -205,7 +205,8 @@ class Worker(TaskListener[Prompt]):
         """Say what has come since the last report; of a step, which took so long."""
         deltas, self._deltas = self._deltas, []
         tokens = self._driver.loop.last_step_tokens if seconds else 0
-        self._channel.send(Report(deltas, self._stats(), tokens, seconds))
+        adapters = self._adapters.stats(self._driver.awaited)
+        self._channel.send(Report(deltas, self._stats(), tokens, seconds, adapters))
         self._reported = time.monotonic()
 
     def _delta(self, prompt: Prompt, generation: Generation, output: Output) -> Delta:
