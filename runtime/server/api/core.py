@@ -23,6 +23,7 @@ from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
 from .model import open_model
+from .refits import Refits
 from .sandbox import Sandbox
 from .tracing import Tracer
 
@@ -68,6 +69,7 @@ class Core:
         self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
+        self.refits = Refits(self.engine, Path(load.path), self.model.manifest, keys.required)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)

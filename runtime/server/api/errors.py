@@ -10,9 +10,11 @@ from .responses import Error, ErrorBody
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     429: "overloaded_error",
     503: "unavailable_error",

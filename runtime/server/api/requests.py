@@ -237,6 +237,12 @@ class UnloadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
     lora_int_id: int | None = None
 
 
+class RefitRequest(Struct, forbid_unknown_fields=True, frozen=True):
+    """POST /v1/refit. wait_s: so long may requests that run take to end."""
+
+    wait_s: Annotated[float, Meta(ge=0, le=3600)] = 60.0
+
+
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits
 for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, RerankRequest, TokenizeRequest, DetokenizeRequest):
     msgspec.json.Decoder(_kind)

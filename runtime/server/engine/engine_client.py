@@ -36,6 +36,8 @@ from .messages import (
 from .messages import encode as encode_message
 
 log = logging.getLogger("icc.serve")
+_RELOADING = "the engine takes up new weights"
+_DRAIN_S = 0.02
 _BACKOFF_S = (0.1, 30.0)  # first and longest wait before the engine is started again
 _SOCKET_BYTES = 4 << 20
 
@@ -125,6 +127,8 @@ class EngineClient:
         self._next_id = 0
         self._lost = asyncio.Event()
         self._started: asyncio.Future[Ready] | None = None
+        self._reloaded: asyncio.Future[None] | None = None  # while the engine is loaded anew
+        self._replacing = False  # the process that runs ends on purpose
         self._supervisor: asyncio.Task[None] | None = None
         self._heard = 0.0
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
@@ -152,6 +156,8 @@ class EngineClient:
 
     def submit(self, submits: Sequence[Submit]) -> EngineStream:
         """Send the prompts of one request (their ids are given here). EngineFailed, status 503, if none is ready."""
+        if self._reloaded is not None:
+            raise EngineFailed(503, _RELOADING)
         if self._transport is None or self.facts is None:
             raise EngineFailed(503, "the engine is not ready")
         stream = EngineStream(self._next_id, len(submits), submits[0].params.n)
@@ -173,6 +179,23 @@ class EngineClient:
         finally:
             self._asked.pop(number, None)
 
+    async def reload(self, wait_s: float) -> None:
+        """Load the engine anew from its directory, in another process. Requests that run have `wait_s` seconds to end
+        and fail after that; new ones are refused meanwhile. EngineFailed where it is under way already, or the engine
+        cannot be loaded, which is tried again then."""
+        if self._reloaded is not None or self.facts is None:
+            raise EngineFailed(503, _RELOADING if self._reloaded else "the engine is not ready")
+        self._reloaded = asyncio.get_running_loop().create_future()
+        try:
+            end = time.monotonic() + wait_s
+            while self._streams and time.monotonic() < end:
+                await asyncio.sleep(_DRAIN_S)
+            self._replacing = True
+            self._lost.set()
+            await self._reloaded
+        finally:
+            self._reloaded = None
+
     def close(self, stream: EngineStream) -> None:
         """Nobody reads the stream any more: what is not finished of it is cancelled."""
         for submit_id in stream.ids:
@@ -191,7 +214,12 @@ class EngineClient:
             except OSError as error:
                 began, reason = time.monotonic(), f"cannot be started: {error}"
             failing = len(set(self._streams.values()))
+            if self._replacing:
+                self._replacing = False
+                await self._end_process(_RELOADING)
+                continue
             await self._end_process(f"the engine {reason}")
+            self._settle_reload(EngineFailed(503, f"the engine {reason}"))
             if self._started is not None and not self._started.done():
                 self._started.set_exception(IccError(f"the engine process {reason}"))
             if self._started is not None and self._started.exception() is not None:
@@ -271,6 +299,7 @@ class EngineClient:
             fields = with_fields(pid=self.pid, restarts=self.restarts, load_s=round(message.load_s, 2))
             log.info("the engine is ready", extra=fields)
             self.on_ready()
+            self._settle_reload(None)
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
         elif self._started is not None and not self._started.done():
@@ -279,6 +308,11 @@ class EngineClient:
             self._started.set_exception(error)
         else:
             log.error("the engine cannot be loaded again: %s", message.message)
+            self._settle_reload(EngineFailed(503, message.message))
+
+    def _settle_reload(self, error: EngineFailed | None) -> None:
+        if self._reloaded is not None and not self._reloaded.done():
+            self._reloaded.set_result(None) if error is None else self._reloaded.set_exception(error)
 
     def _answer(self, number: int, error: EngineFailed | None) -> bool:
         """Whether somebody has asked for that about an adapter, and is told now."""

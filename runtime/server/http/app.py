@@ -38,6 +38,7 @@ from .messages_routes import add_messages
 from .openapi import document, operation
 from .page_routes import add_page
 from .parts import GENERATION_ERRORS, ServerParts
+from .refit_routes import add_refit
 from .responses_routes import add_responses
 from .streams import while_connected
 from .token_routes import add_tokens
@@ -62,6 +63,7 @@ def build_app(parts: ServerParts) -> FastAPI:
         add_messages(app, parts)
     _refuse_others(app, parts)
     add_adapters(app, parts.adapters)
+    add_refit(app, parts.refits)
     add_tokens(app, parts)
     add_page(app, parts.model, parts.engine, parts.metrics)
     if parts.batches is not None:

@@ -25,7 +25,9 @@ _REFS = "#/components/schemas/{name}"
 _ERRORS = {
     400: "A field of the request is wrong.",
     401: "No API key, or a wrong one.",
+    403: "The server has no API keys, and this needs one.",
     404: "There is no such thing.",
+    409: "The engine in the directory is another.",
     408: "The body came too slowly.",
     413: "The body is too large.",
     429: "The queue is full; Retry-After says when to ask again. Or too much is asked for at once, without it.",

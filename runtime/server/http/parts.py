@@ -16,6 +16,7 @@ from ..api.jobs import Job, Jobs
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..api.openresponses.conversations import Conversations
+from ..api.refits import Refits
 from ..batches.batches import Batches
 from ..engine.engine_client import EngineClient, EngineStream
 from .bodies import json_response
@@ -35,6 +36,7 @@ class ServerParts:
     metrics: Metrics
     conversations: Conversations
     adapters: ServedAdapters
+    refits: Refits
     batches: Batches | None = None
 
     def check_model(self, name: str | None) -> None:

@@ -71,7 +71,15 @@ class Server:
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
         parts = ServerParts(
-            core.model, core.engine, core.jobs, core.generator, metrics, conversations, core.adapters, self._batches
+            core.model,
+            core.engine,
+            core.jobs,
+            core.generator,
+            metrics,
+            conversations,
+            core.adapters,
+            core.refits,
+            self._batches,
         )
         self._gate = ClientGate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
         self._app = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))

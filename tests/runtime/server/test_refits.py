@@ -1,0 +1,114 @@
+"""POST /v1/refit: a running server takes up other weights of its engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import icc
+import pytest
+
+KEY = "a-key-of-thirty-two-characters-00"
+LIMITS = {"max_seq_len": 4000, "max_batch_size": 4}
+Ask = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Engines of two checkpoints of one shape."""
+    folder = tmp_path_factory.mktemp("engines")
+    config = tiny.tiny_configs()["llama"]
+    config.max_position_embeddings = 4096
+    for seed in (0, 1):
+        tiny.save_tiny(config, folder / f"model{seed}", seed=seed)
+    return [icc.compile(folder / f"model{n}", folder / f"{n}.engine", target="native", **LIMITS) for n in (0, 1)]
+
+
+@pytest.fixture
+def served(engines: list[Path], tmp_path: Path) -> Iterator[tuple[Ask, Path]]:
+    """A server of a copy of the first, which needs a key, and the copy."""
+    path = tmp_path / "model.engine"
+    shutil.copytree(engines[0], path)
+    (tmp_path / "keys").write_text(KEY)
+    command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(path), "--port", "0"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, "--api-key-file", str(tmp_path / "keys")], stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 60
+        while not (found := re.search(r"serving model on (http://\S+)", (tmp_path / "log").read_text())):
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+
+        def ask(route: str, key: str = KEY, **body: Any) -> tuple[int, Any]:
+            request = urllib.request.Request(found[1] + route, json.dumps(body).encode())
+            request.add_header("Authorization", f"Bearer {key}")
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return reply.status, json.load(reply)
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)
+
+        yield ask, path
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def answer(ask: Ask, tokens: int = 4) -> list[float]:
+    fields = {"max_tokens": tokens, "temperature": 0, "logprobs": 0, "ignore_eos": True}
+    status, found = ask("/v1/completions", model="model", prompt=[5, 9, 33, 70], **fields)
+    assert status == 200, found
+    return found["choices"][0]["logprobs"]["token_logprobs"]
+
+
+def put(engine: Path, path: Path) -> None:
+    """As `icc refit` leaves it."""
+    shutil.move(path, path.with_suffix(".old"))
+    shutil.copytree(engine, path)
+    shutil.rmtree(path.with_suffix(".old"))
+
+
+def test_new_weights(served: tuple[Ask, Path], engines: list[Path]) -> None:
+    """What runs ends with the old ones, and nothing is dropped."""
+    ask, path = served
+    before = answer(ask)
+    running: list[list[float]] = []
+    thread = threading.Thread(target=lambda: running.append(answer(ask, 400)))
+    thread.start()
+    time.sleep(0.1)
+    put(engines[1], path)
+    assert ask("/v1/refit") == (200, {"status": "refitted"})
+    thread.join()
+    assert running[0][:4] == pytest.approx(before, abs=1e-5) and len(running[0]) == 400
+    after = answer(ask)
+    assert after != pytest.approx(before, abs=1e-3)
+    put(engines[0], path)
+    assert ask("/v1/refit", wait_s=0)[0] == 200
+    assert answer(ask) == pytest.approx(before, abs=1e-5)
+
+
+def test_what_is_refused(served: tuple[Ask, Path], engines: list[Path], tiny: Any, tmp_path: Path) -> None:
+    ask, path = served
+    before = answer(ask)
+    assert ask("/v1/refit", key="wrong")[0] == 401
+    assert ask("/v1/refit", wait_s=-1)[0] == 400
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "other")
+    other = icc.compile(tmp_path / "other", tmp_path / "other.engine", target="native", quant="rtn4", max_seq_len=64)
+    put(other, path)
+    status, found = ask("/v1/refit")
+    assert status == 409 and "has another model" in found["error"]["message"], found
+    shutil.rmtree(path)
+    status, found = ask("/v1/refit")
+    assert status == 409 and "does not exist" in found["error"]["message"]
+    assert answer(ask) == pytest.approx(before, abs=1e-5)
