@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args, get_type_hints
 
@@ -116,7 +117,7 @@ def refit_model(
     given = {name: None if path is None else Path(path) for name, path in files.items()}
     other = None if output is None else Path(output)
     earlier, options = check_refit(Path(engine), Path(checkpoint), other, force, {**given, "spec": spec})
-    with _reporter(progress) as reporter:
+    with closing(earlier), _reporter(progress) as reporter:
         compile_engine(options, reporter, earlier)
     return options.output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ class EngineDifferences:
 
 def compare_engines(first: Path, second: Path, progress: Progress) -> EngineDifferences:
     """Open, verify and compare two engines; what `open_engine` raises."""
-    one, other = open_earlier(first), open_earlier(second)
+    with closing(open_earlier(first)) as one, closing(open_earlier(second)) as other:
+        return _compared(one, other, progress)
+
+
+def _compared(one: EarlierEngine, other: EarlierEngine, progress: Progress) -> EngineDifferences:
     engines = one.engine, other.engine
     tensors = sorted(_tensors(one, other, progress), key=lambda found: (found.norm is not None, -(found.norm or 0)))
     changed = _changed(*engines)

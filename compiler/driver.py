@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 from .compilation import trace
@@ -22,6 +23,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
     """
     if options.like is not None:
         earlier, options = as_delta(options)
+        with closing(earlier):
+            return compile_engine(options, reporter, earlier)
     request = check(options)
     for warning in request.warnings:
         reporter.warn(warning)

@@ -37,6 +37,10 @@ class EarlierEngine:
     program: Program
     as_base: bool = False
 
+    def close(self) -> None:
+        """Unmap its weights."""
+        self.engine.close()
+
     def check_model(self, info: ModelInfo) -> None:
         """MismatchError where a model has other sizes; told before anything is quantized."""
         for name in _SHAPES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import IccError
-from ...format.load import read_manifest, weight_files
+from ...format.load import open_engine, weight_files
 from ...format.manifest import FileEntry, Manifest
 from ..engine.engine_client import EngineClient
 from .errors import HttpError
@@ -36,13 +36,20 @@ class Refits:
             words = "weights are changed behind a key: start the server with --api-key-file"
             raise HttpError(403, words, code="no_key")
         try:
-            found = await asyncio.to_thread(read_manifest, self.path)
+            found = await asyncio.to_thread(_verified, self.path)
         except IccError as error:
             raise HttpError(409, error.message, code="engine_unreadable") from error
         if problem := _difference(self.manifest, found):
             raise HttpError(409, f"{self.path} has another {problem}: start a server of it", code="another_engine")
         await self.engine.reload(wait_s)
         self.manifest = found
+
+
+def _verified(path: Path) -> Manifest:
+    """The manifest of an engine, all files of which are as they were written."""
+    engine = open_engine(path)
+    engine.close()
+    return engine.manifest
 
 
 def _difference(old: Manifest, new: Manifest) -> str:

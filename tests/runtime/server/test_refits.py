@@ -108,6 +108,12 @@ def test_what_is_refused(served: tuple[Ask, Path], engines: list[Path], tiny: An
     put(other, path)
     status, found = ask("/v1/refit")
     assert status == 409 and "has another model" in found["error"]["message"], found
+    put(engines[1], path)
+    raw = bytearray((path / "weights.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (path / "weights.safetensors").write_bytes(raw)
+    status, found = ask("/v1/refit")
+    assert status == 409 and "weights.safetensors has changed" in found["error"]["message"]
     shutil.rmtree(path)
     status, found = ask("/v1/refit")
     assert status == 409 and "does not exist" in found["error"]["message"]
