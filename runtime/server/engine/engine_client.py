@@ -190,8 +190,9 @@ class EngineClient:
             end = time.monotonic() + wait_s
             while self._streams and time.monotonic() < end:
                 await asyncio.sleep(_DRAIN_S)
-            self._replacing = True
-            self._lost.set()
+            if self.facts is not None and not self._reloaded.done():  # else it died meanwhile: `_supervise` says so
+                self._replacing = True
+                self._lost.set()
             await self._reloaded
         finally:
             self._reloaded = None

@@ -1,0 +1,55 @@
+"""Loading the engine anew, where its process dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+from icc.runtime.requests.params import SamplingParams
+from icc.runtime.server.engine.engine_client import EngineClient, EngineFailed
+from icc.runtime.server.engine.messages import Submit
+
+ENGINE = """
+import socket, sys, time
+from icc.runtime.server.engine.messages import Ready, encode
+end = socket.socket(fileno=int(sys.argv[1]))
+end.sendall(encode(Ready(1, 1, 0.0)))
+time.sleep(60)
+"""
+
+
+def test_it_dies_before_it_is_replaced() -> None:
+    """The reload fails, and a later death is a death: counted, and told to who waits as such."""
+
+    async def ready(client: EngineClient) -> None:
+        while client.facts is None:
+            await asyncio.sleep(0.01)
+
+    async def kill(client: EngineClient) -> str:
+        """What a request is told that runs then."""
+        stream = client.submit([Submit(0, (1,), SamplingParams())])
+        reload = asyncio.create_task(client.reload(30)) if client.restarts == 0 else None
+        await asyncio.sleep(0.1)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        if reload is not None:
+            with pytest.raises(EngineFailed, match="the engine died"):
+                await reload
+        with pytest.raises(EngineFailed) as caught:
+            await stream.take()
+        return str(caught.value)
+
+    async def run() -> None:
+        client = EngineClient([sys.executable, "-c", ENGINE, "{fd}"])
+        await client.start()
+        for deaths in (1, 2):
+            assert await kill(client) == "the engine died"
+            while client.restarts < deaths:
+                await asyncio.sleep(0.01)
+            await ready(client)
+        await client.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
