@@ -1,7 +1,7 @@
 """The heap of a compile: weights come and go by the hundred MiB, and fresh pages cost more than what is computed.
 
-Compiling the Llama-3.2-1B shape with rtn4 took 58 s, of which 47 s of CPU time in the kernel; with this 37 to 39 s, and
-2 % more memory at its peak (benchmarks/NOTES.md).
+Compiling the Llama-3.2-1B shape with rtn4 took 58 s, of which 47 s of CPU time in the kernel; with this 42 s, and 37 to
+39 s with a top pad beside it, which took 2 % more memory at its peak (benchmarks/log/2026-11-24.md).
 """
 
 from __future__ import annotations
