@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from ..runtime.format.operands import WeightOperand
 from .backends.registry import backend_for
 from .engine.earlier import EarlierEngine, first_difference, open_earlier
 from .program.layout import Layout, Stored
-from .recorded import REPORT_FILE
+from .recorded import REPORT_FILE, recorded_in
 from .targets import find_target
 from .weights.formats.dense import F32, I32
 
@@ -86,7 +85,7 @@ def _compared(one: EarlierEngine, other: EarlierEngine, progress: Progress) -> E
     tensors = sorted(_tensors(one, other, progress), key=lambda found: (found.norm is not None, -(found.norm or 0)))
     changed = _changed(*engines)
     return EngineDifferences(
-        options=_pairs(*map(_options, engines)),
+        options=_pairs(*(recorded_in(engine) or {} for engine in engines)),
         facts=_pairs(*(_facts(engine) for engine in engines)),
         program=first_difference(*(msgspec.structs.replace(own.program, plan=None) for own in (one, other))),
         kernels=[name for name in changed if name.startswith("kernels/")],
@@ -101,12 +100,6 @@ def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tup
     """What differs, by name."""
     names = dict.fromkeys((*first, *second))
     return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
-
-
-def _options(engine: Engine) -> dict[str, Any]:
-    if REPORT_FILE not in engine.manifest.files:
-        return {}
-    return json.loads(engine.files.read(REPORT_FILE)).get("options", {})
 
 
 def _facts(engine: Engine) -> dict[str, Any]:

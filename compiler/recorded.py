@@ -29,13 +29,17 @@ def recorded(options: CompileOptions) -> dict[str, Any]:
     }
 
 
+def recorded_in(engine: Engine) -> dict[str, Any] | None:
+    """What `recorded` gave for an engine; None of one whose report does not have it."""
+    if REPORT_FILE not in engine.manifest.files:
+        return None
+    return json.loads(engine.files.read(REPORT_FILE)).get("options")
+
+
 def options_again(engine: Engine, model: Path, output: Path, given: Mapping[str, Any]) -> CompileOptions:
     """The options that an engine was compiled with, for another model and output. given: files that they name, by the
     names of GIVEN. UsageError for one that is missing, that the engine has not used, or if nothing is recorded."""
-    if REPORT_FILE not in engine.manifest.files:
-        raise _unknown(engine)
-    facts = json.loads(engine.files.read(REPORT_FILE)).get("options")
-    if facts is None:
+    if (facts := recorded_in(engine)) is None:
         raise _unknown(engine)
     for name in GIVEN:
         value, had = given.get(name), facts.get(name)
