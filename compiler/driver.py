@@ -37,8 +37,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
     job.choose_caches()
     with reporter.stage("answers"):
         quantized, canaries = job.graph.copy(), job.answers()
-    job.make_room()
     job.speculate(heads)
+    job.make_room()
     with reporter.stage("lower"):
         lowered = job.lower()
     output = request.options.output

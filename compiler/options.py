@@ -306,11 +306,6 @@ class CompileOptions:
             raise UsageError(
                 "--adapters and --rotate: adapters were trained for channels as they were", "leave one out"
             )
-        if self.spec.partition(":")[0] in ("medusa", "layer-skip"):
-            raise UsageError(
-                f"--adapters and --spec {self.spec}: such guesses read what steps without adapters leave",
-                "use --spec ngram, or a draft engine",
-            )
 
     def _check_task(self) -> None:
         if self.pooling is not None:

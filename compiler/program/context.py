@@ -87,12 +87,12 @@ class Lowerer:
     @contextmanager
     def section(self, name: str) -> Generator[None]:
         """What is lowered in here is a section: it may read what a step has made, and nothing that another section has,
-        which may not have run."""
+        which may not have run. One that is lowered in another's context runs behind a step of that."""
         builder, values, quantized = self.builder, dict(self.values), dict(self._quantized)
-        builder.section = name
+        outer, builder.section = builder.section, name
         builder.given[name], builder.gives[name] = {}, {}
         yield
-        builder.section, self.values, self._quantized = "", values, quantized
+        builder.section, self.values, self._quantized = outer, values, quantized
 
     def placed(self, node: Any) -> Placed:
         """Where a node's value lies; weights are registered as plain arrays."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from ...runtime.format.adapters import ADAPTER, ADAPTER_SECTION
-from ...runtime.format.program import LOGITS, SectionArray
+from ...runtime.format.program import LOGITS, SectionArray, section_behind
 from ..errors import UnsupportedModel
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
@@ -60,12 +60,8 @@ def lower(
     asked = graph.section_nodes()
     _lower_nodes(low, [node for node in graph.nodes if node not in asked])
     _finish_output(low, graph.output)
-    for name, outputs in graph.sections.items():
-        with low.section(name):
-            nodes = graph.section_nodes(name)
-            _lower_nodes(low, [node for node in graph.nodes if node in nodes])
-            for own, node in outputs.items():
-                low.builder.gives[name][own] = _finish_section(low, own, node)
+    for name in graph.sections:
+        _lower_section(low, name)
     if adapted is not None:
         _lower_adapted(low, adapted)
     run_rewrites(low.builder, options.profile, lambda: _unplaced(low), observe, rewrites)
@@ -73,14 +69,28 @@ def lower(
     return Lowered(_planned(low), low.builder.weights, origins, low.kv_layers)
 
 
+def _lower_section(low: Lowerer, name: str, behind: str = "") -> None:
+    """A section of the graph, as one that runs behind a step of the program, or of the program's section `behind`."""
+    called = section_behind(behind, name)
+    with low.section(called):
+        nodes = low.graph.section_nodes(name)
+        _lower_nodes(low, [node for node in low.graph.nodes if node in nodes])
+        for own, node in low.graph.sections[name].items():
+            low.builder.gives[called][own] = _finish_section(low, own, node)
+
+
 def _lower_adapted(low: Lowerer, graph: Graph) -> None:
-    """The steps of a graph with room for adapters, as a section of the program under construction."""
+    """The steps of a graph with room for adapters, as a section of the program under construction, and once more the
+    sections that run behind a step: they read what its steps leave."""
     builder, own = low.builder, Lowerer(graph, low.options, beside=low)
     with own.section(ADAPTER_SECTION):
         asked = graph.section_nodes()
         _lower_nodes(own, [node for node in graph.nodes if node not in asked])
         _finish_output(own, graph.output)
         builder.gives[ADAPTER_SECTION][LOGITS] = SectionArray("f32", [type_of(graph.output).shape[-1]], LOGITS)
+        for name, outputs in graph.sections.items():
+            if LOGITS not in outputs:
+                _lower_section(own, name, ADAPTER_SECTION)
     builder.instead[ADAPTER_SECTION] = ADAPTER.name
     builder.declared = tuple(dict.fromkeys((*builder.declared, *graph.declared)))
     builder.adapters = adapter_plan(graph, builder, low.options.profile)

@@ -11,6 +11,7 @@ from ..batch.padding import StepSize, padded_size
 from ..batch.scheduled import ScheduledBatch
 from ..errors import UsageError
 from ..format.batch import SAMPLED
+from ..format.program import section_behind
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
@@ -56,6 +57,7 @@ class Player(Generic[D]):
         self._instead = {section.instead: section.name for section in device.program.sections if section.instead}
         self._closed = False
         self._asked: dict[str, AskedSection] = {}  # the sections that have been asked for
+        self._ran = ""  # the section that was the last step
         try:
             turns = range(device.turns)
             sizes = [group.block_size for group in self.groups]
@@ -98,6 +100,7 @@ class Player(Generic[D]):
 
     def run(self, section: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What a section gives behind the last step; see SectionExecutor."""
+        section = section_behind(self._ran, section)
         asked, device, tokens = self._asked.get(section), self.device, self._tokens
         if asked is None or self._closed:
             asked = self._find(section)
@@ -149,7 +152,8 @@ class Player(Generic[D]):
             for block in upkeep.zeros:
                 for offset, nbytes in device.cache.block_places(group, block):
                     device.zero(offset, nbytes)
-        work = self._work(packed, greedy, self._section(batch))
+        self._ran = self._section(batch)
+        work = self._work(packed, greedy, self._ran)
         self._tokens = work.sizes["num_tokens"]
         device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
         if batch.swaps:

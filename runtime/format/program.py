@@ -75,11 +75,17 @@ class SectionArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return prod(self.shape) * ITEM_SIZE[self.dtype]
 
 
+def section_behind(step: str, name: str) -> str:
+    """What a program calls the section `name` that runs behind a step of its section `step`; "" is the program's."""
+    return f"{step}.{name}" if step else name
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Steps [begin, end) of the program that a step leaves out, and that run when they are asked for, with these inputs
     by name, giving these outputs: one row each for every row that they are asked for.
 
-    They run behind a step, whose results are still there. A section that gives LOGITS is a step of its own instead: it
+    They run behind a step, whose results are still there: behind one of the program, or, where its name is
+    `section_behind(other, ..)`, of the section `other`. A section that gives LOGITS is a step of its own instead: it
     is given a batch, and runs the first `shared` steps of the program, then its own. instead: an input that the program
     declares; a batch in which some sequence gives rows of it runs this section, and not the program; "" for none.
     """

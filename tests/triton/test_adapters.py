@@ -21,6 +21,9 @@ from icc.runtime.executor.player import Player
 from icc.runtime.format.adapters import AdapterSite
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
+from icc.runtime.requests.params import SamplingParams
+from icc.runtime.speculate.speculator import Speculator
+from planted_drafter import TreeDrafter
 
 IDS = [1, 5, 9, 33, 70, 2, 8, 14, 3]
 LIMITS = Limits(max_seq_len=40, max_batch_size=4, max_step_tokens=12)
@@ -101,3 +104,19 @@ def test_the_base_launches_what_it_did(built: GpuEngine, model: Path) -> None:
     plain = build(model, "none", LIMITS).program
     assert built.program.num_own_steps == len(plain.steps)
     assert built.program.steps[: len(plain.steps)] == plain.steps
+
+
+def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses with branches: what is accepted moves to its place in the cache before the next step with adapters."""
+    plan = built.program.adapters
+    assert plan is not None
+    monkeypatch.setattr(resident, "read_adapter", lambda path: adapter(plan.sites, int(path.name)))
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    with LLM(built.manifest, executor := built.executor()) as llm:
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
+        llm.load_adapter("one", "1")
+        [plain] = llm.generate([IDS[:4]], params, adapter="one")
+        llm.loop.speculator = Speculator(TreeDrafter(lambda _: plain.token_ids, 0.6), adaptive=False)
+        [guessed] = llm.generate([IDS[:4]], params, adapter="one")
+        assert guessed.token_ids == plain.token_ids
+        assert 1 < llm.loop.speculator.counts.accepted < llm.loop.speculator.counts.guesses

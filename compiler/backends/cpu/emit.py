@@ -58,11 +58,13 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class ProgramParams:
-    """The step table; sections are (shared, begin, end), the first is the program's own. group_bytes: of one block over
-    all layers, for each KV group. fixed_inputs: the names of the inputs that come before those the program declares."""
+    """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
+    that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
+    inputs that come before those the program declares."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
+    instead: tuple[int, ...]
     layers: tuple[LayerParams, ...]
     group_bytes: tuple[int, ...]
     fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
@@ -183,5 +185,6 @@ def emit_source(program: Program, isa: Isa) -> str:
     ]
     group_bytes = tuple(group.block_bytes() for group in program.kv.groups)
     layers = tuple(layer for layer in _layers(program).values() if layer.heads)
-    table = ProgramParams(_steps(program, functions), _sections(program), layers, group_bytes)
+    instead = tuple(number for number, s in enumerate(program.sections, start=1) if s.instead)
+    table = ProgramParams(_steps(program, functions), _sections(program), instead, layers, group_bytes)
     return "\n".join([*parts, render(table.template, table)])
