@@ -24,7 +24,8 @@ class ServeOptions:
     requests call the model, one name or several with commas. cors_origins: whose pages may ask ("*": all). root_path:
     where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
     vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
-    model's own. lora, lora_dir: adapters, which requests name as the model. command: the engine process, for tests.
+    model's own. replicas, devices: see `replica_loads`. lora, lora_dir: adapters, which requests name as the model.
+    command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -49,6 +50,8 @@ class ServeOptions:
     chat_template: Path | None = setting(
         None, "A Jinja chat template instead of the model's, or one of its own by name.", metavar="FILE|NAME"
     )
+    replicas: int = setting(1, "Engine processes that share the requests.", metavar="N")
+    devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
     lora: tuple[str, ...] = setting((), "Load this adapter; repeatable.", metavar="NAME=DIR")
     lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...adapters.config import CONFIG_FILE
-from ..engine.engine_client import EngineClient, EngineFailed
+from ..engine.engine_pool import EnginePool
+from ..engine.engine_stream import EngineFailed
 from ..engine.messages import LoadAdapter, UnloadAdapter
 from .errors import HttpError
 from .requests import ADAPTER_NAME
@@ -38,7 +39,7 @@ class ServedAdapters:
     None for no such. start: those that are loaded before anything is answered, by name.
     """
 
-    engine: EngineClient
+    engine: EnginePool
     model_names: tuple[str, ...]
     folder: Path | None
     start: Mapping[str, Path]

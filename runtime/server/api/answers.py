@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from ...reading.parts import CallArguments, CallBegun, Part, Said, Thought
 from ...requests.sampler import TokenLogprob
-from ..engine.engine_client import EngineFailed, EngineStream
+from ..engine.engine_stream import EngineFailed, EngineStream
 from ..engine.messages import Delta, merge
 from .errors import HttpError
 from .generate import AnswerWriter

@@ -16,8 +16,10 @@ from ...reading.probe import find_format
 from ...templates.source import read_template_file
 from ...templates.template_input import TemplateInput
 from ..engine.admission import Admission, Budget
-from ..engine.engine_client import EngineClient, worker_command
+from ..engine.engine_client import worker_command
+from ..engine.engine_pool import EnginePool
 from ..log import LogOptions
+from ..replicas import replica_loads
 from .adapters import ServedAdapters
 from .generate import Generator
 from .jobs import Jobs
@@ -34,13 +36,13 @@ log = logging.getLogger("icc.serve")
 
 
 class Core:
-    """The engine process, the sandbox, and what stands between them and a request.
+    """The engine processes, the sandbox, and what stands between them and a request.
 
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
-    see Tracer. chat_template: a file to use instead of the model's template. adapters, adapter_folder: see
-    ServedAdapters.
+    see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see
+    `replica_loads`. adapters, adapter_folder: see ServedAdapters.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Core:
         log_options: LogOptions | None = None,
         otlp_endpoint: str | None = None,
         chat_template: Path | None = None,
+        replicas: int = 1,
+        devices: str | None = None,
         adapters: Mapping[str, Path] | None = None,
         adapter_folder: Path | None = None,
     ) -> None:
@@ -65,8 +69,11 @@ class Core:
         if chat_template is not None:
             self.model = replace(self.model, template=self.model.template.replaced(read_template_file(chat_template)))
         self._own_template = chat_template
-        self.max_batch_size = self.model.manifest.limits.max_batch_size
-        self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
+        limits = self.model.manifest.limits
+        loads = replica_loads(load, self.model.manifest, replicas, devices)
+        self.max_batch_size = limits.max_batch_size * replicas
+        commands = [command or worker_command(one, log_options or LogOptions()) for one in loads]
+        self.engine = EnginePool(commands, watchdog_s, limits.max_batch_size * limits.max_seq_len)
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
         self.refits = Refits(self.engine, Path(load.path), self.model.manifest, keys.required)
@@ -81,7 +88,6 @@ class Core:
     def observe(self, metrics: Metrics) -> None:
         """Have the engine's steps and all requests counted. Without metrics, a core needs no Prometheus library."""
         metrics.attach(self.engine)
-        self.engine.observe = metrics.step
         self.generator.observers.append(metrics.request_ended)
 
     def _slots(self) -> int:
@@ -90,7 +96,7 @@ class Core:
         return stats.running if stats.waiting and stats.running else self.max_batch_size
 
     async def start(self) -> None:
-        """Start both processes. IccError if the engine cannot be loaded."""
+        """Start the processes. IccError if the engine cannot be loaded."""
         await self._sandbox.start()
         if self._sandbox.template_error and self._own_template is not None:
             raise UsageError(f"--chat-template {self._own_template}: {self._sandbox.template_error}")
@@ -112,7 +118,7 @@ class Core:
         return await find_format(model.template.all_texts, render, model.prompting.special_tokens)
 
     async def stop(self) -> None:
-        """End the sandbox and the engine process, and send the spans that are left."""
+        """End the sandbox and the engine processes, and send the spans that are left."""
         await self._sandbox.stop()
         await self.engine.stop()
         if self._tracer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import BusyError, CapacityError, IccError, RequestError
 from ..engine.admission import Overloaded, TooExpensive
-from ..engine.engine_client import EngineFailed
+from ..engine.engine_stream import EngineFailed
 from .responses import Error, ErrorBody
 
 _TYPES = {

@@ -10,7 +10,8 @@ from typing import Protocol
 import msgspec
 
 from ..engine.admission import Admission
-from ..engine.engine_client import EngineClient, EngineStream
+from ..engine.engine_pool import EnginePool
+from ..engine.engine_stream import EngineStream
 from ..engine.messages import Delta
 from ..log import note
 from .errors import ClientGone, HttpError
@@ -48,7 +49,7 @@ class Generator:
     `observers` are told of every request that has ended, however it did.
     """
 
-    def __init__(self, engine: EngineClient, admission: Admission) -> None:
+    def __init__(self, engine: EnginePool, admission: Admission) -> None:
         self.engine, self.admission = engine, admission
         self.observers: list[Callable[[Run], None]] = [_note]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...requests.sampler import TokenLogprob
-from ..engine.engine_client import EngineStream
+from ..engine.engine_stream import EngineStream
 from .jobs import Job
 from .model import ServedModel
 from .responses import ChatLogprobs, CompletionLogprobs, ContentLogprob, PromptLogprob, TopLogprob

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from ..engine.engine_client import EngineClient
+from ..engine.engine_pool import EnginePool, total
 from ..engine.messages import Report, Stats
 from .run import Run
 
@@ -45,7 +47,7 @@ _GAUGES = {
     "num_requests_waiting": ("Completions in the queue", "waiting"),
     "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", "usage"),
     "kv_blocks_cached": ("KV blocks that hold a prefix that nobody uses now", "blocks_cached"),
-    "engine_ready": ("Whether the engine is loaded", "ready"),
+    "engine_ready": ("Engine processes that are loaded", "ready"),
 }
 _COUNTERS = {
     "engine_restarts": ("Times that the engine process was started again", "restarts"),
@@ -87,9 +89,9 @@ class Metrics:
 
     def __init__(self, model: str, generates: bool = True, vllm: bool = False) -> None:
         self._model, self._generates, self._vllm = model, generates, vllm
-        self._engine: EngineClient | None = None
-        self._totals = Stats()  # of engine processes that have ended
-        self._last = Stats()
+        self._engine: EnginePool | None = None
+        self._ended_before: list[Stats] = []  # by replica: of processes that have ended
+        self._last: list[Stats] = []
         self._registry = registry = CollectorRegistry()
         self._histograms: dict[str, Histogram] = {}
         for name, (text, buckets) in (_GENERATION if generates else _EMBEDDING).items():
@@ -99,15 +101,18 @@ class Metrics:
         self._ended = Counter("icc:request_success", ended, ["model_name", "finished_reason"], registry=registry)
         self._answered = Counter("icc:http_responses", answered, ["model_name", "status"], registry=registry)
 
-    def attach(self, engine: EngineClient) -> None:
-        """Tell whose gauges and counters are read."""
+    def attach(self, engine: EnginePool) -> None:
+        """Tell whose gauges and counters are read, and be told of its steps."""
         self._engine = engine
+        self._ended_before, self._last = ([Stats() for _ in engine.replicas] for _ in range(2))
+        for replica in engine.replicas:
+            replica.observe = partial(self.step, replica.number)
 
-    def step(self, report: Report) -> None:
-        """Take a report of the engine."""
-        if report.stats.steps < self._last.steps:  # a new process counts from 0
-            self._totals = _sum(self._totals, self._last)
-        self._last = report.stats
+    def step(self, replica: int, report: Report) -> None:
+        """Take a report of a replica."""
+        if report.stats.steps < self._last[replica].steps:  # a new process counts from 0
+            self._ended_before[replica] = total([self._ended_before[replica], self._last[replica]])
+        self._last[replica] = report.stats
         if report.step_tokens:
             self._observe("iteration_tokens", report.step_tokens)
             self._observe("iteration_seconds", report.step_s)
@@ -192,31 +197,37 @@ class Metrics:
         yield metric
 
     def _live(self) -> Iterator[Metric]:
-        values = self._values()
-        for kind, suffix, table in (("gauge", "", _GAUGES), ("counter", "_total", _COUNTERS)):
-            for name, (text, key) in table.items():
-                metric = Metric(f"icc:{name}", text, kind)
-                metric.add_sample(f"icc:{name}{suffix}", {"model_name": self._model}, values[key])
-                yield metric
+        """All of them together, and each replica's where there are several."""
+        replicas = self._engine.replicas if self._engine is not None else []
+        shown = [("icc:", {}, self._values())]
+        if len(replicas) > 1:
+            numbered = [("icc:replica_", {"replica": str(one.number)}, self._values_of([one])) for one in replicas]
+            shown += numbered
+        found: dict[str, Metric] = {}
+        for prefix, labels, values in shown:
+            for kind, suffix, table in (("gauge", "", _GAUGES), ("counter", "_total", _COUNTERS)):
+                for name, (text, key) in table.items():
+                    metric = found.setdefault(prefix + name, Metric(prefix + name, text, kind))
+                    metric.add_sample(f"{prefix}{name}{suffix}", {"model_name": self._model, **labels}, values[key])
+        yield from found.values()
 
     def _values(self) -> dict[str, float]:
-        """Gauges of the engine that runs, and counters of all that ran."""
-        engine, totals = self._engine, _sum(self._totals, self._last)
-        stats, facts = (Stats(), None) if engine is None else (engine.stats, engine.facts)
-        return {name: float(getattr(totals, name)) for name in Stats.__struct_fields__} | {
+        return self._values_of(self._engine.replicas if self._engine is not None else [])
+
+    def _values_of(self, replicas: Sequence[EngineClient]) -> dict[str, float]:
+        """Gauges of the engines that run, and counters of all that ran, as these replicas."""
+        stats = total([replica.stats for replica in replicas])
+        ran = total([kept[replica.number] for replica in replicas for kept in (self._ended_before, self._last)])
+        ready = [replica.facts for replica in replicas if replica.facts is not None]
+        return {name: float(getattr(ran, name)) for name in Stats.__struct_fields__} | {
             "running": float(stats.running),
             "waiting": float(stats.waiting),
             "blocks_cached": float(stats.blocks_cached),
-            "usage": stats.blocks_used / facts.num_blocks if facts else 0.0,
-            "ready": float(facts is not None),
-            "restarts": float(engine.restarts if engine else 0),
+            "usage": stats.blocks_used / blocks if (blocks := sum(facts.num_blocks for facts in ready)) else 0.0,
+            "ready": float(len(ready)),
+            "restarts": float(sum(replica.restarts for replica in replicas)),
         }
 
 
 def _renamed(sample: Sample, old: str, new: str) -> Sample:
     return sample._replace(name=sample.name.replace(old, new, 1), labels={**sample.labels, "engine": "0"})
-
-
-def _sum(first: Stats, second: Stats) -> Stats:
-    """Two processes' counters together; gauges are not used."""
-    return Stats(**{name: getattr(first, name) + getattr(second, name) for name in Stats.__struct_fields__})

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...errors import IccError
 from ...format.load import open_engine, weight_files
 from ...format.manifest import FileEntry, Manifest
-from ..engine.engine_client import EngineClient
+from ..engine.engine_pool import EnginePool
 from .errors import HttpError
 
 _MODEL = ("target", "model", "limits", "kernel_abi", "embedding", "tokenizer_dir")  # of a manifest: what stays
@@ -24,7 +24,7 @@ class Refits:
     without which nobody may refit.
     """
 
-    engine: EngineClient
+    engine: EnginePool
     path: Path
     manifest: Manifest
     keyed: bool

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from ..engine.engine_client import EngineStream
+from ..engine.engine_stream import EngineStream
 from ..engine.messages import Delta
 from .jobs import Job
 

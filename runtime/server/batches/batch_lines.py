@@ -17,7 +17,7 @@ from ..api.generate import Generator, whole_answer
 from ..api.jobs import Jobs
 from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from ..engine.admission import Overloaded
-from ..engine.engine_client import EngineFailed
+from ..engine.engine_stream import EngineFailed
 
 ENDPOINTS = {
     "/v1/completions": CompletionRequest,

@@ -82,7 +82,7 @@ def _add_state(app: FastAPI, parts: ServerParts) -> None:
     @app.get("/ready", **operation(Status, errors=(503,)))
     async def ready() -> Response:
         """Whether the engine is loaded and can take requests."""
-        if parts.engine.facts is None:
+        if not parts.engine.ready:
             raise HttpError(503, "the engine is not ready", code="not_ready", retry_after=1)
         return json_response(Status("ready"))
 

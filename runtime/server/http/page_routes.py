@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from .... import __version__
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
-from ..engine.engine_client import EngineClient
+from ..engine.engine_pool import EnginePool
 
 _PAGE = Path(__file__).with_name("page")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -39,7 +39,7 @@ def page_file(path: str, status: int = 200) -> Response:
     return Response(content, status, media_type=kind, headers={"cache-control": "no-cache"})
 
 
-def add_page(app: FastAPI, model: ServedModel, engine: EngineClient, metrics: Metrics) -> None:
+def add_page(app: FastAPI, model: ServedModel, engine: EnginePool, metrics: Metrics) -> None:
     """Add the page to chat at, its files, and what it asks the server."""
     for path in _FILES:
         app.add_api_route(path, _serve(path), include_in_schema=False, methods=["GET"])
@@ -50,7 +50,7 @@ def add_page(app: FastAPI, model: ServedModel, engine: EngineClient, metrics: Me
 
     @app.get("/figures", include_in_schema=False)
     async def figures() -> Response:
-        blocks = {"blocks": engine.facts.num_blocks if engine.facts else 0}
+        blocks = {"blocks": sum(facts.num_blocks for facts in engine.ready)}
         return Response(msgspec.json.encode(metrics.figures() | blocks), media_type="application/json")
 
 

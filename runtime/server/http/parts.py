@@ -18,7 +18,8 @@ from ..api.model import ServedModel
 from ..api.openresponses.conversations import Conversations
 from ..api.refits import Refits
 from ..batches.batches import Batches
-from ..engine.engine_client import EngineClient, EngineStream
+from ..engine.engine_pool import EnginePool
+from ..engine.engine_stream import EngineStream
 from .bodies import json_response
 from .streams import CHUNKS, EventStream, Framing, while_connected
 
@@ -30,7 +31,7 @@ class ServerParts:
     """What the routes work with."""
 
     model: ServedModel
-    engine: EngineClient
+    engine: EnginePool
     jobs: Jobs
     generator: Generator
     metrics: Metrics

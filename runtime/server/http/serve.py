@@ -41,7 +41,7 @@ _POLL_S = 0.05
 
 
 class Server:
-    """One HTTP server with its engine process and its sandbox."""
+    """One HTTP server with its engine processes and its sandbox."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
@@ -63,6 +63,8 @@ class Server:
             log_options=LogOptions(options.log_format, options.log_level),
             otlp_endpoint=options.otlp_endpoint,
             chat_template=options.chat_template,
+            replicas=options.replicas,
+            devices=options.devices,
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
         )

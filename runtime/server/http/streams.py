@@ -15,7 +15,7 @@ from ..api import limits
 from ..api.errors import ClientGone, HttpError, as_http
 from ..api.generate import AnswerWriter, Generator
 from ..api.jobs import Job
-from ..engine.engine_client import EngineStream
+from ..engine.engine_stream import EngineStream
 from .bodies import error_response
 
 log = logging.getLogger("icc.serve")

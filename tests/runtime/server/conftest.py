@@ -101,10 +101,15 @@ class Served:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process: the child of the server that is not its sandbox."""
-        children = psutil.Process(self.process.pid).children()
-        [pid] = [child.pid for child in children if "sandbox_main" not in " ".join(child.cmdline())]
+        """The engine process."""
+        [pid] = self.engine_pids
         return pid
+
+    @property
+    def engine_pids(self) -> list[int]:
+        """The engine processes: the children of the server that are not its sandbox."""
+        children = psutil.Process(self.process.pid).children()
+        return [child.pid for child in children if "sandbox_main" not in " ".join(child.cmdline())]
 
     def stream(self, prompt: str, **fields: Any) -> Stream:
         """A streamed completion that has begun: its headers are here."""

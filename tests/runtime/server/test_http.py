@@ -92,7 +92,7 @@ def test_the_log_says_when_the_engine_is_started_again(start_faulty: StartServer
     server.wait_until(lambda: server.log.read_text().count("the engine is ready") == 2)
     text = server.log.read_text()
     [died] = [line for line in text.splitlines() if "is started again" in line]
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ERROR ", died) and "requests_failed=1" in died
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ERROR ", died) and "prompts_lost=1" in died
     assert "restarts=1" in text.splitlines()[-1] or "restarts=1" in text
 
 

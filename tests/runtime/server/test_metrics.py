@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from icc.runtime.server.api.metrics import Metrics
+from icc.runtime.server.engine.engine_pool import EnginePool
 from icc.runtime.server.engine.messages import Report, Stats
 
 # of vLLM v1's metrics, those that this server has too, and their kinds
@@ -45,12 +46,27 @@ def test_vllms_names_are_those_that_vllm_has() -> None:
 
 def test_counters_go_on_when_the_engine_is_started_again() -> None:
     metrics = Metrics("m")
+    metrics.attach(EnginePool([[]]))
     for steps in (3, 5, 1):  # the last is of a new process
-        metrics.step(Report([], Stats(steps=steps, output_tokens=10 * steps), step_tokens=4, step_s=0.01))
+        metrics.step(0, Report([], Stats(steps=steps, output_tokens=10 * steps), step_tokens=4, step_s=0.01))
     text = metrics.exposition().decode()
     assert 'icc:engine_steps_total{model_name="m"} 6.0' in text
     assert 'icc:generation_tokens_total{model_name="m"} 60.0' in text
     assert 'icc:iteration_tokens_count{model_name="m"} 3.0' in text
+
+
+def test_replicas_are_counted_together_and_each_alone() -> None:
+    metrics, pool = Metrics("m"), EnginePool([[], []])
+    metrics.attach(pool)
+    for replica, counts in ((0, (3, 2)), (1, (4, 5))):  # replica 0 has a new process
+        for steps in counts:
+            pool.replicas[replica].observe(Report([], Stats(steps=steps)))
+    text = metrics.exposition().decode()
+    assert 'icc:engine_steps_total{model_name="m"} 10.0' in text
+    for replica, steps in ((0, 5.0), (1, 5.0)):
+        assert f'icc:replica_engine_steps_total{{model_name="m",replica="{replica}"}} {steps}' in text
+    kinds = families(text, "icc:")
+    assert kinds["replica_engine_ready"] == "gauge" and kinds["replica_engine_steps_total"] == "counter"
 
 
 def test_an_engine_that_embeds_has_no_metrics_of_sampling() -> None:

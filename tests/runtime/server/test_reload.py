@@ -9,7 +9,8 @@ import sys
 
 import pytest
 from icc.runtime.requests.params import SamplingParams
-from icc.runtime.server.engine.engine_client import EngineClient, EngineFailed
+from icc.runtime.server.engine.engine_client import EngineClient
+from icc.runtime.server.engine.engine_stream import EngineFailed, EngineStream, SentPrompt
 from icc.runtime.server.engine.messages import Submit
 
 ENGINE = """
@@ -30,7 +31,8 @@ def test_it_dies_before_it_is_replaced() -> None:
 
     async def kill(client: EngineClient) -> str:
         """What a request is told that runs then."""
-        stream = client.submit([Submit(0, (1,), SamplingParams())])
+        stream = EngineStream([Submit(client.restarts, (1,), SamplingParams())])
+        client.send(SentPrompt(stream, stream.submits[0]))
         reload = asyncio.create_task(client.reload(30)) if client.restarts == 0 else None
         await asyncio.sleep(0.1)
         assert client.pid is not None

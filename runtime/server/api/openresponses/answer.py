@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...engine.engine_client import EngineStream
+from ...engine.engine_stream import EngineStream
 from ...engine.messages import Delta
 from ..answers import ChatAnswer
 from ..errors import HttpError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...engine.engine_client import EngineStream
+from ...engine.engine_stream import EngineStream
 from .. import limits
 from ..errors import HttpError
 from ..jobs import Job, Jobs

@@ -1,0 +1,105 @@
+"""EngineStream: what an engine process has said of a request so far, and how it failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import IccError
+from .messages import Delta, Embedded, PromptLogprobs, Submit
+
+
+class EngineFailed(IccError):
+    """The request cannot be answered: the engine process refused it, died or hangs. `status` is the HTTP status;
+    `began` says whether the engine had the request when it failed."""
+
+    def __init__(self, status: int, message: str, field: str = "", began: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.field, self.began = status, field, began
+
+
+class EngineStream:
+    """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
+
+    submits: the prompts, whose ids follow one another. `prompt_logprobs` and `embeddings` are by id. begun: the ids of
+    which something has come.
+    """
+
+    def __init__(self, submits: Sequence[Submit]) -> None:
+        self.submits = submits
+        self.first_id, self.prompts = submits[0].id, len(submits)
+        self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
+        self.begun: set[int] = set()
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self.embeddings: dict[int, bytes] = {}
+        self._deltas: deque[Delta] = deque()
+        self._failed: EngineFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ids(self) -> range:
+        """The ids of its prompts."""
+        return range(self.first_id, self.first_id + self.prompts)
+
+    async def take(self) -> list[Delta]:
+        """The deltas that came since the last call, at least one. Raises EngineFailed."""
+        while not self._deltas:
+            if self._failed is not None:
+                raise self._failed
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas = list(self._deltas)
+        self._deltas.clear()
+        return deltas
+
+    def push(self, delta: Delta) -> None:
+        """Take a delta from the engine, and wake who waits for one."""
+        self._deltas.append(delta)
+        self.begun.add(delta.id)
+        self.left[delta.id] -= delta.reason is not None
+        self._wake()
+
+    def add(self, found: PromptLogprobs | Embedded) -> None:
+        """Keep what was found of a prompt."""
+        if isinstance(found, Embedded):
+            self.embeddings[found.id] = found.vector
+        else:
+            self.prompt_logprobs[found.id] = found
+
+    def fail(self, error: EngineFailed) -> None:
+        """End with an error, and wake who waits."""
+        self._failed = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(eq=False)
+class SentPrompt:
+    """A prompt of a request, as it is sent to engine processes. cost: the tokens of it that are computed, as far as
+    known; runs: how many processes have had it."""
+
+    stream: EngineStream
+    submit: Submit
+    cost: int = 0
+    runs: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether something of it has come."""
+        return self.submit.id in self.stream.begun
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its completions have ended."""
+        return not self.stream.left[self.submit.id]
+
+
+def fail_all(prompts: Sequence[SentPrompt], error: EngineFailed) -> None:
+    """End the streams of prompts that were lost."""
+    for prompt in prompts:
+        prompt.stream.fail(error)
