@@ -21,11 +21,11 @@ from ..engine.engine_pool import EnginePool
 from ..log import LogOptions
 from ..replicas import replica_loads
 from .adapters import ServedAdapters
+from .changes import EngineChanges
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
 from .model import open_model
-from .refits import Refits
 from .sandbox import Sandbox
 from .tracing import Tracer
 
@@ -72,11 +72,16 @@ class Core:
         limits = self.model.manifest.limits
         loads = replica_loads(load, self.model.manifest, replicas, devices)
         self.max_batch_size = limits.max_batch_size * replicas
-        commands = [command or worker_command(one, log_options or LogOptions()) for one in loads]
-        self.engine = EnginePool(commands, watchdog_s, limits.max_batch_size * limits.max_seq_len)
+
+        def commands(path: Path) -> list[Sequence[str]]:
+            of_path = [replace(one, path=path) for one in loads]
+            return [command or worker_command(one, log_options or LogOptions()) for one in of_path]
+
+        self.engine = EnginePool(commands(Path(load.path)), watchdog_s, limits.max_batch_size * limits.max_seq_len)
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
-        self.refits = Refits(self.engine, Path(load.path), self.model.manifest, keys.required)
+        served = Path(load.path), self.model.manifest
+        self.changes = EngineChanges(self.engine, self.adapters, *served, keys.required, commands)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)

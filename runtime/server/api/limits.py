@@ -54,6 +54,7 @@ UNSENT_BYTES = 256 << 10  # of one stream, towards a client that does not read
 STORED_BYTES = 64 << 20  # of responses that later requests may go on from
 SOCKET_STORED_BYTES = 16 << 20  # of responses that a WebSocket keeps for itself
 SOCKET_S = 3600.0  # of a WebSocket, as the specification of Open Responses has it
+CHANGE_S = 60.0  # that requests have to end after SIGHUP, before the engine is loaded anew
 IDLE_S = 75.0  # a kept-alive connection without a request
 
 

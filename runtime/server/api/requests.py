@@ -243,6 +243,12 @@ class RefitRequest(Struct, forbid_unknown_fields=True, frozen=True):
     wait_s: Annotated[float, Meta(ge=0, le=3600)] = 60.0
 
 
+class EngineRequest(RefitRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """POST /v1/engine. engine: the name of a directory beside the engine that is served."""
+
+    engine: Annotated[str, Meta(min_length=1, max_length=255)]
+
+
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits
 for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, RerankRequest, TokenizeRequest, DetokenizeRequest):
     msgspec.json.Decoder(_kind)

@@ -33,12 +33,12 @@ from ..api.responses import (
 from .adapter_routes import add_adapters
 from .batch_routes import add_batches
 from .bodies import decode_body, error_response, json_response, read_body
+from .change_routes import add_changes
 from .docs_page import add_docs
 from .messages_routes import add_messages
 from .openapi import document, operation
 from .page_routes import add_page
 from .parts import GENERATION_ERRORS, ServerParts
-from .refit_routes import add_refit
 from .responses_routes import add_responses
 from .streams import while_connected
 from .token_routes import add_tokens
@@ -63,9 +63,9 @@ def build_app(parts: ServerParts) -> FastAPI:
         add_messages(app, parts)
     _refuse_others(app, parts)
     add_adapters(app, parts.adapters)
-    add_refit(app, parts.refits)
+    add_changes(app, parts.changes)
     add_tokens(app, parts)
-    add_page(app, parts.model, parts.engine, parts.metrics)
+    add_page(app, parts.model, parts.changes, parts.engine, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
     add_docs(app, app.openapi())  # the document is made now, rather than while somebody waits
@@ -89,7 +89,7 @@ def _add_state(app: FastAPI, parts: ServerParts) -> None:
     @app.get("/version", **operation(Version))
     async def show_version() -> Response:
         """What is served, and by which icc."""
-        manifest = parts.model.manifest
+        manifest = parts.changes.manifest
         found = Version(__version__, parts.model.name, manifest.target, manifest.quantization.method)
         return json_response(found)
 

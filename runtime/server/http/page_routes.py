@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from .... import __version__
+from ...format.manifest import Manifest
+from ..api.changes import EngineChanges
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..engine.engine_pool import EnginePool
@@ -39,14 +41,14 @@ def page_file(path: str, status: int = 200) -> Response:
     return Response(content, status, media_type=kind, headers={"cache-control": "no-cache"})
 
 
-def add_page(app: FastAPI, model: ServedModel, engine: EnginePool, metrics: Metrics) -> None:
+def add_page(app: FastAPI, model: ServedModel, changes: EngineChanges, engine: EnginePool, metrics: Metrics) -> None:
     """Add the page to chat at, its files, and what it asks the server."""
     for path in _FILES:
         app.add_api_route(path, _serve(path), include_in_schema=False, methods=["GET"])
 
     @app.get("/about", include_in_schema=False)
     async def about() -> Response:
-        return Response(msgspec.json.encode(_about(model)), media_type="application/json")
+        return Response(msgspec.json.encode(_about(model, changes.manifest)), media_type="application/json")
 
     @app.get("/figures", include_in_schema=False)
     async def figures() -> Response:
@@ -61,9 +63,8 @@ def _serve(path: str):
     return serve
 
 
-def _about(model: ServedModel) -> dict[str, Any]:
+def _about(model: ServedModel, manifest: Manifest) -> dict[str, Any]:
     """What the page shows of the engine, and what it can offer for it."""
-    manifest = model.manifest
     return {
         "version": __version__,
         "model": model.name,

@@ -10,13 +10,13 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from ..api.adapters import ServedAdapters
+from ..api.changes import EngineChanges
 from ..api.errors import HttpError
 from ..api.generate import AnswerWriter, Generator, whole_answer
 from ..api.jobs import Job, Jobs
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..api.openresponses.conversations import Conversations
-from ..api.refits import Refits
 from ..batches.batches import Batches
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineStream
@@ -37,7 +37,7 @@ class ServerParts:
     metrics: Metrics
     conversations: Conversations
     adapters: ServedAdapters
-    refits: Refits
+    changes: EngineChanges
     batches: Batches | None = None
 
     def check_model(self, name: str | None) -> None:

@@ -20,7 +20,7 @@ import uvloop
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ...errors import UsageError
+from ...errors import IccError, UsageError
 from ..api import limits
 from ..api.core import Core
 from ..api.keys import ApiKeys
@@ -80,19 +80,21 @@ class Server:
             metrics,
             conversations,
             core.adapters,
-            core.refits,
+            core.changes,
             self._batches,
         )
         self._gate = ClientGate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
         self._app = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
         self._signals = 0
         self._wake = asyncio.Event()
+        self._rereading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. IccError if the engine cannot be loaded or the address is taken."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         listener = _listen(self._options.host, self._options.port)
         http = _Uvicorn(self._config())
         serving = asyncio.create_task(http.serve([listener]))
@@ -149,6 +151,19 @@ class Server:
     def _signalled(self) -> None:
         self._signals += 1
         self._wake.set()
+
+    def _hung_up(self) -> None:
+        """SIGHUP: go on with what is in the engine's directory now."""
+        if self._rereading is None or self._rereading.done():
+            self._rereading = asyncio.create_task(self._read_again())
+
+    async def _read_again(self) -> None:
+        try:
+            await self._core.changes.read_again(limits.CHANGE_S)
+        except IccError as error:
+            log.error("SIGHUP: the engine stays as it is: %s", error.message)
+        else:
+            log.info("SIGHUP: the engine was loaded anew")
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(

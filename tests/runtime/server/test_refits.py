@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,16 @@ def served(engines: list[Path], tmp_path: Path) -> Iterator[tuple[Ask, Path]]:
     """A server of a copy of the first, which needs a key, and the copy."""
     path = tmp_path / "model.engine"
     shutil.copytree(engines[0], path)
+    with serving(path) as (ask, _):
+        yield ask, path
+
+
+@contextmanager
+def serving(path: Path, *options: str) -> Iterator[tuple[Ask, subprocess.Popen[bytes]]]:
+    """A server of an engine, which needs a key."""
+    tmp_path = path.parent
     (tmp_path / "keys").write_text(KEY)
-    command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(path), "--port", "0"]
+    command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(path), "--port", "0", *options]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([*command, "--api-key-file", str(tmp_path / "keys")], stdout=log, stderr=log)
     try:
@@ -59,7 +68,7 @@ def served(engines: list[Path], tmp_path: Path) -> Iterator[tuple[Ask, Path]]:
             except urllib.error.HTTPError as error:
                 return error.code, json.load(error)
 
-        yield ask, path
+        yield ask, process
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
@@ -96,6 +105,56 @@ def test_new_weights(served: tuple[Ask, Path], engines: list[Path]) -> None:
     put(engines[0], path)
     assert ask("/v1/refit", wait_s=0)[0] == 200
     assert answer(ask) == pytest.approx(before, abs=1e-5)
+
+
+def test_another_engine_under_load(engines: list[Path], tmp_path: Path, tiny: Any) -> None:
+    """By name, and by SIGHUP where the link to it leads elsewhere; two replicas, and no stream is dropped."""
+    for number in (0, 1):
+        shutil.copytree(engines[number], tmp_path / f"{number}.engine")
+    small = {"target": "native", "quant": "rtn4", **LIMITS}
+    icc.compile(engines[0].parent / "model0", tmp_path / "rtn4.engine", **small)
+    path = tmp_path / "model.engine"
+    path.symlink_to("0.engine")
+    with serving(path, "--name", "model", "--replicas", "2", "--threads", "1") as (ask, process):
+        before, lengths = answer(ask), list[int]()
+
+        def talk() -> None:
+            for _ in range(4):
+                lengths.append(len(answer(ask, 300)))
+
+        talkers = [threading.Thread(target=talk) for _ in range(4)]
+        for thread in talkers:
+            thread.start()
+        assert ask("/v1/engine", engine="rtn4.engine") == (200, {"status": "changed"})
+        for thread in talkers:
+            thread.join()
+        assert lengths == [300] * 16
+        assert answer(ask) == pytest.approx(before, abs=1) and answer(ask) != pytest.approx(before, abs=1e-4)
+        assert ask("/v1/engine", engine="1.engine", wait_s=0)[0] == 200
+        changed = answer(ask)
+        assert ask("/v1/engine", engine="model.engine", wait_s=0)[0] == 200
+        assert answer(ask) == pytest.approx(before, abs=1e-5)
+        path.unlink()
+        path.symlink_to("1.engine")
+        process.send_signal(signal.SIGHUP)
+        log, end = tmp_path / "log", time.monotonic() + 30
+        while "loaded anew" not in log.read_text():
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
+        assert answer(ask) == pytest.approx(changed, abs=1e-5)
+        for name, status in (("../1.engine", 400), ("..", 400), ("none.engine", 409), ("keys", 409)):
+            assert ask("/v1/engine", engine=name)[0] == status, name
+        tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "other")
+        icc.compile(tmp_path / "other", tmp_path / "other.engine", target="native", max_seq_len=64)
+        status, found = ask("/v1/engine", engine="other.engine")
+        assert status == 409 and "has another model" in found["error"]["message"], found
+        path.unlink()
+        path.symlink_to("other.engine")
+        process.send_signal(signal.SIGHUP)
+        while "the engine stays as it is" not in log.read_text():
+            assert time.monotonic() < end + 30, log.read_text()
+            time.sleep(0.05)
+        assert answer(ask) == pytest.approx(changed, abs=1e-5)
 
 
 def test_what_is_refused(served: tuple[Ask, Path], engines: list[Path], tiny: Any, tmp_path: Path) -> None:

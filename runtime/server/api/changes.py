@@ -1,0 +1,96 @@
+"""EngineChanges: the server goes on with other weights, or with another engine of the same model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import IccError
+from ...format.load import open_engine, weight_files
+from ...format.manifest import FileEntry, Manifest
+from ..engine.engine_pool import EnginePool
+from .adapters import ServedAdapters
+from .errors import HttpError
+
+# What stays of a manifest: what the HTTP process makes requests with, and, where only weights change, the rest.
+_REQUESTS = ("backend", "model", "limits", "sampling", "embedding", "tokenizer_dir")
+_ENGINE = (*_REQUESTS, "target", "kernel_abi")
+
+
+@dataclass
+class EngineChanges:
+    """Loads an engine anew, one replica after the other.
+
+    path: its directory. manifest: of what is served now. keyed: whether requests need an API key, without which nobody
+    may change anything. commands: the engine processes for an engine directory.
+    """
+
+    engine: EnginePool
+    adapters: ServedAdapters
+    path: Path
+    manifest: Manifest
+    keyed: bool
+    commands: Callable[[Path], Sequence[Sequence[str]]]
+
+    async def refit(self, wait_s: float) -> None:
+        """Go on with the weights that `icc refit` has put into the engine. Requests that run have `wait_s` seconds to
+        end with the old ones. HttpError 403 without API keys, 409 where more than the weights has changed, or the
+        engine cannot be read; EngineFailed where it cannot be loaded."""
+        self._check_key()
+        await self._take(self.path, wait_s, _ENGINE, _program_files)
+
+    async def change(self, name: str, wait_s: float) -> None:
+        """Go on with the engine of that name, a directory beside the one that is served. Raises as `refit` does, and
+        HttpError 400 for a name that leads elsewhere."""
+        self._check_key()
+        path = self.path.parent / name
+        if "/" in name or name in ("", ".", ".."):
+            raise HttpError(400, f"{name[:80]!r} is no name of a directory beside {self.path.name}", "engine")
+        await self._take(path, wait_s, _REQUESTS, _tokenizer_files)
+        self.path = path
+
+    async def read_again(self, wait_s: float) -> None:
+        """Go on with what is in the engine's directory now, which may be a link to another one than before."""
+        await self._take(self.path, wait_s, _REQUESTS, _tokenizer_files)
+
+    def _check_key(self) -> None:
+        if not self.keyed:
+            words = "engines are changed behind a key: start the server with --api-key-file"
+            raise HttpError(403, words, code="no_key")
+
+    async def _take(
+        self, path: Path, wait_s: float, fields: Sequence[str], files: Callable[[Manifest], Mapping[str, FileEntry]]
+    ) -> None:
+        """Load what is at `path`, of which these fields and files must be as they are."""
+        try:
+            found, has_room = await asyncio.to_thread(_verified, path)
+        except IccError as error:
+            raise HttpError(409, error.message, code="engine_unreadable") from error
+        problem = next((name for name in fields if getattr(self.manifest, name) != getattr(found, name)), "")
+        before, after = files(self.manifest), files(found)
+        problem = problem or next((n for n in sorted({*before, *after}) if before.get(n) != after.get(n)), "")
+        if problem:
+            raise HttpError(409, f"{path} has another {problem}: start a server of it", code="another_engine")
+        if self.adapters.all and not has_room:
+            raise HttpError(409, f"{path} has no room for the adapters that are loaded", code="another_engine")
+        await self.engine.reload(wait_s, self.commands(path))
+        self.manifest = found
+
+
+def _verified(path: Path) -> tuple[Manifest, bool]:
+    """The manifest of an engine, all files of which are as they were written, and whether it has room for adapters."""
+    engine = open_engine(path)
+    engine.close()
+    return engine.manifest, engine.program.adapters is not None
+
+
+def _tokenizer_files(manifest: Manifest) -> Mapping[str, FileEntry]:
+    return {name: entry for name, entry in manifest.files.items() if name.startswith("tokenizer/")}
+
+
+def _program_files(manifest: Manifest) -> Mapping[str, FileEntry]:
+    """The program, kernels and tokenizer."""
+    kept = {manifest.main.program, *(name for name in manifest.files if name.startswith(("kernels/", "tokenizer/")))}
+    return {name: manifest.files[name] for name in kept.difference(weight_files(manifest))}
