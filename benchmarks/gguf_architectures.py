@@ -79,7 +79,7 @@ def difference(model: Any, path: Path) -> float:
 def record(model: Any, path: Path) -> dict[str, Any]:
     """The file without its values and what layers have alike, and what differs in the model's configuration from its
     type's own."""
-    from icc.compiler.frontend.source.gguf.container import read_container
+    from icc.runtime.format.gguf import read_container
 
     container = read_container(path)
     metadata = {k: v for k, v in container.metadata.items() if not k.startswith(("general.", "tokenizer."))}

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from ..passes import pipelines
 from ..passes.base import PassContext
 from ..passes.manager import run_passes
 from .adapter_slots import AdapterSlots
 from .eviction import Eviction
+from .frontend.source.gguf.adapters import names_of
+from .frontend.source.source import ModelSource
 from .graph.graph import Graph
 
 
-def adapted_graph(graph: Graph, slots: AdapterSlots, policy: Eviction | None) -> Graph:
+def adapted_graph(graph: Graph, slots: AdapterSlots, policy: Eviction | None, source: ModelSource) -> Graph:
     """A copy of a quantized graph with room for adapters, ready to be lowered; `graph` stays as it is.
 
-    policy: --kv-policy. UsageError where a pattern of `slots` fits no linear layer.
+    policy: --kv-policy. source: what the graph was read from. UsageError where a pattern of `slots` fits no linear
+    layer.
     """
     adapted = graph.copy()
     for phase in (pipelines.adapters(slots), pipelines.attention(policy), pipelines.fuse()):
         run_passes(adapted, phase, PassContext())
+    _name_for_llama_cpp(adapted, source)
     return adapted
+
+
+def _name_for_llama_cpp(graph: Graph, source: ModelSource) -> None:
+    """Say of each place for adapters what llama.cpp calls it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for site in graph.sites:
+        matrix = graph.weights[site.b].shape[-2], graph.weights[site.a].shape[-1]
+        shapes[site.parameter] = (site.experts, *matrix) if site.experts else matrix
+    names = names_of(source, shapes)
+    if names is None:
+        return
+    orders = {name: torch.from_numpy(order).float() for name, order in names.orders.items()}
+    graph.gguf = names.architecture
+    graph.sites = tuple(
+        replace(site, gguf=names.tensors.get(site.parameter, ()), gguf_rows=orders.get(site.parameter))
+        for site in graph.sites
+    )

@@ -13,7 +13,6 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
 from ..passes.registry import parse_passes
-from ..runtime.adapters.reader import read_adapter
 from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
@@ -37,7 +36,7 @@ from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .kv_formats import read_cache_option
-from .merging import merge_adapter
+from .merging import merge_adapter, read_for
 from .options import CompileOptions
 from .phases import Phases
 from .program.context import LowerOptions
@@ -143,7 +142,7 @@ class Compilation:
     def make_room(self) -> None:
         """A copy of the graph with room for adapters, where --adapters asks for it."""
         if (slots := self.options.adapter_slots) is not None:
-            self.adapted = adapted_graph(self.graph, slots, self.options.eviction)
+            self.adapted = adapted_graph(self.graph, slots, self.options.eviction, self.source)
 
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
@@ -283,7 +282,7 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
             policy=options.eviction,
         )
         if options.lora is not None:
-            given = merge_adapter(graph, read_adapter(options.lora))
+            given = merge_adapter(graph, read_for(graph, source, options.lora))
             if given and options.quant == "none":
                 reporter.warn(f"{given} weights come quantized; with the adapter in them they are stored as floats")
     if earlier is not None:

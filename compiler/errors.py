@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import ExtensionError, IccError, UsageError
+from ..runtime.errors import CheckpointError, ExtensionError, IccError, UsageError
 
 __all__ = [
     "CheckpointError",
@@ -25,12 +25,6 @@ __all__ = [
     "VerifyError",
     "WriteError",
 ]
-
-
-class CheckpointError(IccError):
-    """The checkpoint directory cannot be read: no config.json, a missing or truncated shard, pickle weights."""
-
-    exit_code = 10
 
 
 class TensorError(IccError):

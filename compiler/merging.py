@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,24 @@ from torch import Tensor, fx
 
 from ..passes.quantize.select import retype, set_weight
 from ..runtime.adapters.adapter import Adapter, Change, named_as
+from ..runtime.adapters.reader import read_adapter
 from ..runtime.errors import AdapterError
+from .frontend.source.gguf.adapters import names_of
+from .frontend.source.source import ModelSource
 from .graph.graph import Graph
 from .ops import OPS
 from .weights.handles import Constant, Derived, QuantizedWeight, Weight
 
 LINEAR = OPS["linear"].overload
 _CHECK = "it was made for another model, or its names are others"
+
+
+def read_for(graph: Graph, source: ModelSource, path: Path) -> Adapter:
+    """An adapter for a graph as it was traced, from `source`; AdapterError where it cannot be read."""
+    names = None
+    if path.is_file():
+        names = names_of(source, {name: tuple(weight.shape) for name, weight in graph.weights.items()})
+    return read_adapter(path, names)
 
 
 def merge_adapter(graph: Graph, adapter: Adapter) -> int:

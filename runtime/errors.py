@@ -24,6 +24,12 @@ class IccError(Exception):
         self.hint = hint
 
 
+class CheckpointError(IccError):
+    """A file of a model cannot be read: no config.json, a missing or truncated shard, a damaged GGUF file, pickles."""
+
+    exit_code = 10
+
+
 class EngineFormatError(IccError):
     """The engine directory is damaged, changed, incomplete or of another format version."""
 

@@ -105,6 +105,7 @@ class Graph:
     picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
     sites: tuple[PoolSite, ...] = ()  # where changes by adapters go
+    gguf: str = ""  # what llama.cpp calls its architecture, where that is known of a graph with sites
 
     @property
     def nodes(self) -> Iterable[fx.Node]:

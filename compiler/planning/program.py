@@ -9,7 +9,6 @@ from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
 from ...passes.quantize.auto import QuantizeAuto
-from ...runtime.adapters.reader import read_adapter
 from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..adapted import adapted_graph
@@ -20,7 +19,7 @@ from ..engine.manifest import make_limits
 from ..frontend.load import load_graph
 from ..frontend.source.source import ModelSource
 from ..graph.graph import Graph
-from ..merging import merge_adapter
+from ..merging import merge_adapter, read_for
 from ..options import CompileOptions
 from ..program.lower import lower
 from ..program.program import Program
@@ -53,13 +52,13 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
     """The optimized graph of `source`; encodes as `pipelines.quantize` has it. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=options.eviction)
     if options.lora is not None:
-        merge_adapter(graph, read_adapter(options.lora))
+        merge_adapter(graph, read_for(graph, source, options.lora))
     context = PassContext()
     attention = pipelines.attention(options.eviction)
     for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes)):
         run_passes(graph, phase, context)
     slots = options.adapter_slots
-    adapted = None if slots is None else adapted_graph(graph, slots, options.eviction)
+    adapted = None if slots is None else adapted_graph(graph, slots, options.eviction, source)
     for phase in (attention, pipelines.fuse()):
         run_passes(graph, phase, context)
     kept = tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))

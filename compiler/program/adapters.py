@@ -35,6 +35,8 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
             _, n, k = handle.shape
             pools[name] = Pool(name, slots, max(site.experts, 1), n, k, layout.format.name, layout.tile)
         columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
+        order = factors(site.parameter, "gguf_rows", site.gguf_rows)
         places = names[id(a)], names[id(b)], site.row, site.experts
-        sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, columns, rows))
-    return AdapterPlan(slots, rank, list(pools.values()), sites)
+        named = columns, rows, list(site.gguf), order
+        sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, *named))
+    return AdapterPlan(slots, rank, list(pools.values()), sites, graph.gguf)

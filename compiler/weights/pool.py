@@ -31,7 +31,8 @@ class PoolSite:
 
     parameter: the weight's name in the checkpoint. a, b: names of pools among the graph's weights. row: the first of
     the rows of each slot of `a` that are this site's. columns [K], rows [N]: float32 factors that the weight's columns
-    and rows were multiplied with since; None for ones. experts: the weight's matrices, 0 where it is one.
+    and rows were multiplied with since; None for ones. experts: the weight's matrices, 0 where it is one. gguf,
+    gguf_rows: see AdapterSite.
     """
 
     parameter: str
@@ -41,3 +42,5 @@ class PoolSite:
     experts: int = 0
     columns: Tensor | None = None
     rows: Tensor | None = None
+    gguf: tuple[str, ...] = ()
+    gguf_rows: Tensor | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import AdapterError
 from .adapter import Adapter, Change, LowRank, RowChange
 from .config import CONFIG_FILE, LoraConfig, read_config
+from .gguf import GgufNames, read_gguf
 from .tensors import AdapterTensors
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -30,14 +31,17 @@ _MADE = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _NESTED = ".base_layer"
 
 
-def read_adapter(path: Path) -> Adapter:
-    """An adapter from a directory of PEFT's.
+def read_adapter(path: Path, names: GgufNames | None = None) -> Adapter:
+    """An adapter from a directory of PEFT's, or from a GGUF file, for which `names` must be known.
 
     AdapterError where a file is missing or damaged, where the tuner or a field is one that icc does not do, and for the
     first key that belongs to nothing.
     """
+    if path.is_file():
+        return read_gguf(path, names)
     if not path.is_dir():
-        raise AdapterError(f"{path} is no directory with an adapter", f"it must have {CONFIG_FILE}, {WEIGHTS_FILE}")
+        hint = f"it must have {CONFIG_FILE}, {WEIGHTS_FILE}; or give a GGUF file"
+        raise AdapterError(f"{path} is no directory with an adapter", hint)
     raw, config = read_config(path)
     if not (path / WEIGHTS_FILE).exists() and (path / "adapter_model.bin").exists():
         raise AdapterError(f"{path} has a pickle, which can run programs", "save it again with peft, as safetensors")

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
 from .adapter import Adapter, named_as
+from .gguf import GgufNames
 from .packing import Factors, check_fits, pack_slot, slot_bytes
 from .reader import read_adapter
 
@@ -150,7 +151,16 @@ class ResidentAdapters:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, path: Path) -> Adapter:
-        return named_as(read_adapter(path), [site.parameter for site in self.plan.sites])
+        names = self._gguf_names() if path.is_file() else None
+        return named_as(read_adapter(path, names), [site.parameter for site in self.plan.sites])
+
+    def _gguf_names(self) -> GgufNames | None:
+        """What llama.cpp calls the weights of the sites."""
+        if not self.plan.gguf:
+            return None
+        named = [site for site in self.plan.sites if site.gguf]
+        orders = {site.parameter: self.factors(site.gguf_rows).astype(int) for site in named if site.gguf_rows}
+        return GgufNames(self.plan.gguf, {site.parameter: tuple(site.gguf) for site in named}, orders)
 
     def _check(self, name: str) -> Adapter:
         if name not in self._known:

@@ -32,6 +32,8 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     parameter: the weight's name in the checkpoint, [n, k], or [experts, n, k]. a, b: the pools, by weight. row: the
     first of the rows of a slot of `a` that are this site's. columns: a float32 weight [k] with which the columns of A
     are multiplied, because the input of the layer was divided by it; rows: [n], the same of B's rows; "" for none.
+    gguf: the tensors that llama.cpp has it as, one above the other; gguf_rows: a float32 weight [n], which of their
+    rows each of its own is, "" where the order is the same.
     """
 
     parameter: str
@@ -43,12 +45,16 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     experts: int = 0
     columns: str = ""
     rows: str = ""
+    gguf: list[str] = []
+    gguf_rows: str = ""
 
 
-class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Room for `slots` adapters of at most this rank in memory at once."""
+class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Room for `slots` adapters of at most this rank in memory at once. gguf: what llama.cpp calls the model's
+    architecture; "" where it has none."""
 
     slots: int
     rank: int
     pools: list[Pool]
     sites: list[AdapterSite]
+    gguf: str = ""

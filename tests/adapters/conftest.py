@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "formats"))
 from icc.compiler.driver import compile_engine
 from icc.compiler.options import CompileOptions
 from icc.compiler.progress import Reporter

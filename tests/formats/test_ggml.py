@@ -12,12 +12,12 @@ from gguf_models import random_blocks
 from icc.compiler.backends.cpu.layouts.registry import LAYOUTS as CPU
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON
 from icc.compiler.errors import TensorError
-from icc.compiler.frontend.source.gguf.container import GgufTensor
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.weights.formats.base import Misfit
 from icc.compiler.weights.formats.ggml import GGML_FORMATS, block_bytes, parts_of
 from icc.compiler.weights.formats.registry import find_format
 from icc.compiler.weights.handles import GivenRows
+from icc.runtime.format.gguf import GgufTensor
 
 KINDS = sorted(GGML_FORMATS)
 

@@ -12,13 +12,13 @@ import run_lowered as run_lowered_module
 import torch
 from gguf_models import random_blocks
 from icc.compiler.backends.cpu.isa import host_isas
-from icc.compiler.frontend.source.gguf.container import GgufTensor
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.weights.formats.ggml import GGML_FORMATS
 from icc.compiler.weights.formats.registry import find_format
 from icc.compiler.weights.handles import Constant, QuantizedWeight, RoundedWeight
+from icc.runtime.format.gguf import GgufTensor
 from run_lowered import lower_graph, optimize, run_lowered
 from sizes import soak
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from icc.compiler.frontend.source.gguf.arrangement import Arrangement
-from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
+from icc.compiler.frontend.source.gguf.config import architecture, architecture_of, read_config
 from icc.compiler.frontend.source.gguf.tensors import weights_of
 from icc.compiler.frontend.source.model import build_meta_model
 from icc.compiler.weights.formats.ggml import GGML_FORMATS
 from icc.compiler.weights.handles import Constant, PackedWeight
+from icc.runtime.format.gguf import GgufContainer, GgufTensor
 from sizes import soak
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data/gguf_architectures.json").read_text())
@@ -73,10 +73,15 @@ def test_configuration_and_places(name: str, tmp_path: Path) -> None:
     assert {name: tuple(weight.shape) for name, weight in placed.items()} == {name: sizes[name] for name in placed}
 
 
+def arrangement(container: GgufContainer) -> Arrangement:
+    own = architecture_of(container), architecture(container)
+    return Arrangement(*own, container.tensors, read_config(container))
+
+
 def test_experts_in_turns(tmp_path: Path) -> None:
     """gpt-oss: transformers has gate and up in turns, [in, out]; blocks stay as they are."""
     container, form = as_file("gpt-oss", tmp_path), GGML_FORMATS["mxfp4"]
-    arrangement = Arrangement(container, read_config(container))
+    own = arrangement(container)
     values: list[Any] = []
     for seed in (1, 2):
         parts = {
@@ -86,11 +91,11 @@ def test_experts_in_turns(tmp_path: Path) -> None:
         values.append(PackedWeight.pack(parts, form, (3, 5, 64)))
     gate, up = (value.load() for value in values)
     wanted = torch.stack([gate, up], 2).flatten(1, 2).mT
-    assert torch.equal(arrangement.experts(values).load(), wanted)
-    assert torch.equal(arrangement.experts([Constant(gate), Constant(up)]).load(), wanted)
-    biases = arrangement.experts([Constant(gate[..., 0]), Constant(up[..., 0])])
+    assert torch.equal(own.experts(values).load(), wanted)
+    assert torch.equal(own.experts([Constant(gate), Constant(up)]).load(), wanted)
+    biases = own.experts([Constant(gate[..., 0]), Constant(up[..., 0])])
     assert torch.equal(biases.load(), torch.stack([gate[..., 0], up[..., 0]], -1).flatten(1))
-    assert torch.equal(arrangement.down(values[0]).load(), gate.mT)
+    assert torch.equal(own.down(values[0]).load(), gate.mT)
 
 
 def test_rows_of_queries_keys_and_values(tmp_path: Path) -> None:
@@ -99,7 +104,7 @@ def test_rows_of_queries_keys_and_values(tmp_path: Path) -> None:
     numbers = torch.arange(128.0)[:, None].expand(128, 64)
     grouped = numbers.view(2, 4, 16, 64)  # two heads of keys: two of queries each, keys, values
     moved = torch.cat([grouped[:, :-2].reshape(64, 64), *(grouped[:, [i]].reshape(32, 64) for i in (-2, -1))])
-    found = Arrangement(container, read_config(container)).undone(Constant(moved), "blk.0.attn_qkv.weight")
+    found = arrangement(container).undone(Constant(moved), "blk.0.attn_qkv.weight")
     assert torch.equal(found.load(), numbers)
 
 
@@ -107,5 +112,5 @@ def test_latent_keys_and_values(tmp_path: Path) -> None:
     container = as_file("deepseek2-v3", tmp_path)
     keys, values = torch.randn(4, 16, 16), torch.randn(4, 12, 16)
     found: dict[str, Any] = {"a.kv_b_proj.weight.k": Constant(keys), "a.kv_b_proj.weight.v": Constant(values)}
-    joined = Arrangement(container, read_config(container)).latent(found)["a.kv_b_proj.weight"].load()
+    joined = arrangement(container).latent(found)["a.kv_b_proj.weight"].load()
     assert not found and torch.equal(joined, torch.cat([keys.mT, values], 1).reshape(4 * 28, 16))

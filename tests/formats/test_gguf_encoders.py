@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.tokenizer import write_files
 from icc.compiler.frontend.source.pooling import read_pooling
 from icc.compiler.frontend.source.refuse import check_config
+from icc.runtime.format.gguf import GgufContainer, GgufTensor
 from tokenizers import Tokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581un", "aff", "able", "\u2581,", "\u2581##"]

@@ -12,9 +12,9 @@ import torch
 from icc.compiler.errors import CheckpointError, IccError, UnsupportedModel
 from icc.compiler.frontend.source.checkpoint import mapped
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.hybrids import delta_rows, interleaved_rows
 from icc.compiler.frontend.source.gguf.tokenizer import write_files
+from icc.runtime.format.gguf import GgufContainer, GgufTensor
 from tokenizers import Tokenizer
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "th", "the", "<s>", "</s>"]

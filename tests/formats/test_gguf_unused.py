@@ -11,10 +11,10 @@ import pytest
 from icc.compiler.errors import CheckpointError, IccError, TensorError, UnsupportedModel
 from icc.compiler.frontend.source.gguf.architectures import ARCHITECTURES, Architecture
 from icc.compiler.frontend.source.gguf.config import read_config
-from icc.compiler.frontend.source.gguf.container import GgufContainer, GgufTensor
 from icc.compiler.frontend.source.gguf.fields import ANYTHING, COMMON, REFUSED, Field
 from icc.compiler.frontend.source.gguf.tensors import weights_of
 from icc.compiler.frontend.source.model import build_meta_model
+from icc.runtime.format.gguf import GgufContainer, GgufTensor
 from sizes import soak
 from test_gguf_architectures import FIRST, RECORDED, as_file
 

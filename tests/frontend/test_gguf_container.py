@@ -14,8 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from gguf_bytes import ARCH, GOOD, WEIGHT, header, padded, pair, tensor, text
 from icc.compiler.errors import CheckpointError
-from icc.compiler.frontend.source.gguf.container import MAX_HEADER, read_container
 from icc.compiler.frontend.source.gguf.split import open_container
+from icc.runtime.format.gguf import MAX_HEADER, read_container
 
 
 def read(path: Path, content: bytes):

@@ -19,6 +19,7 @@ from icc.compiler.backends.triton.spec import LaunchSpec
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.engine.manifest import make_manifest
 from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph
 from icc.compiler.measure.interpret import InterpretDevice
 from icc.compiler.options import CompileOptions
@@ -89,14 +90,13 @@ def build(
         rng = np.random.default_rng(0)
         sequences = [rng.integers(0, graph.info.vocab_size, limits.max_seq_len).tolist() for _ in range(4)]
         phases.append(pipelines.quantize(quant, "int8", (), sequences))
-    for phase in phases:
-        run_passes(graph, phase, PassContext())
-    adapted = adapted_graph(graph, read_adapter_slots(adapters), None) if adapters else None
-    phases = []
     if heads is not None:
         phases.append(pipelines.speculate(read_heads(heads), 0, quant, "int8"))
     phases.append(pipelines.speculate((), exit_layers, quant, "int8"))
-    for phase in (*phases, pipelines.attention(), pipelines.fuse()):
+    for phase in phases:
+        run_passes(graph, phase, PassContext())
+    adapted = adapted_graph(graph, read_adapter_slots(adapters), None, open_source(model)) if adapters else None
+    for phase in (pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(target, graph.info.weight_dtype)
     kept = {"kv_dtypes": kv_dtypes or {}, "max_seq_len": limits.max_seq_len}

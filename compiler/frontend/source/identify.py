@@ -173,7 +173,7 @@ def _onnx_models(names: list[str]) -> list[str]:
 
 def _gguf(path: Path) -> FoundModel:
     """A GGUF file, whose header must be whole; the refusal of any other file."""
-    from .gguf.container import is_gguf
+    from ....runtime.format.gguf import is_gguf
     from .gguf.split import open_container
 
     try:

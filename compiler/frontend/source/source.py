@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from ....runtime.format.gguf import is_gguf
 from ...weights.handles import QuantizedWeight, SortedColumns, Weight
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .float8 import refuse_bare
-from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, linears_where, load_config

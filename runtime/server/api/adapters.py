@@ -109,9 +109,12 @@ class ServedAdapters:
         """An adapter in the folder, by a name that leads nowhere else."""
         if self.folder is None or not _NAME.fullmatch(name) or ".." in name:
             return None
-        path = self.folder / name
-        inside = path.resolve().is_relative_to(self.folder.resolve())
-        return path if inside and (path / CONFIG_FILE).is_file() else None
+        folder = self.folder.resolve()
+        for path in (self.folder / name, self.folder / f"{name}.gguf"):
+            is_one = path.is_file() if path.suffix == ".gguf" else (path / CONFIG_FILE).is_file()
+            if is_one and path.resolve().is_relative_to(folder):
+                return path
+        return None
 
     def _restore(self) -> None:
         """The engine process is a new one, and knows no adapter."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .....runtime.format.gguf import GgufContainer
 from ....errors import UnsupportedModel
-from .container import GgufContainer
 from .keys import Facts, key
 from .rope import factors, long_rope, partly_turned, scaling
 

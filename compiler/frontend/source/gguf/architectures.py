@@ -6,16 +6,16 @@ Keys and rules are those of llama.cpp: `conversion/*.py` writes a file, `src/mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from .....runtime.format.gguf import GgufContainer
 from . import adjust as a
 from . import hybrids as h
-from .container import GgufContainer
 from .fields import ANYTHING, SEES_ALL, SIGMOID, TURNED, Field, table
 from .keys import Facts, key
 from .rope import partly_turned
@@ -288,3 +288,10 @@ def found_architecture(container: GgufContainer, name: str) -> Architecture | No
     """The entry of an architecture, by its name and what the file has; None for one that is in no table."""
     holds, variant = VARIANTS.get(name, (None, None))
     return variant if holds is not None and holds(container) else ARCHITECTURES.get(name)
+
+
+def architectures_of(kind: str) -> Iterator[tuple[str, Architecture]]:
+    """What llama.cpp may call a model of that type of transformers, and what is particular about its files; the most
+    usual first."""
+    yield from ((name, own) for name, own in ARCHITECTURES.items() if own.kind == kind)
+    yield from ((name, own) for name, (_, own) in VARIANTS.items() if own.kind == kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import prod
 from typing import Any
 
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ....errors import UnsupportedModel
 from ....weights.handles import Derived, GivenRows, QuantizedWeight, SortedColumns, Transposed, Weight, derive
-from .config import architecture
-from .container import GgufContainer
+from .architectures import Architecture
 
 # of layers with states
 _STATES = (
@@ -24,14 +23,14 @@ Values = Callable[[np.ndarray], np.ndarray]
 
 
 class Arrangement:
-    """How one file has its tensors, for a configuration: the order of their rows, their axes and their values."""
+    """How files of an architecture have their tensors, for a configuration: the order of their rows, their axes and
+    their values. tensors: the names of those of the file at hand."""
 
-    def __init__(self, container: GgufContainer, config: Any) -> None:
+    def __init__(self, arch: str, own: Architecture, tensors: Collection[str], config: Any) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-        own, arch = architecture(container), container.metadata["general.architecture"]
         self.config, self.turned = config, own.turned_experts
-        self.rows, self.between, self.tensors = own.rows, own.between, container.tensors
+        self.rows, self.between, self.tensors = own.rows, own.between, tensors
         facts = {"n_head": getattr(config, "num_attention_heads", None), **config.to_dict()}
         self.processor: Any = TENSOR_PROCESSORS.get(own.like or arch, TensorProcessor)(config=facts)
         self._plain = type(self.processor).process is TensorProcessor.process
@@ -73,6 +72,28 @@ class Arrangement:
             return found if order is None else found[order.to(found.device)]
 
         return derive(joined, first, second)
+
+    def order(self, name: str, rows: int, columns: int) -> tuple[np.ndarray, bool] | None:
+        """Which row of the file's matrix [rows, columns] each of transformers' is, int64 [rows], [] where the order is
+        the same, and whether transformers has the matrix turned; None where more than that differs."""
+        same = np.zeros(0, np.int64)
+        part = name.removeprefix("blk.").partition(".")[2]
+        if self.rows is not None and self.rows(self.config, part) is not None:
+            found = self.rows(self.config, part)
+            return None if part == "ssm_out.weight" or found is None else (found.numpy(), False)
+        numbers = np.arange(rows, dtype=np.float32)[:, None]
+        if self._plain or name.endswith("_exps.weight"):
+            return same, False
+        try:
+            shown = self._values(numbers, name)
+        except ValueError:  # it asks for all columns
+            shown = self._values(np.ascontiguousarray(np.broadcast_to(numbers, (rows, columns))), name)
+        if shown.shape in ((1, rows), (columns, rows)) and shown.shape != numbers.shape:
+            return (same, True) if np.array_equal(shown[0], numbers[:, 0]) else None
+        first = shown[:, 0]
+        if shown.shape[0] != rows or not np.array_equal(np.sort(first), numbers[:, 0]):
+            return None
+        return same if np.array_equal(first, numbers[:, 0]) else first.astype(np.int64), False
 
     def _values(self, values: np.ndarray, name: str) -> np.ndarray:
         taken: dict[str, Any] = {"tensors": {}}

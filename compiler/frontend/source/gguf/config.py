@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .....runtime.format.gguf import GgufContainer
 from ....errors import CheckpointError, UnsupportedModel
 from .architectures import ARCHITECTURES, Architecture, found_architecture
-from .container import GgufContainer
 from .fields import said
 from .keys import Facts, key, layer_count
 from .rope import check_rope, rope_parameters, scale_rope

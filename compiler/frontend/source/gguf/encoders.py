@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .container import GgufContainer
+from .....runtime.format.gguf import GgufContainer
 
 _SPACE, _CONTROL = "\u2581", 3
 _POOLED = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's `llama_pooling_type`

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .container import GgufContainer
+from .....runtime.format.gguf import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import long_rope, partly_turned
 

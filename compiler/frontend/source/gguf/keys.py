@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .container import GgufContainer
+from .....runtime.format.gguf import GgufContainer
 
 Facts = dict[str, Any]
 

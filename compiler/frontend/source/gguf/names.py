@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from torch import nn
-
 from ....errors import UnsupportedModel
-from .config import architecture, architecture_of
-from .container import GgufContainer
+from .architectures import Architecture
 from .keys import NAMES
 
 LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
@@ -28,25 +25,28 @@ _EXPERTS = re.compile(
 )
 
 
-def places(container: GgufContainer, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
-    """The model's name of every tensor of the file that it has a place for.
+def places(
+    arch: str, own: Architecture, tensors: Collection[str], parameters: Iterable[str], config: Any, processor: Any
+) -> dict[str, str]:
+    """The name of the parameter that every tensor is for which a model has a place.
 
-    model: on meta. processor: transformers' rules of the architecture. A name with "#gate" or "#up" is a half of a
-    parameter. UnsupportedModel where the gguf package does not know the architecture.
+    tensors: the names of those of the file. parameters: of the model. processor: transformers' rules of the
+    architecture. A name with "#gate" or "#up" is a half of a parameter. UnsupportedModel where the gguf package does
+    not know the architecture.
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    arch, aliases = architecture_of(container), NAMES | dict(architecture(container).names)
+    aliases = NAMES | dict(own.names)
     number = next((key for key, value in MODEL_ARCH_NAMES.items() if value == arch), None)
     if number is None:
         raise UnsupportedModel(f"the gguf package does not know the architecture {arch!r}", "a newer one may")
     table = get_tensor_name_map(number, config.get_text_config().num_hidden_layers)
     found: dict[str, str] = {}
     left: list[str] = []
-    for name in model.state_dict():
+    for name in parameters:
         layer = LAYER.match(name)
-        if layer and (own := _in_layer(container, name, int(layer[1]), aliases)):
-            found |= own
+        if layer and (parts := _in_layer(tensors, name, int(layer[1]), aliases)):
+            found |= parts
             continue
         plain, suffix = _split(processor.preprocess_name(name))
         ours = table.get_name(plain)
@@ -67,10 +67,10 @@ def places(container: GgufContainer, model: nn.Module, config: Any, processor: A
     return found
 
 
-def _in_layer(container: GgufContainer, name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
+def _in_layer(tensors: Collection[str], name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
     """The places of a parameter of a layer that a file has otherwise than as one tensor, or by another name."""
     block = f"blk.{layer}"
-    if name.endswith("self_attn.kv_b_proj.weight") and f"{block}.attn_kv_b.weight" not in container.tensors:
+    if name.endswith("self_attn.kv_b_proj.weight") and f"{block}.attn_kv_b.weight" not in tensors:
         return {f"{block}.attn_{half}_b.weight": f"{name}.{half}" for half in ("k", "v")}  # which `latent` joins
     if experts := _EXPERTS.fullmatch(name):
         part, bias, linear = experts.groups()

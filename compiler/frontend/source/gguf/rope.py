@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from .....runtime.format.gguf import GgufContainer, GgufTensor
 from ....errors import CheckpointError, UnsupportedModel
 from ..checkpoint import mapped
-from .container import GgufContainer, GgufTensor
 from .keys import Facts, key
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from .....runtime.format.gguf import GgufContainer, join, read_container
 from ....errors import CheckpointError
-from .container import GgufContainer, join, read_container
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_PARTS = 4096

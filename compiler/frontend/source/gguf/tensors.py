@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .....runtime.format.gguf import GgufContainer, GgufTensor
 from ....errors import TensorError, UnsupportedModel
 from ....weights.formats.base import Parts
 from ....weights.formats.blocks import BlockFormat
@@ -21,7 +22,7 @@ from ....weights.formats.ggml import GGML_FORMATS, block_bytes, parts_of
 from ....weights.handles import Constant, QuantizedWeight, Weight
 from ..checkpoint import CheckpointTensor, mapped
 from .arrangement import Arrangement, shaped
-from .container import GgufContainer, GgufTensor
+from .config import architecture, architecture_of
 from .keys import NUMBERS, key, layer_count
 from .names import LAYER, layer_of, place_of, places, stacked_halves
 from .rope import rope_of
@@ -58,8 +59,10 @@ def weights_of(container: GgufContainer, model: nn.Module, config: Any) -> dict[
 
     TensorError names a tensor that the model has no place for; UnsupportedModel a type that icc does not read.
     """
-    arrangement = Arrangement(container, config)
-    names, expected = places(container, model, config, arrangement.processor), model.state_dict()
+    arch, own = architecture_of(container), architecture(container)
+    tensors, expected = container.tensors, model.state_dict()
+    arrangement = Arrangement(arch, own, tensors, config)
+    names = places(arch, own, tensors, expected, config, arrangement.processor)
     guessing = range(layer_count(container), key(container, "block_count"))
     elsewhere = ("rope_freqs.weight", *(_FACTORS if rope_of(config.to_dict()).get("rope_type") == "longrope" else ()))
     found: dict[str, Weight] = {}

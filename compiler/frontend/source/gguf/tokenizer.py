@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from .....runtime.format.gguf import GgufContainer
 from ....errors import CheckpointError, IccError, UnsupportedModel
 from .config import architecture, architecture_of, special_token
-from .container import GgufContainer
 from .encoders import around, wordpiece, write_pooling
 from .splits import completed_splits
 

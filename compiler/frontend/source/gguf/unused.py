@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from .....runtime.format.gguf import GgufContainer
 from ....errors import UnsupportedModel
 from .architectures import Architecture
-from .container import GgufContainer
 from .fields import ANYTHING, NOTHING, REFUSED, Field
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .....runtime.format.gguf import GgufContainer
 from ....errors import CheckpointError
 from .architectures import Architecture
-from .container import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import partly_turned
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CheckpointError
+from ..errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 _MAX_NAME, _MAX_KEY, _MAX_DIMS = 64 * 4, 65535, 4

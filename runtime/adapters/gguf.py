@@ -1,0 +1,168 @@
+"""Reads adapters as llama.cpp has them (convert_lora_to_gguf.py): a GGUF file with A and B of each matrix."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import AdapterError, CheckpointError
+from ..format.bfloat16 import bf16_values
+from ..format.gguf import GgufContainer, GgufTensor, read_container
+from .adapter import Adapter, Change, LowRank
+
+_TABLE = "token_embd.weight"  # whose A and B llama.cpp has the other way round
+_BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])  # of Q8_0
+_KNOWN = {"adapter.type", "adapter.lora.alpha", "adapter.alora.invocation_tokens"}
+
+
+@dataclass(frozen=True)
+class GgufNames:
+    """What llama.cpp calls the matrices of a model.
+
+    architecture: of the model. tensors: by parameter, the tensors that it is, one above the other. orders: by
+    parameter, which row of the file each of its own is, int64 [rows]; where there is none, the order is the same.
+    turned: the parameters that the model has as [in, out].
+    """
+
+    architecture: str
+    tensors: Mapping[str, tuple[str, ...]]
+    orders: Mapping[str, np.ndarray]
+    turned: frozenset[str] = frozenset()
+
+
+def read_gguf(path: Path, names: GgufNames | None) -> Adapter:
+    """An adapter from a GGUF file. names: of the model that it is for, None where they are not known.
+
+    AdapterError where the file is damaged, is no adapter, is one of another architecture, and for the first tensor that
+    belongs to nothing.
+    """
+    if names is None:
+        raise AdapterError(
+            f"{path}: llama.cpp's names of this model's matrices are not known", "convert the adapter to PEFT's form"
+        )
+    try:
+        container = read_container(path)
+    except CheckpointError as error:
+        raise AdapterError(error.message, error.hint) from None
+    except OSError as error:
+        raise AdapterError(f"cannot read {path}: {error.strerror}") from None
+    alpha, invocation = _metadata(container, names.architecture)
+    raw = path.read_bytes()
+    factors = _factors(container, raw)
+    changes: dict[str, Change] = {}
+    for parameter, tensors in names.tensors.items():
+        pairs = [factors.pop(tensor, None) for tensor in tensors]
+        given = next((pair for pair in pairs if pair is not None), None)
+        if given is not None:
+            none = given[0][..., :0, :], given[1][..., :0]  # of halves, which are alike, one may stay as it is
+            parts = [none if pair is None else pair for pair in pairs]
+            low_rank = _change(path, parameter, parts, alpha, names.orders.get(parameter))
+            changes[parameter] = Change(low_rank=low_rank, transposed=parameter in names.turned)
+    if factors:
+        raise AdapterError(
+            f"{path}: {next(iter(factors))!r} is not used: the model has no such matrix, or icc cannot map it",
+            "convert the adapter to PEFT's form, or merge it with llama.cpp",
+        )
+    if not changes:
+        raise AdapterError(f"{path} changes nothing: it has no tensors")
+    digest = hashlib.blake2b(raw, digest_size=32, person=b"icc-gguf-adapter").digest()
+    return Adapter(path, digest, "", invocation, changes)
+
+
+def _metadata(container: GgufContainer, architecture: str) -> tuple[float, tuple[int, ...]]:
+    """Alpha, 0 where ranks do not count, and the invocation tokens (aLoRA)."""
+    path, said = container.path, container.metadata
+    if said.get("general.type") != "adapter":
+        raise AdapterError(
+            f"{path} is no adapter: general.type is {said.get('general.type')!r}", "compile it, if it is a model"
+        )
+    if said.get("adapter.type") != "lora":
+        raise AdapterError(f"{path}: adapter.type is {said.get('adapter.type')!r}, not 'lora'")
+    if said.get("general.architecture") != architecture:
+        found = said.get("general.architecture")
+        raise AdapterError(f"{path} was made for the architecture {found!r}, the model's is {architecture!r}")
+    if unknown := sorted(name for name in said if name.startswith("adapter.") and name not in _KNOWN):
+        raise AdapterError(f"{path}: icc does not know the key {unknown[0]!r}", "update icc")
+    alpha, tokens = said.get("adapter.lora.alpha", 0.0), said.get("adapter.alora.invocation_tokens", ())
+    if not isinstance(alpha, (int, float)) or not np.isfinite(alpha):
+        raise AdapterError(f"{path}: adapter.lora.alpha is {alpha!r}")
+    if not (isinstance(tokens, np.ndarray) and tokens.dtype.kind in "iu") and len(tokens):
+        raise AdapterError(f"{path}: adapter.alora.invocation_tokens are no tokens")
+    return float(alpha), tuple(int(token) for token in tokens)
+
+
+def _factors(container: GgufContainer, raw: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A and B by the tensor that they change."""
+    pairs: dict[str, dict[str, GgufTensor]] = defaultdict(dict)
+    for name, entry in container.tensors.items():
+        tensor, _, which = name.rpartition(".lora_")
+        if which not in ("a", "b") or not tensor:
+            raise AdapterError(f"{container.path}: {name!r} is not used: it is no A or B", "save it again without it")
+        pairs[tensor][which] = entry
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for tensor, pair in pairs.items():
+        if len(pair) < 2:
+            there = next(iter(pair.values())).name
+            raise AdapterError(f"{container.path}: {there!r} is not used: its other half is missing")
+        a, b = _values(pair["a"], raw), _values(pair["b"], raw)
+        found[tensor] = (b.T, a) if tensor == _TABLE and a.ndim == b.ndim == 2 else (a, b)
+    return found
+
+
+def _values(entry: GgufTensor, raw: bytes) -> np.ndarray:
+    """A tensor as float32."""
+    part = memoryview(raw)[entry.start : entry.end]
+    if entry.kind == "f32":
+        found = np.frombuffer(part, "<f4").astype(np.float32)
+    elif entry.kind == "f16":
+        found = np.frombuffer(part, "<f2").astype(np.float32)
+    elif entry.kind == "bf16":
+        found = bf16_values(np.frombuffer(part, "<u2"))
+    elif entry.kind == "q8_0":
+        blocks = np.frombuffer(part, _BLOCK)
+        found = (blocks["scale"].astype(np.float32)[:, None] * blocks["codes"]).reshape(-1)
+    else:
+        kind = entry.kind.upper()
+        raise AdapterError(f"{entry.path}: {entry.name!r} is of type {kind}, not F32, F16, BF16 or Q8_0")
+    if not np.isfinite(found).all():
+        raise AdapterError(f"{entry.path}: {entry.name!r} has values that are not finite")
+    return found.reshape(entry.shape)
+
+
+def _change(
+    path: Path, parameter: str, pairs: list[tuple[np.ndarray, np.ndarray]], alpha: float, order: np.ndarray | None
+) -> LowRank:
+    """What is added to a parameter. Of one that is several tensors, the ranks lie side by side."""
+    for a, b in pairs:
+        if a.ndim not in (2, 3) or a.ndim != b.ndim or a.shape[-2] != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
+            raise AdapterError(f"{path}: A {list(a.shape)} and B {list(b.shape)} of {parameter} are no product")
+    if len(pairs) == 1:
+        [(a, b)] = pairs
+        scale = alpha / a.shape[-2] if alpha else 1.0
+    else:
+        if len({(a.shape[:-2], a.shape[-1]) for a, _ in pairs}) > 1:
+            raise AdapterError(f"{path}: the tensors of {parameter} have As of other widths")
+        scaled = [(a, b * np.float32(alpha / max(a.shape[-2], 1) if alpha else 1.0)) for a, b in pairs]
+        a, scale = np.concatenate([a for a, _ in scaled], axis=-2), 1.0
+        b = _diagonal([b for _, b in scaled])
+    if order is not None:
+        if b.shape[-2] != len(order):
+            raise AdapterError(f"{path}: B of {parameter} has {b.shape[-2]} rows, the model {len(order)}")
+        b = b[..., order, :]
+    return LowRank(a, b, scale)
+
+
+def _diagonal(parts: list[np.ndarray]) -> np.ndarray:
+    """Matrices [.., n, r], each beside and below the one before."""
+    rows, ranks = sum(part.shape[-2] for part in parts), sum(part.shape[-1] for part in parts)
+    found = np.zeros((*parts[0].shape[:-2], rows, ranks), np.float32)
+    row = rank = 0
+    for part in parts:
+        found[..., row : row + part.shape[-2], rank : rank + part.shape[-1]] = part
+        row, rank = row + part.shape[-2], rank + part.shape[-1]
+    return found
