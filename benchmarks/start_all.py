@@ -33,6 +33,7 @@ LIBRARIES = "no command"  # modules that others import; here they are only impor
 # by script: its arguments, where {engine}, {dir}, {text} and {model} are the sample's engine, an empty directory, a
 # text file and the sample checkpoint; LIBRARIES for what is only imported
 SMALL: dict[str, str] = {
+    "adapter_traffic.py": "{engine} --adapters 4 --requests 6 --rank 4 --tokens 4 --rounds 1",
     "adapter_cost.py": "{engine} --batch 1,2 --adapters 3 --rank 4 --tokens 8 --rounds 1",
     "calibration.py": "{model} --quant gptq4 --calib-sequences 1 --keep {dir}",
     "compile_memory.py": "{model} -- --target native --quant rtn4 --force",

@@ -50,13 +50,8 @@ class Loaded:
         found = (at for at in range(len(prompt) - size, -1, -1) if tuple(prompt[at : at + size]) == tokens)
         return next(found, None)
 
-    def identity(self, prompt: Sequence[int]) -> bytes:
-        """What the KV of a prompt depends on: see `Standing.adapter`."""
-        return self.adapter.digest + str(self.begin(prompt)).encode()
-
-    def rows(self, prompt: Sequence[int], longest: int) -> bytes:
+    def rows(self, begin: int | None, longest: int) -> bytes:
         """The input of a request, int32 [longest]: the slot from `begin` on, -1 before."""
-        begin = self.begin(prompt)
         start = longest if begin is None else begin
         return (array("i", [-1]) * start + array("i", [self.slot]) * (longest - start)).tobytes()
 

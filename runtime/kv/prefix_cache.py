@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class BlockKey(NamedTuple):
-    """The identity of a full block's content: digest of (salt, all tokens up to and including the block)."""
+    """The identity of a full block's content: digest of (salts, all tokens up to and including the block)."""
 
     digest: bytes
 
@@ -17,6 +17,11 @@ class BlockKey(NamedTuple):
 def root_key(salt: bytes = b"") -> BlockKey:
     """The key before the first block. Requests share blocks only if their salts are equal."""
     return BlockKey(hashlib.blake2b(salt, digest_size=32, person=b"icc-kv-root").digest())
+
+
+def apart_key(parent: BlockKey, salt: bytes) -> BlockKey:
+    """A key in place of `parent` for requests whose blocks from there on are shared only if these salts are equal."""
+    return BlockKey(hashlib.blake2b(parent.digest + salt, digest_size=32, person=b"icc-kv-apart").digest())
 
 
 def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .prefix_cache import BlockKey, child_key, root_key
+from .prefix_cache import BlockKey, apart_key, child_key, root_key
 
 NO_BLOCK = -1  # in a table, where the sequence has given its block back and reads it no more
 
@@ -81,11 +81,14 @@ class CachedSequence:
     """A sequence of which the first `num_computed_tokens` have their KV in the cache: in `tables`, one per group.
 
     While it has no blocks, that of `num_saved_tokens` may be in host memory. Sequences share blocks only with those of
-    equal `salt`.
+    equal `salt`, and from the block of token `own_from` on only with those of equal `own_salt` there, too; b"" where
+    they do not come apart.
     """
 
     tokens: list[int] = field(default_factory=list[int])
     salt: bytes = b""
+    own_salt: bytes = b""
+    own_from: int = 0
     use_cache: bool = True  # whether it takes what others have computed
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # behind those, in the step under way
@@ -115,6 +118,8 @@ class CachedSequence:
         while len(keys) <= index:
             parent = keys[-1] if keys else root_key(self.salt)
             first = len(keys) * block_size
+            if self.own_salt and first <= self.own_from < first + block_size:
+                parent = apart_key(parent, self.own_salt)
             keys.append(child_key(parent, self.tokens[first : first + block_size]))
         return keys[index]
 

@@ -141,12 +141,13 @@ class LoopDriver(Generic[AnyTask]):
         if loaded is None:
             return False
         self._placed[task] = loaded
-        prompt = task.query.token_ids
-        rows = loaded.rows(prompt, self.loop.manifest.limits.max_seq_len)
+        begin = loaded.begin(task.query.token_ids)
+        rows = loaded.rows(begin, self.loop.manifest.limits.max_seq_len)
         task.standing = replace(
             task.standing,
             extras={**task.standing.extras, ADAPTER.name: rows},
-            adapter=loaded.identity(prompt),
+            adapter=b"" if begin is None else loaded.adapter.digest,
+            adapter_from=begin or 0,
         )
         return True
 

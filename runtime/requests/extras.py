@@ -27,13 +27,12 @@ def check_extras(extras: Extras, inputs: Sequence[BatchArray], longest: int) -> 
             )
 
 
-def isolating_salt(salt: bytes, extras: Extras, adapter: bytes = b"") -> bytes:
-    """A salt that requests share only if they share `salt`, give equal extras and have the same adapter (see
-    `Standing`): on these the KV of equal tokens depends."""
+def isolating_salt(salt: bytes, extras: Extras) -> bytes:
+    """A salt that requests share only if they share `salt` and give equal extras: on these the KV of equal tokens
+    depends. The slot of an adapter does not count, see `Standing.adapter`."""
+    extras = {name: rows for name, rows in extras.items() if name != ADAPTER.name}
     if not extras:
         return salt
-    if adapter:
-        extras = {**extras, ADAPTER.name: adapter}
     digest = hashlib.blake2b(salt, digest_size=32, person=b"icc-kv-extras")
     for name in sorted(extras):
         for part in (name.encode(), extras[name]):

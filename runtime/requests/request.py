@@ -49,14 +49,16 @@ class IllegalTransition(RuntimeError):
 class Standing(msgspec.Struct, frozen=True):
     """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
     fairly, and only requests of one salt and of equal extras share KV blocks. extras: what it gives per token besides
-    its ids, see `ScheduledSequence.extras`. adapter: what tells the adapter of the request, and where it begins, from
-    any other; b"" for none. The extra that names its slot does not: another adapter may have had that."""
+    its ids, see `ScheduledSequence.extras`. adapter: what tells the adapter of the request from any other, b"" for
+    none; its extra, the slot, does not: another adapter may have had that. adapter_from: the first token that is
+    computed with it, before which KV blocks are shared with requests without an adapter."""
 
     priority: int = 0
     client: str = ""
     salt: bytes = b""
     extras: Extras = NO_EXTRAS
     adapter: bytes = b""
+    adapter_from: int = 0
 
 
 class Output(NamedTuple):

@@ -101,13 +101,15 @@ class RequestTable:
             tokens,
             max_new_tokens,
             standing.priority,
-            isolating_salt(standing.salt, extras, standing.adapter),
+            isolating_salt(standing.salt, extras),
             all_logits=all_rows,
             use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,
             first_row=first_row,
             first_turn=self.intake.first_turn(tokens),
             extras=extras,
+            own_salt=standing.adapter,
+            own_from=standing.adapter_from,
         )
 
     def _admit(self, request: Admitted) -> Admitted:

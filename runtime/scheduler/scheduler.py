@@ -72,6 +72,7 @@ class Scheduler:
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
         request = ScheduledRequest(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
+            own_salt=spec.own_salt, own_from=spec.own_from,
             tables=self.kv.empty_tables(len(spec.token_ids)), first_turn=spec.first_turn, spec=spec,
             arrival=self._arrivals, start=start,
         )  # fmt: skip

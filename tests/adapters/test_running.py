@@ -155,6 +155,40 @@ def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str]
         assert difference(adapted_logits(model("llama"), path, IDS), found) < 2e-5
 
 
+def test_an_alora_shares_the_bases_blocks_up_to_its_invocation(
+    engine: Make, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Both ways, and with another aLoRA; blocks from the invocation on are its own. Blocks have 32 tokens."""
+    first, second = (3, 4), (5, 6)
+    beginning = [7 + i % 90 for i in range(45)]  # the second block has the invocation
+    options = {"r": 4, "target_modules": PROJECTIONS, "task_type": "CAUSAL_LM"}
+    paths = [
+        save_adapter(model("llama"), tmp_path / str(n), n, alora_invocation_tokens=[*tokens], **options)
+        for n, tokens in enumerate((first, second))
+    ]
+    prompts = {name: [*beginning, *tokens, *range(30, 50)] for name, tokens in (("a", first), ("b", second))}
+
+    def cached(llm: LLM, prompt: list[int], name: str) -> tuple[int, list[int]]:
+        task = llm.submit(Query(prompt, SamplingParams(max_tokens=4, temperature=0.0), adapter=name))
+        while not task.done:
+            llm.driver.step()
+        return task.generations[0].num_cached_tokens, list(task.generations[0].token_ids)
+
+    with icc.load(engine("llama", adapters="2x16", max_seq_len=96)) as llm:
+        for name, path in zip(prompts, paths, strict=True):
+            llm.load_adapter(name, path)
+        fresh = {}
+        for name, prompt in prompts.items():
+            for used in (name, ""):
+                with icc.load(engine("llama", adapters="2x16", max_seq_len=96)) as alone:
+                    alone.load_adapter(name, paths[[*prompts].index(name)])
+                    fresh[name, used] = cached(alone, prompt, used)[1]
+        expected = [("a", "a", 0), ("a", "", 32), ("b", "b", 32), ("a", "a", 64), ("b", "", 32), ("a", "", 64)]
+        for name, used, count in expected:
+            found = cached(llm, prompts[name], used)
+            assert found == (count, fresh[name, used]), (name, used, found)
+
+
 def test_vectors(engine: Make, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
     """An engine that embeds: the hidden states of the model with the adapter."""
     import torch
