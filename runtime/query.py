@@ -24,9 +24,9 @@ class Query(msgspec.Struct, frozen=True):
 
     grammar: what the answer must follow, a text of `grammars.sources`, "" for any text; `params` are then those of a
     form. read: makes a reader of the answer, None where it is nothing but words. extras: what the model is told of each
-    token besides its id, see `ScheduledSequence.extras`. adapter: the name of the one that it is computed with, ""
-    for the model alone. vector: whether the prompt is to become one vector, into which so many first tokens, `skipped`,
-    are not pooled.
+    token besides its id, see `ScheduledSequence.extras`. adapter: the name of the one that it is computed with, "" for
+    the model alone; adapter_scale: with what that is multiplied. vector: whether the prompt is to become one vector,
+    into which so many first tokens, `skipped`, are not pooled.
     """
 
     token_ids: Sequence[int]
@@ -35,15 +35,18 @@ class Query(msgspec.Struct, frozen=True):
     read: MakeReader | None = None
     extras: Extras = NO_EXTRAS
     adapter: str = ""
+    adapter_scale: float = 1.0
     vector: bool = False
     skipped: int = 0
 
 
-def adapted(queries: Sequence[Query], adapter: Adapters) -> Sequence[Query]:
-    """Queries with an adapter each: one name for all, or one per query. RequestError for another number of names."""
+def adapted(queries: Sequence[Query], adapter: Adapters, scale: float = 1.0) -> Sequence[Query]:
+    """Queries with an adapter each, at this scale: one name for all, or one per query. RequestError for another number
+    of names."""
     if adapter is None:
         return queries
     names = [adapter] * len(queries) if isinstance(adapter, str) else list(adapter)
     if len(names) != len(queries):
         raise RequestError(f"{len(names)} adapters for {len(queries)} prompts", "give one for all", field="adapter")
-    return [replace(query, adapter=name or "") for query, name in zip(queries, names, strict=True)]
+    named = zip(queries, names, strict=True)
+    return [replace(query, adapter=name or "", adapter_scale=scale) for query, name in named]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,14 +50,15 @@ def _problem(plan: AdapterPlan, site: AdapterSite | None, change: Change) -> str
     return "" if a[-2] <= plan.rank else f"its rank is {a[-2]}, the engine has room for {plan.rank}"
 
 
-def pack_slot(plan: AdapterPlan, adapter: Adapter, factors: Factors) -> dict[str, np.ndarray]:
-    """By pool, the bytes of one slot, uint8; layers that the adapter leaves alone are zeros. It must fit, see
-    `check_fits`."""
+def pack_slot(plan: AdapterPlan, adapter: Adapter, factors: Factors, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """By pool, the bytes of one slot, uint8, of an adapter times `scale`; layers that it leaves alone are zeros. It
+    must fit, see `check_fits`."""
     parts: dict[str, list[tuple[int, np.ndarray]]] = {pool.weight: [] for pool in plan.pools}
     for site in plan.sites:
         change = adapter.changes.get(site.parameter)
         if change is not None and change.low_rank is not None:
-            for pool, row, values in _matrices(site, change.low_rank, factors):
+            low_rank = replace(change.low_rank, scale=change.low_rank.scale * scale)
+            for pool, row, values in _matrices(site, low_rank, factors):
                 parts[pool].append((row, values))
     return {pool.weight: _packed(pool, parts[pool.weight]) for pool in plan.pools}
 

@@ -3,6 +3,8 @@ et al. 2023, arXiv:2311.03285)."""
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,9 +35,11 @@ class PoolWriter(Protocol):
 
 @dataclass(eq=False)
 class Loaded:
-    """An adapter in a slot, or on the way there. users: what runs with it, and keeps it there."""
+    """An adapter in a slot, or on the way there. key: what tells it, at its scale, from any other. users: what runs
+    with it, and keeps it there."""
 
     adapter: Adapter
+    key: bytes
     slot: int
     writing: Future[None]
     users: int = 0
@@ -87,7 +91,8 @@ class ResidentAdapters:
         """The names of adapters in slots, the last used at the end; one that was replaced or removed has none."""
         with self._lock:
             known = self._known.items()
-            return [name for digest in self._slots for name, adapter in known if adapter.digest == digest]
+            held = dict.fromkeys(loaded.adapter.digest for loaded in self._slots.values())
+            return [name for digest in held for name, adapter in known if adapter.digest == digest]
 
     def add(self, name: str, path: Path) -> Adapter:
         """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
@@ -106,22 +111,23 @@ class ResidentAdapters:
             self._check(name)
             del self._known[name]
 
-    def place(self, name: str) -> Loaded | None:
-        """The adapter in its slot, kept there until `release`; None while it is on its way, or all slots are kept by
-        others. RequestError if there is none of that name, or it cannot be read any more."""
+    def place(self, name: str, scale: float = 1.0) -> Loaded | None:
+        """The adapter times `scale` in its slot, kept there until `release`; None while it is on its way, or all slots
+        are kept by others. RequestError if there is none of that name, or it cannot be read any more."""
         with self._lock:
             adapter = self._check(name)
-            found = self._slots.get(adapter.digest)
+            key = _scaled_key(adapter.digest, scale)
+            found = self._slots.get(key)
             if found is None:
                 if (slot := self._free_slot()) is None:
                     return None
-                found = Loaded(adapter, slot, self._thread.submit(self._write, adapter, slot))
-                self._slots[adapter.digest] = found
-            self._slots.move_to_end(adapter.digest)
+                found = Loaded(adapter, key, slot, self._thread.submit(self._write, adapter, scale, slot))
+                self._slots[key] = found
+            self._slots.move_to_end(key)
             if not found.writing.done():
                 return None
             if (error := found.writing.exception()) is not None:
-                del self._slots[adapter.digest]
+                del self._slots[key]
                 raise error
             found.users += 1
             return found
@@ -169,29 +175,35 @@ class ResidentAdapters:
         empty = next((slot for slot in range(self.plan.slots) if slot not in taken), None)
         if empty is not None:
             return empty
-        for digest, loaded in self._slots.items():
+        for key, loaded in self._slots.items():
             if not loaded.users and loaded.writing.done():
-                del self._slots[digest]
+                del self._slots[key]
                 return loaded.slot
         return None
 
-    def _write(self, adapter: Adapter, slot: int) -> None:
+    def _write(self, adapter: Adapter, scale: float, slot: int) -> None:
         """In the thread that loads."""
+        key = _scaled_key(adapter.digest, scale)
         with self._lock:
-            packed = self._packed.get(adapter.digest)
+            packed = self._packed.get(key)
         if packed is None:
             again = self._read(adapter.path)
             if again.digest != adapter.digest:
                 raise RequestError(f"{adapter.path} has changed since it was loaded", "load it again", field="adapter")
-            packed = pack_slot(self.plan, again, self.factors)
+            packed = pack_slot(self.plan, again, self.factors, scale)
             with self._lock:
-                self._keep(adapter.digest, packed)
+                self._keep(key, packed)
         for pool in self.plan.pools:
             part = packed[pool.weight]
             self.writer.write_pool(pool.weight, slot * part.nbytes, part)
 
-    def _keep(self, digest: bytes, packed: Packed) -> None:
-        self._packed[digest] = packed
-        self._packed.move_to_end(digest)
+    def _keep(self, key: bytes, packed: Packed) -> None:
+        self._packed[key] = packed
+        self._packed.move_to_end(key)
         while len(self._packed) > 1 and sum(map(slot_bytes, self._packed.values())) > self.host_bytes:
             self._packed.popitem(last=False)
+
+
+def _scaled_key(digest: bytes, scale: float) -> bytes:
+    """What tells an adapter at a scale from any other: its digest, where the scale is its own."""
+    return digest if scale == 1.0 else hashlib.blake2b(digest + struct.pack("<d", scale), digest_size=32).digest()

@@ -137,7 +137,7 @@ class LoopDriver(Generic[AnyTask]):
         oldest = next(iter(self._waiting.values()), None)
         if task not in self._waiting and oldest is not None and time.monotonic() - oldest > _PATIENCE_S:
             return False  # or those who come and go with adapters that are there would keep the others out for ever
-        loaded = self.adapters.place(task.query.adapter)
+        loaded = self.adapters.place(task.query.adapter, task.query.adapter_scale)
         if loaded is None:
             return False
         self._placed[task] = loaded
@@ -146,7 +146,7 @@ class LoopDriver(Generic[AnyTask]):
         task.standing = replace(
             task.standing,
             extras={**task.standing.extras, ADAPTER.name: rows},
-            adapter=b"" if begin is None else loaded.adapter.digest,
+            adapter=b"" if begin is None else loaded.key,
             adapter_from=begin or 0,
         )
         return True

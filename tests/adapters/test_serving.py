@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,46 @@ def test_adapters_are_models(
     assert models["base"]["parent"] is None and models["two"]["parent"] == "base"
     assert models["one"]["root"] == str(folder / "one")
     assert [one["name"] for one in ask("/lora-adapters")[1]] == ["one", "two"]
+
+
+def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[float]], path: Path, folder: Path) -> None:
+    """Of a request, as llama.cpp's server has them, and of all that name no adapter."""
+    ask, _ = server
+    whole, half = folder / "one", folder.parent / "half"
+    shutil.copytree(whole, half, dirs_exist_ok=True)
+    config = json.loads((half / "adapter_config.json").read_text())
+    (half / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": config["lora_alpha"] / 2}))
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=0)
+    with icc.load(path) as llm:
+        llm.load_adapter("half", half)
+        [found] = llm.generate([IDS], params, adapter="half")
+    halved = pytest.approx([one.logprob for one in found.logprobs or ()], abs=1e-5)
+    ids = {one["name"]: one["id"] for one in ask("/lora-adapters")[1]}
+    one, two = ids["one"], ids.get("two", 9)
+    for _ in range(2):  # the second time out of the prefix cache
+        assert complete(ask, model="base", lora=[{"id": one, "scale": 0.5}]) == halved
+        assert complete(ask, model="base", lora=[{"id": one, "scale": 1.0}]) == pytest.approx(expected["one"], abs=1e-5)
+        assert complete(ask, model="base", lora=[{"id": one, "scale": 0.0}]) == pytest.approx(
+            expected["base"], abs=1e-5
+        )
+    assert complete(ask, model="base") != halved
+    assert ask("/lora-adapters", [{"id": one, "scale": 0.5}])[0] == 200
+    assert {one["name"]: one["scale"] for one in ask("/lora-adapters")[1]}["one"] == 0.5
+    assert complete(ask, model="base") == halved
+    assert complete(ask, model="base", lora=[]) == pytest.approx(expected["base"], abs=1e-5)
+    assert complete(ask, model="one") == pytest.approx(expected["one"], abs=1e-5)
+    assert ask("/lora-adapters", [])[0] == 200
+    assert complete(ask, model="base") == pytest.approx(expected["base"], abs=1e-5)
+    for wrong, words in (
+        ([{"id": 77, "scale": 1}], "there is no adapter 77"),
+        ([{"id": one, "scale": 1}, {"id": two, "scale": 1}], "runs with one adapter"),
+        ([{"id": one, "scale": 1e9}], "scale"),
+        ([{"id": one, "scale": 1, "more": 1}], "more"),
+    ):
+        status, answer = ask("/v1/completions", {"model": "base", "prompt": IDS, "lora": wrong})
+        assert status == 400 and words in answer["error"]["message"], answer
+        status, answer = ask("/lora-adapters", wrong)
+        assert status == 400 and words in answer["error"]["message"], answer
 
 
 def test_the_gauge_that_routers_read(server: tuple[Ask, psutil.Process]) -> None:

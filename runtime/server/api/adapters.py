@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineFailed
 from ..engine.messages import LoadAdapter, UnloadAdapter
 from .errors import HttpError
-from .requests import ADAPTER_NAME
+from .requests import ADAPTER_NAME, AdapterScale
 
 log = logging.getLogger("icc.serve")
 MAX_ADAPTERS = 10_000
@@ -48,6 +48,7 @@ class ServedAdapters:
         self._known: dict[str, ServedAdapter] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._restored: asyncio.Task[None] | None = None
+        self.default: tuple[str, float] | None = None  # of requests that name none
         self.engine.on_ready = self._restore
 
     @property
@@ -81,6 +82,28 @@ class ServedAdapters:
                 del self._loading[name]
         return name
 
+    async def scaled(self, model: str | None, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
+        """The adapter of a request, loaded, and its scale: as `chosen` finds it, by its number, or, where the request
+        names none, what `set_scales` was told. HttpError 400 for more than one at a time, and for no such number."""
+        if lora is None and self.default is not None and (model is None or model in self.model_names):
+            return self.default
+        if lora is None or isinstance(lora, str):
+            return await self.chosen(model, lora), 1.0
+        return self._one_of(lora) or ("", 1.0)
+
+    def set_scales(self, scales: Sequence[AdapterScale]) -> None:
+        """What requests run with that name no adapter: the one of a scale other than 0. HttpError as `scaled`."""
+        self.default = self._one_of(scales)
+
+    def _one_of(self, scales: Sequence[AdapterScale]) -> tuple[str, float] | None:
+        known, wanted = self.all, [one for one in scales if one.scale]
+        if len(wanted) > 1:
+            raise HttpError(400, "a request runs with one adapter: set the scales of the others to 0", "lora")
+        for one in scales:
+            if one.id >= len(known):
+                raise HttpError(400, f"there is no adapter {one.id}: there are {len(known)}", "lora")
+        return (known[wanted[0].id].name, wanted[0].scale) if wanted else None
+
     async def load(self, name: str, path: Path, again: bool = True) -> None:
         """Load an adapter under a name; `again`: in place of one that has it. HttpError 400 for a name that is taken or
         is none; EngineFailed with the reason of the engine."""
@@ -98,6 +121,8 @@ class ServedAdapters:
         if name not in self._known:
             raise HttpError(404, f"there is no adapter {name[:80]!r}", "lora_name", "not_found")
         del self._known[name]
+        if self.default is not None and self.default[0] == name:
+            self.default = None
         await self.engine.ask(UnloadAdapter(0, name))
 
     async def load_first(self) -> None:

@@ -27,7 +27,7 @@ from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
 from .prompts import Prompts
-from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
+from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
 from .sampling import check_allowed, sampling
 from .sandbox import Sandbox
 
@@ -153,7 +153,7 @@ class Jobs:
     ) -> Job:
         """Prompts of each of which a vector of so many numbers is wanted."""
         standing, deadline = Standing(request.priority, client, salt), self._deadline(request.deadline)
-        queries = adapted(queries, await self._adapter(request.model, None))
+        queries = adapted(queries, *await self._adapter(request.model, None))
         submits = [Submit.of(query, standing, deadline) for query in queries]
         return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
 
@@ -206,9 +206,9 @@ class Jobs:
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    async def _adapter(self, model: str, lora: str | None) -> str:
-        """The adapter that a request names, loaded; "" for none."""
-        return "" if self.adapters is None else await self.adapters.chosen(model, lora)
+    async def _adapter(self, model: str, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
+        """The adapter that a request names, loaded, and its scale; "" for none."""
+        return ("", 1.0) if self.adapters is None else await self.adapters.scaled(model, lora)
 
     def _deadline(self, asked: float | None) -> float | None:
         return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
@@ -237,7 +237,7 @@ class Jobs:
     ) -> Job:
         """Queries of the same parameters. field: what asks for their grammar. scored: how many of the likeliest tokens
         are wanted per position of the prompts, besides what the request says."""
-        queries = adapted(queries, await self._adapter(request.model, request.lora))
+        queries = adapted(queries, *await self._adapter(request.model, request.lora))
         params, grammar = queries[0].params, queries[0].grammar
         check_allowed(params, grammar)
         lowered = await self._lowered(grammar, field)

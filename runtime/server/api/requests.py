@@ -36,12 +36,19 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
+    """An adapter by its number in /lora-adapters, and with what it is multiplied, as llama.cpp's server has it."""
+
+    id: Annotated[int, Meta(ge=0, le=100_000)]
+    scale: Annotated[float, limits.bound("scale")]
+
+
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
 
     seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
-    many as fit. bad_words: texts that are not generated. lora: an adapter, which may be named as the model, too.
-    guided_*: the same as structured_outputs, by older names.
+    many as fit. bad_words: texts that are not generated. lora: an adapter by its name, which may be the model's, too,
+    or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names.
     """
 
     model: str
@@ -84,7 +91,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     priority: Annotated[int, limits.bound("priority")] = 0
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    lora: Annotated[str, Meta(max_length=256)] | None = None
+    lora: Annotated[str, Meta(max_length=256)] | Annotated[list[AdapterScale], Meta(max_length=64)] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

@@ -245,12 +245,12 @@ class Model(Struct):
 
 
 class AdapterEntry(Struct):
-    """An adapter as llama.cpp's server lists it, with its name."""
+    """An adapter as llama.cpp's server lists it, with its name. scale: in requests that name no adapter."""
 
     id: int
     path: str
     name: str
-    scale: float = 1.0
+    scale: float
 
 
 class ModelList(Struct):

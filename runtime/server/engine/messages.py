@@ -19,8 +19,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
-    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter:
-    the name of the one that it is computed with, "" for none.
+    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter,
+    adapter_scale: see `Query`.
     """
 
     id: int
@@ -35,6 +35,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     skipped: int = 0
     extras: dict[str, bytes] = {}
     adapter: str = ""
+    adapter_scale: float = 1.0
 
     @classmethod
     def of(
@@ -44,12 +45,14 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
         return cls(
             0, tuple(query.token_ids), query.params, standing.priority, standing.client, standing.salt, query.grammar,
             prompt_logprobs, deadline, query.skipped, dict(query.extras), query.adapter,
+            query.adapter_scale,
         )  # fmt: skip
 
     def query(self, vector: bool) -> Query:
         """The query that it is, of an engine that makes vectors or one that generates."""
         return Query(
-            self.prompt, self.params, self.grammar, extras=self.extras, adapter=self.adapter, vector=vector,
+            self.prompt, self.params, self.grammar, extras=self.extras, adapter=self.adapter,
+            adapter_scale=self.adapter_scale, vector=vector,
             skipped=self.skipped,
         )  # fmt: skip
 

@@ -47,7 +47,8 @@ class ReplicaLoad:
 def prefix_keys(submit: Submit) -> list[bytes]:
     """A digest of each beginning of a prompt that is whole chunks long; those of prompts that may not share cached
     blocks differ."""
-    digest = blake2b(submit.salt + b"\0" + submit.adapter.encode(), digest_size=16)
+    adapter = f"{submit.adapter}*{submit.adapter_scale}" if submit.adapter else ""
+    digest = blake2b(submit.salt + b"\0" + adapter.encode(), digest_size=16)
     tokens, keys = memoryview(array("i", submit.prompt)).cast("B"), list[bytes]()
     size = CHUNK * 4
     for end in range(size, min(len(tokens), MOST_CHUNKS * size) + 1, size):

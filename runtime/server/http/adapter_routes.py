@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from ..api.adapters import ServedAdapters
-from ..api.requests import LoadAdapterRequest, UnloadAdapterRequest
+from ..api.requests import AdapterScale, LoadAdapterRequest, UnloadAdapterRequest
 from ..api.responses import AdapterEntry, Status
 from .bodies import decode_body, json_response
 from .openapi import operation
@@ -37,5 +37,15 @@ def add_adapters(app: FastAPI, adapters: ServedAdapters) -> None:
     @app.get("/lora-adapters", include_in_schema=False)
     async def listed() -> Response:
         """The adapters that are loaded."""
-        found = [AdapterEntry(n, str(one.path), one.name) for n, one in enumerate(adapters.all)]
+        name, scale = adapters.default or ("", 0.0)
+        found = [
+            AdapterEntry(n, str(one.path), one.name, scale if one.name == name else 0.0)
+            for n, one in enumerate(adapters.all)
+        ]
         return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @app.post("/lora-adapters", include_in_schema=False)
+    async def set_scales(request: Request) -> Response:
+        """Set the adapter of requests that name none, by its scale; all others have 0."""
+        adapters.set_scales(await decode_body(request, list[AdapterScale]))
+        return json_response(Status("set"))
