@@ -53,6 +53,7 @@ SMALL: dict[str, str] = {
     "record_bitsandbytes.py": LIBRARIES,
     "clients/run.py": LIBRARIES,
     "clients/scripted.py": LIBRARIES,
+    "serve/replicas.py": "{engine} --chats 2 --turns 2 --system 8 --said 4 --answer 2 --pause 0.1 --rounds 1",
     "serve/limits.py": "{engine} --seconds 1 --attacks 3 --loads 1",
     "spec_cost.py": "{engine} --drafters ngram --tokens 16 --seconds 2 --threads 1",
     "spec_prompts.py": "heldout",

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from ..passes.quantize.select import retype, set_weight
 from ..runtime.adapters.adapter import Adapter, Change, named_as
+from ..runtime.adapters.experts import with_experts_together
 from ..runtime.adapters.reader import read_adapter
 from ..runtime.errors import AdapterError
 from .frontend.source.gguf.adapters import names_of
@@ -43,7 +44,8 @@ def merge_adapter(graph: Graph, adapter: Adapter) -> int:
             f"{adapter.path}: it counts from its invocation tokens on (aLoRA), so that it cannot be merged",
             "make room for it (--adapters), and load it at run time",
         )
-    given, adapter = 0, named_as(adapter, graph.weights)
+    shapes = {name: tuple(weight.shape) for name, weight in graph.weights.items()}
+    given, adapter = 0, named_as(with_experts_together(adapter, shapes), graph.weights)
     for name, change in adapter.changes.items():
         module = name.rpartition(".")[0]
         readers = list(_readers(graph, name, module))

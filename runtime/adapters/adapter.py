@@ -68,6 +68,7 @@ class Adapter:
     base: str
     invocation: tuple[int, ...]
     changes: Mapping[str, Change]
+    stamp: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:

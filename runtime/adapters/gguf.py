@@ -35,8 +35,9 @@ class GgufNames:
     turned: frozenset[str] = frozenset()
 
 
-def read_gguf(path: Path, names: GgufNames | None) -> Adapter:
-    """An adapter from a GGUF file. names: of the model that it is for, None where they are not known.
+def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapter:
+    """An adapter from a GGUF file. names: of the model that it is for, None where they are not known. digest: see
+    `read_adapter`.
 
     AdapterError where the file is damaged, is no adapter, is one of another architecture, and for the first tensor that
     belongs to nothing.
@@ -70,7 +71,7 @@ def read_gguf(path: Path, names: GgufNames | None) -> Adapter:
         )
     if not changes:
         raise AdapterError(f"{path} changes nothing: it has no tensors")
-    digest = hashlib.blake2b(raw, digest_size=32, person=b"icc-gguf-adapter").digest()
+    digest = digest or hashlib.blake2b(raw, digest_size=32, person=b"icc-gguf-adapter").digest()
     return Adapter(path, digest, "", invocation, changes)
 
 

@@ -65,7 +65,7 @@ def pack_slot(plan: AdapterPlan, adapter: Adapter, factors: Factors, scale: floa
 
 def _matrices(site: AdapterSite, change: LowRank, factors: Factors) -> Iterator[tuple[str, int, np.ndarray]]:
     """(pool, first row, float32 values [.., n, k]) of A and B, for the weight as the engine has it."""
-    a, b = change.a.astype(np.float32), change.b.astype(np.float32) * np.float32(change.scale)
+    a, b = change.a.astype(np.float32, copy=False), change.b * np.float32(change.scale)
     yield site.a, site.row, a * factors(site.columns) if site.columns else a
     yield site.b, 0, b * factors(site.rows)[:, None] if site.rows else b
 

@@ -4,6 +4,7 @@ by its name."""
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -31,14 +32,24 @@ _MADE = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _NESTED = ".base_layer"
 
 
-def read_adapter(path: Path, names: GgufNames | None = None) -> Adapter:
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """What changes where a file of an adapter does; () where there is none."""
+    try:
+        files = [path] if path.is_file() else [path / CONFIG_FILE, path / WEIGHTS_FILE]
+        return tuple(part for s in map(os.stat, files) for part in (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns))
+    except OSError:
+        return ()
+
+
+def read_adapter(path: Path, names: GgufNames | None = None, digest: bytes = b"") -> Adapter:
     """An adapter from a directory of PEFT's, or from a GGUF file, for which `names` must be known.
 
+    digest: of an adapter whose files have not changed since it was read; it takes as long as the rest to compute.
     AdapterError where a file is missing or damaged, where the tuner or a field is one that icc does not do, and for the
     first key that belongs to nothing.
     """
     if path.is_file():
-        return read_gguf(path, names)
+        return read_gguf(path, names, digest)
     if not path.is_dir():
         hint = f"it must have {CONFIG_FILE}, {WEIGHTS_FILE}; or give a GGUF file"
         raise AdapterError(f"{path} is no directory with an adapter", hint)
@@ -47,11 +58,16 @@ def read_adapter(path: Path, names: GgufNames | None = None) -> Adapter:
         raise AdapterError(f"{path} has a pickle, which can run programs", "save it again with peft, as safetensors")
     tensors = AdapterTensors(path / WEIGHTS_FILE)
     changes = _KeyReader(config, tensors).changes()
-    digest = hashlib.blake2b(digest_size=32, person=b"icc-adapter")
-    for part in (raw, tensors.raw):
-        digest.update(len(part).to_bytes(8, "little") + part)
     invocation = tuple(config.alora_invocation_tokens or ())
-    return Adapter(path, digest.digest(), config.base_model_name_or_path or "", invocation, changes)
+    return Adapter(path, digest or _digest(raw, tensors.raw), config.base_model_name_or_path or "", invocation, changes)
+
+
+def _digest(*parts: bytes) -> bytes:
+    found = hashlib.blake2b(digest_size=32, person=b"icc-adapter")
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
 
 
 class _KeyReader:

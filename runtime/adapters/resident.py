@@ -19,9 +19,10 @@ import numpy as np
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
 from .adapter import Adapter, named_as
+from .experts import with_experts_together
 from .gguf import GgufNames
 from .packing import Factors, check_fits, pack_slot, slot_bytes
-from .reader import read_adapter
+from .reader import read_adapter, stamp_of
 
 HOST_BYTES = 2 << 30  # of adapters that are ready to be put into a slot
 Packed = dict[str, np.ndarray]
@@ -97,11 +98,12 @@ class ResidentAdapters:
     def add(self, name: str, path: Path) -> Adapter:
         """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
         it keeps it. The adapter's own error, or RequestError where it does not fit."""
+        stamp = stamp_of(path)  # before it is read: what changes meanwhile has another then
         adapter = self._read(path)
         check_fits(self.plan, name, adapter)
         packed = pack_slot(self.plan, adapter, self.factors)
         with self._lock:
-            self._known[name] = replace(adapter, changes={})
+            self._known[name] = replace(adapter, changes={}, stamp=stamp)
             self._keep(adapter.digest, packed)
         return adapter
 
@@ -151,9 +153,13 @@ class ResidentAdapters:
         """Stop loading."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, path: Path) -> Adapter:
+    def _read(self, path: Path, digest: bytes = b"") -> Adapter:
         names = self._gguf_names() if path.is_file() else None
-        return named_as(read_adapter(path, names), [site.parameter for site in self.plan.sites])
+        shapes = {
+            site.parameter: (site.experts, site.n, site.k) if site.experts else (site.n, site.k)
+            for site in self.plan.sites
+        }
+        return named_as(with_experts_together(read_adapter(path, names, digest), shapes), shapes)
 
     def _gguf_names(self) -> GgufNames | None:
         """What llama.cpp calls the weights of the sites."""
@@ -187,7 +193,8 @@ class ResidentAdapters:
         with self._lock:
             packed = self._packed.get(key)
         if packed is None:
-            again = self._read(adapter.path)
+            is_as_it_was = adapter.stamp == stamp_of(adapter.path) != ()
+            again = self._read(adapter.path, adapter.digest if is_as_it_was else b"")
             if again.digest != adapter.digest:
                 raise RequestError(f"{adapter.path} has changed since it was loaded", "load it again", field="adapter")
             packed = pack_slot(self.plan, again, self.factors, scale)

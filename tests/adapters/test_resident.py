@@ -46,7 +46,7 @@ def adapter(number: int) -> Adapter:
 
 @pytest.fixture(autouse=True)
 def read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "read_adapter", lambda path, names: adapter(int(path.name)))
+    monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(int(path.name)))
 
 
 def made(host_bytes: int = 1 << 20) -> tuple[ResidentAdapters, Memory]:
@@ -117,7 +117,7 @@ def test_a_name_for_another_adapter() -> None:
 def test_an_adapter_that_changes_on_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its values have left host memory, and are read again when it is used."""
     adapters, _ = made(host_bytes=1)
-    monkeypatch.setattr(resident, "read_adapter", lambda path, names: adapter(8))
+    monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(8))
     assert adapters.place("n1") is None
     adapters.wait(5.0)
     with pytest.raises(RequestError, match="1 has changed since it was loaded"):

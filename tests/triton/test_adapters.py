@@ -54,7 +54,7 @@ def check(executor: Player[Any], built: GpuEngine, model: Path, monkeypatch: pyt
     """Adapters take turns in two slots; steps without one are as they were before."""
     plan = built.program.adapters
     assert plan is not None
-    monkeypatch.setattr(resident, "read_adapter", lambda path, names: adapter(plan.sites, int(path.name)))
+    monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
     with LLM(built.manifest, executor) as llm:
         llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
         before = llm.logits(IDS)
@@ -110,7 +110,7 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
     """Guesses with branches: what is accepted moves to its place in the cache before the next step with adapters."""
     plan = built.program.adapters
     assert plan is not None
-    monkeypatch.setattr(resident, "read_adapter", lambda path, names: adapter(plan.sites, int(path.name)))
+    monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
     params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     with LLM(built.manifest, executor := built.executor()) as llm:
         llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))

@@ -1,0 +1,103 @@
+"""Adapters that change experts one by one, over models whose experts are one weight today."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import icc
+import numpy as np
+import pytest
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.merging import merge_adapter
+from icc.runtime.adapters.reader import read_adapter
+from icc.runtime.errors import AdapterError, RequestError
+from peft_models import adapted_logits, save_adapter
+from safetensors.numpy import load_file, save_file
+
+IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 3, 90]
+EXPERTS = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+STYLES = {
+    "mixtral": ("block_sparse_moe.experts.{}.{}", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp.experts.{}.{}", ("gate_proj", "up_proj", "down_proj")),
+}
+
+
+def one_by_one(adapter: Path, folder: Path, style: str, kept: Callable[[int], bool] = lambda expert: True) -> Path:
+    """An adapter of fused experts, as older versions of peft and transformers had it; of some experts."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    module, (gate, up, down) = STYLES[style]
+    given, rank, found = load_file(adapter / "adapter_model.safetensors"), config["r"], {}
+    for key, a in given.items():
+        if not key.endswith("lora_A.weight"):
+            continue
+        b = given[key.replace("lora_A", "lora_B")]
+        layer = re.search(r"layers\.(\d+)\.", key)
+        assert layer
+        count = a.shape[0] // rank
+        first = a.reshape(count, rank, a.shape[1])
+        second = b.reshape(b.shape[0], rank, count).transpose(2, 0, 1)
+        for expert in filter(kept, range(count)):
+            halves = {gate: 0, up: 1} if ".base_layer." in key else {down: None}
+            for name, half in halves.items():
+                rows = second[expert] if half is None else np.split(second[expert], 2)[half]
+                prefix = f"base_model.model.model.layers.{layer[1]}.{module.format(expert, name)}"
+                found[f"{prefix}.lora_A.weight"] = first[expert].copy()
+                found[f"{prefix}.lora_B.weight"] = rows.copy()
+    folder.mkdir()
+    save_file(found, folder / "adapter_model.safetensors")
+    plain = {**config, "target_parameters": None, "target_modules": [gate, up, down]}
+    (folder / "adapter_config.json").write_text(json.dumps(plain))
+    return folder
+
+
+def difference(expected: object, found: object) -> float:
+    wanted = np.asarray(expected)
+    return float(np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_merged_and_at_run_time(
+    style: str, model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = save_adapter(model(style), tmp_path / "adapter", target_modules=[], target_parameters=EXPERTS, r=4)
+    alone = one_by_one(path, tmp_path / "alone", style)
+    graph = load_graph(model(style))
+    merge_adapter(graph, read_adapter(alone))
+    expected = adapted_logits(model(style), path, IDS)
+    assert difference(expected, interpret(graph, IDS)) < 2e-5
+    with icc.load(engine(style, adapters="2x16:experts.*")) as llm:
+        base = llm.logits(IDS)
+        llm.load_adapter("alone", alone)
+        assert difference(expected, llm.logits(IDS, adapter="alone")) < 2e-5 < difference(expected, base)
+
+
+def test_some_experts(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Others are left alone: as if their B were zeros."""
+    path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=[], target_parameters=EXPERTS, r=4)
+    some = one_by_one(path, tmp_path / "some", "qwen3_moe", lambda expert: expert % 2 == 1)
+    tensors = load_file(path / "adapter_model.safetensors")
+    for name, value in tensors.items():
+        if "lora_B" in name:
+            experts = value.reshape(value.shape[0], 4, -1)
+            experts[..., ::2] = 0
+    save_file(tensors, path / "adapter_model.safetensors")
+    graph = load_graph(model("qwen3_moe"))
+    merge_adapter(graph, read_adapter(some))
+    assert difference(adapted_logits(model("qwen3_moe"), path, IDS), interpret(graph, IDS)) < 2e-5
+
+
+def test_what_does_not_fit(model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path) -> None:
+    path = save_adapter(model("mixtral"), tmp_path / "adapter", target_modules=[], target_parameters=EXPERTS, r=12)
+    alone = one_by_one(path, tmp_path / "alone", "mixtral")
+    with icc.load(engine("mixtral", adapters="2x16:experts.*")) as llm:
+        with pytest.raises(RequestError, match="its rank is 24, the engine has room for 16"):
+            llm.load_adapter("alone", alone)  # gate's ranks and up's lie side by side
+    tensors = load_file(alone / "adapter_model.safetensors")
+    wrong = {name.replace("experts.0.", "experts.99."): value for name, value in tensors.items()}
+    save_file(wrong, alone / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"the model has no weight .*experts\.99\."):
+        merge_adapter(load_graph(model("mixtral")), read_adapter(alone))
