@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..passes.quantize.select import retype, set_weight
-from ..runtime.adapters.adapter import Adapter, Change, named_as
+from ..runtime.adapters.adapter import Adapter, Change, LowRank, named_as
 from ..runtime.adapters.experts import with_experts_together
 from ..runtime.adapters.reader import read_adapter
 from ..runtime.errors import AdapterError
@@ -119,6 +119,9 @@ def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor
             found[list(change.rows.ids)] = _tensor(change.rows.values)
         if change.low_rank is not None:
             low = change.low_rank
+            if change.start is not None:
+                lines = found.mT if change.transposed else found
+                lines -= _began_as(lines, change.start, low)
             product = low.scale * (_tensor(low.b) @ _tensor(low.a))
             turned = change.transposed or product.shape != found.shape  # experts may be stored as [E, in, out]
             found += product.mT if turned else product
@@ -128,6 +131,15 @@ def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor
         return found.to(dtype)
 
     return apply
+
+
+def _began_as(weight: Tensor, start: str, low: LowRank) -> Tensor:
+    """What PEFT has taken from a base [out, in] before training A and B, which began as that: see `Change.start`."""
+    if start == "olora":
+        q, r = torch.linalg.qr(weight)
+        return low.scale * (q[:, : low.rank] @ r[: low.rank])
+    u, s, v = torch.linalg.svd(weight, full_matrices=False)
+    return (u[:, : low.rank] * s[: low.rank]) @ v[: low.rank]
 
 
 def _tensor(values: np.ndarray) -> Tensor:

@@ -41,13 +41,15 @@ class RowChange:
 class Change:
     """What an adapter does to one weight, in this order; None for what it leaves alone.
 
-    whole: another weight takes its place. rows: some of its rows. low_rank: what is added. magnitude: [out], which each
+    whole: another weight takes its place. rows: some of its rows. start: what A and B began as is taken from it, by the
+    name that PEFT has for that, "pissa" or "olora". low_rank: what is added. magnitude: [out], which each
     row is scaled to the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the
     layer gives. transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do.
     """
 
     whole: np.ndarray | None = None
     rows: RowChange | None = None
+    start: str | None = None
     low_rank: LowRank | None = None
     magnitude: np.ndarray | None = None
     bias: np.ndarray | None = None

@@ -29,6 +29,9 @@ _REFUSED: dict[str, Any] = {
 }  # fmt: skip
 # What initial values of A and B leave the base as it is.
 _PLAIN_INITIALS = (True, False, None, "gaussian", "eva", "orthogonal")
+# What they began as was taken from the base, and follows from it: of PiSSA (Meng et al. 2024, arXiv:2404.02948) the
+# first singular vectors, of OLoRA (Buyukakyuz 2024, arXiv:2406.01775) the first columns of Q and rows of R.
+_STARTS = ("pissa", "olora")
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
@@ -50,6 +53,11 @@ class LoraConfig(msgspec.Struct, frozen=True):
     target_parameters: list[str] | None = None
     alora_invocation_tokens: list[int] | None = None
     init_lora_weights: bool | str | None = True
+
+    @property
+    def start(self) -> str | None:
+        """What A and B began as, where that was taken from the base; see `Change`."""
+        return self.init_lora_weights if self.init_lora_weights in _STARTS else None  # type: ignore[return-value]
 
     def rank(self, module: str) -> int:
         """The rank of the adapter of a module, or of a parameter that is targeted, by its name."""
@@ -120,7 +128,7 @@ def _checked(fields: dict[str, Any]) -> LoraConfig:
     if config.r < 1 or any(rank < 1 for rank in (config.rank_pattern or {}).values()):
         raise AdapterError("a rank is less than 1")
     initial = config.init_lora_weights
-    if initial not in _PLAIN_INITIALS:
+    if initial not in (*_PLAIN_INITIALS, *_STARTS):
         raise AdapterError(
             f"init_lora_weights is {initial!r}: it was trained on a base that was changed first",
             "save it again with peft's save_pretrained(path_initial_model_for_weight_conversion=..)",

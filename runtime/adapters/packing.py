@@ -19,6 +19,7 @@ _LEFT_OUT = {
     "bias": "a bias",
     "whole": "a whole weight (modules_to_save)",
     "rows": "rows of an embedding (trainable tokens)",
+    "start": "a base that was changed first (PiSSA, OLoRA)",
 }
 
 

@@ -116,7 +116,8 @@ class _KeyReader:
         whole = self._whole(module, parts, "weight")
         rows = self._rows(module, parts)
         if low_rank is not None or whole is not None or rows is not None:
-            found[f"{module}.weight"] = Change(whole, rows, low_rank, magnitude, bias, transposed)
+            start = self._config.start if low_rank is not None else None
+            found[f"{module}.weight"] = Change(whole, rows, start, low_rank, magnitude, bias, transposed)
         own_bias = self._whole(module, parts, "bias")
         if own_bias is not None:
             found[f"{module}.bias"] = Change(own_bias)
