@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -80,25 +81,33 @@ class EnginePool:
     async def reload(self, wait_s: float, commands: Sequence[Sequence[str]] | None = None) -> None:
         """Load the engine anew, one replica after the other, while the others answer; with `commands`, another engine.
 
-        Prompts that run on a replica have `wait_s` seconds to end; what has begun fails after that. EngineFailed where
-        a reload is under way, or a process cannot load the engine: those that come after it go on as they were, and it
-        is started again as it was before.
+        Prompts that run on a replica have `wait_s` seconds to end; what has begun fails after that. A replica that is
+        being started again is left to that. EngineFailed where a reload is under way, none is ready, or a process
+        cannot load the engine: then all go back to the commands that they had.
         """
-        if self._reloading:
-            raise EngineFailed(503, "the engine is loaded anew already")
-        self._reloading = True
+        if self._reloading or not self.ready:
+            raise EngineFailed(503, "the engine is loaded anew already" if self._reloading else "no engine is ready")
+        self._reloading, before = True, [replica.command for replica in self.replicas]
+        changed: list[EngineClient] = []
         try:
-            for number, replica in enumerate(self.replicas):
-                before = replica.command
-                if commands is not None:
-                    replica.command = commands[number]
-                try:
+            self._have(commands or before)
+            for replica in self.replicas:
+                if replica.facts is not None:
                     await replica.reload(wait_s)
-                except BaseException:
-                    replica.command = before
-                    raise
+                    changed.append(replica)
+        except BaseException:
+            self._have(before)
+            for replica in changed if commands is not None and list(commands) != before else ():
+                with contextlib.suppress(EngineFailed):  # the error that there was is told
+                    await replica.reload(wait_s)
+            raise
         finally:
             self._reloading = False
+
+    def _have(self, commands: Sequence[Sequence[str]]) -> None:
+        """What processes are started with from now on."""
+        for replica, command in zip(self.replicas, commands, strict=True):
+            replica.command = command
 
     # -- one request -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine.engine_client import EngineClient
+from icc.runtime.server.engine.engine_pool import EnginePool
 from icc.runtime.server.engine.engine_stream import EngineFailed, EngineStream, SentPrompt
 from icc.runtime.server.engine.messages import Submit
 
@@ -20,6 +21,37 @@ end = socket.socket(fileno=int(sys.argv[1]))
 end.sendall(encode(Ready(1, 1, 0.0)))
 time.sleep(60)
 """
+
+
+BAD = """
+import socket, sys
+from icc.runtime.server.engine.messages import Fatal, encode
+socket.socket(fileno=int(sys.argv[1])).sendall(encode(Fatal("no engine", "", 1)))
+"""
+
+
+def test_an_engine_that_only_some_replicas_can_load() -> None:
+    """All go back to the one before; without one that is ready nothing is changed."""
+    good, other, bad = ([sys.executable, "-c", text, "{fd}"] for text in (ENGINE, ENGINE + "#", BAD))
+
+    async def run() -> None:
+        pool = EnginePool([good, good, good])
+        with pytest.raises(EngineFailed, match="no engine is ready"):
+            await pool.reload(1)
+        await pool.start()
+        pids = [replica.pid for replica in pool.replicas]
+        with pytest.raises(EngineFailed, match="no engine"):
+            await pool.reload(1, [other, bad, other])
+        assert [replica.command for replica in pool.replicas] == [good] * 3
+        assert pool.replicas[2].pid == pids[2] and pool.replicas[0].facts is not None
+        while len(pool.ready) < 3:
+            await asyncio.sleep(0.01)
+        assert len({replica.pid for replica in pool.replicas} - set(pids)) == 2
+        await pool.reload(1, [other] * 3)
+        assert [replica.command for replica in pool.replicas] == [other] * 3 and len(pool.ready) == 3
+        await pool.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_it_dies_before_it_is_replaced() -> None:
