@@ -19,9 +19,11 @@ def root_key(salt: bytes = b"") -> BlockKey:
     return BlockKey(hashlib.blake2b(salt, digest_size=32, person=b"icc-kv-root").digest())
 
 
-def apart_key(parent: BlockKey, salt: bytes) -> BlockKey:
-    """A key in place of `parent` for requests whose blocks from there on are shared only if these salts are equal."""
-    return BlockKey(hashlib.blake2b(parent.digest + salt, digest_size=32, person=b"icc-kv-apart").digest())
+def apart_key(parent: BlockKey, salt: bytes, place: int) -> BlockKey:
+    """A key in place of `parent` for requests whose blocks from there on are shared only if these salts are equal, and
+    count from the same place in the next block."""
+    content = parent.digest + place.to_bytes(8, "little") + salt
+    return BlockKey(hashlib.blake2b(content, digest_size=32, person=b"icc-kv-apart").digest())
 
 
 def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:

@@ -119,7 +119,7 @@ class CachedSequence:
             parent = keys[-1] if keys else root_key(self.salt)
             first = len(keys) * block_size
             if self.own_salt and first <= self.own_from < first + block_size:
-                parent = apart_key(parent, self.own_salt)
+                parent = apart_key(parent, self.own_salt, self.own_from - first)
             keys.append(child_key(parent, self.tokens[first : first + block_size]))
         return keys[index]
 
