@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,12 @@ _NAME = re.compile(ADAPTER_NAME)
 
 
 class ServedAdapter(NamedTuple):
-    """An adapter by its name; where it lies, and when it was loaded, in seconds since 1970."""
+    """An adapter by its name: where it lies, when it was loaded (seconds since 1970), and a number, which it keeps."""
 
     name: str
     path: Path
     created: int
+    number: int
 
 
 @dataclass
@@ -49,6 +51,7 @@ class ServedAdapters:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._restored: asyncio.Task[None] | None = None
         self.default: tuple[str, float] | None = None  # of requests that name none
+        self._numbers = count()
         self.engine.on_ready = self._restore
 
     @property
@@ -84,11 +87,17 @@ class ServedAdapters:
 
     async def scaled(self, model: str | None, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
         """The adapter of a request, loaded, and its scale: as `chosen` finds it, by its number, or, where the request
-        names none, what `set_scales` was told. HttpError 400 for more than one at a time, and for no such number."""
-        if lora is None and self.default is not None and (model is None or model in self.model_names):
+        names none, what `set_scales` was told. HttpError 400 for more than one at a time, 404 for no such
+        number."""
+        if self._restored is not None:
+            await self._restored
+        is_base = model is None or model in self.model_names
+        if lora is None and self.default is not None and is_base:
             return self.default
         if lora is None or isinstance(lora, str):
             return await self.chosen(model, lora), 1.0
+        if not is_base:
+            raise HttpError(400, "the model is an adapter, and lora names one by its number: leave one out", "lora")
         return self._one_of(lora) or ("", 1.0)
 
     def set_scales(self, scales: Sequence[AdapterScale]) -> None:
@@ -96,13 +105,14 @@ class ServedAdapters:
         self.default = self._one_of(scales)
 
     def _one_of(self, scales: Sequence[AdapterScale]) -> tuple[str, float] | None:
-        known, wanted = self.all, [one for one in scales if one.scale]
+        known = {adapter.number: adapter.name for adapter in self.all}
+        for one in scales:
+            if one.id not in known:
+                raise HttpError(404, f"there is no adapter {one.id}: there are {len(known)}", "lora", "not_found")
+        wanted = [one for one in scales if one.scale]
         if len(wanted) > 1:
             raise HttpError(400, "a request runs with one adapter: set the scales of the others to 0", "lora")
-        for one in scales:
-            if one.id >= len(known):
-                raise HttpError(400, f"there is no adapter {one.id}: there are {len(known)}", "lora")
-        return (known[wanted[0].id].name, wanted[0].scale) if wanted else None
+        return (known[wanted[0].id], wanted[0].scale) if wanted else None
 
     async def load(self, name: str, path: Path, again: bool = True) -> None:
         """Load an adapter under a name; `again`: in place of one that has it. HttpError 400 for a name that is taken or
@@ -114,16 +124,20 @@ class ServedAdapters:
         if len(self._known) >= MAX_ADAPTERS and name not in self._known:
             raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")
         await self.engine.ask(LoadAdapter(0, name, str(path.resolve())))
-        self._known[name] = ServedAdapter(name, path, int(time.time()))
+        number = self._known[name].number if name in self._known else next(self._numbers)
+        self._known[name] = ServedAdapter(name, path, int(time.time()), number)
 
     async def unload(self, name: str) -> None:
         """Forget an adapter. HttpError 404 if there is none of that name."""
         if name not in self._known:
             raise HttpError(404, f"there is no adapter {name[:80]!r}", "lora_name", "not_found")
-        del self._known[name]
+        self._forget(name)
+        await self.engine.ask(UnloadAdapter(0, name))
+
+    def _forget(self, name: str) -> None:
+        self._known.pop(name, None)
         if self.default is not None and self.default[0] == name:
             self.default = None
-        await self.engine.ask(UnloadAdapter(0, name))
 
     async def load_first(self) -> None:
         """Load those of `start`. The error of the first that cannot be loaded."""
@@ -153,4 +167,4 @@ class ServedAdapters:
             except EngineFailed as error:
                 log.error("adapter %s cannot be loaded again: %s", adapter.name, error.message)
                 if error.status != 503:
-                    self._known.pop(adapter.name, None)
+                    self._forget(adapter.name)

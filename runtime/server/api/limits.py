@@ -20,7 +20,6 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "dimensions": (1, 2**31 - 1),
     "top_n": (0, 2**31 - 1),
     "priority": (-100, 100),
-    "scale": (-100.0, 100.0),
     "deadline": (0.001, 86_400.0),
 }
 WHOLE = INTEGERS | {

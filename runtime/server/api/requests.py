@@ -40,7 +40,7 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
     """An adapter by its number in /lora-adapters, and with what it is multiplied, as llama.cpp's server has it."""
 
     id: Annotated[int, Meta(ge=0, le=100_000)]
-    scale: Annotated[float, limits.bound("scale")]
+    scale: Annotated[float, Meta(ge=-100, le=100)]
 
 
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -39,8 +39,8 @@ def add_adapters(app: FastAPI, adapters: ServedAdapters) -> None:
         """The adapters that are loaded."""
         name, scale = adapters.default or ("", 0.0)
         found = [
-            AdapterEntry(n, str(one.path), one.name, scale if one.name == name else 0.0)
-            for n, one in enumerate(adapters.all)
+            AdapterEntry(one.number, str(one.path), one.name, scale if one.name == name else 0.0)
+            for one in adapters.all
         ]
         return Response(msgspec.json.encode(found), media_type="application/json")
 
