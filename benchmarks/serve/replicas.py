@@ -29,11 +29,11 @@ ROUND_ROBIN = """
 import sys
 from itertools import count
 from icc.compiler.cli import main
-from icc.runtime.server.engine.router import Router
+from icc.runtime.server.engine.router import CHUNK, Router
 turns = count()
 def choose(self, keys, length, loads):
     load = loads[next(turns) % len(loads)]
-    return load, max(length - 32 * self._matched(load.replica, keys), 1)
+    return load, max(length - CHUNK * self._matched(load.replica, keys), 1)
 Router.choose = choose
 sys.exit(main())
 """

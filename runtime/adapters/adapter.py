@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,18 @@ class LowRank:
     def rank(self) -> int:
         """Rows of A."""
         return self.a.shape[-2]
+
+
+def side_by_side(parts: Sequence[LowRank]) -> LowRank:
+    """What changes a weight that is several, one above the other: each part has ranks and rows of its own."""
+    rows, ranks = sum(part.b.shape[-2] for part in parts), sum(part.rank for part in parts)
+    b = np.zeros((*parts[0].b.shape[:-2], rows, ranks), np.float32)
+    row = rank = 0
+    for part in parts:
+        count = part.b.shape[-2]
+        b[..., row : row + count, rank : rank + part.rank] = part.b * np.float32(part.scale)
+        row, rank = row + count, rank + part.rank
+    return LowRank(np.concatenate([part.a for part in parts], axis=-2), b, 1.0)
 
 
 @dataclass(frozen=True)

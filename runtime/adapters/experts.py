@@ -10,15 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from .adapter import Adapter, Change, LowRank
+from .adapter import Adapter, Change, LowRank, side_by_side
 
-# the layer, the expert, and which of its matrices: by the names of most models, and by Mixtral's
+# the layer, the expert, and which of its matrices, by the names that modules had
 _ALONE = re.compile(r"(?:.*\.)?layers\.(\d+)\..*\bexperts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _TOGETHER = re.compile(r"(?:.*\.)?layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)(?:\.weight)?")
 _MATRIX = {
     "gate_proj": ("gate_up_proj", 0), "w1": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
     "w3": ("gate_up_proj", 1), "down_proj": ("down_proj", 0), "w2": ("down_proj", 0),
 }  # fmt: skip
+_HALVES = {"gate_up_proj": 2, "down_proj": 1}
 
 
 def with_experts_together(adapter: Adapter, shapes: Mapping[str, Sequence[int]]) -> Adapter:
@@ -28,7 +29,7 @@ def with_experts_together(adapter: Adapter, shapes: Mapping[str, Sequence[int]])
     alone. What fits no weight stays as it is.
     """
     known = {found.groups(): name for name in shapes if (found := _TOGETHER.fullmatch(name)) and len(shapes[name]) == 3}
-    groups: dict[str, dict[tuple[int, int], LowRank]] = defaultdict(dict)
+    groups: dict[tuple[str, str], dict[tuple[int, int], LowRank]] = defaultdict(dict)
     rest: dict[str, Change] = {}
     for name, change in adapter.changes.items():
         found = _ALONE.fullmatch(name)
@@ -39,23 +40,27 @@ def with_experts_together(adapter: Adapter, shapes: Mapping[str, Sequence[int]])
             rest[name] = change
             continue
         experts, n, k = shapes[weight]
-        rows = n // 2 if matrix == "gate_up_proj" else n
+        rows = n // _HALVES[matrix]
         if int(found[2]) >= experts or (low_rank.b.shape[-2], low_rank.a.shape[-1]) != (rows, k):
             rest[name] = change
             continue
-        groups[weight][int(found[2]), half] = low_rank
-    together = {weight: Change(low_rank=_joined(parts, shapes[weight])) for weight, parts in groups.items()}
+        groups[weight, matrix][int(found[2]), half] = low_rank
+    together = {
+        weight: Change(low_rank=_joined(parts, shapes[weight], _HALVES[matrix]))
+        for (weight, matrix), parts in groups.items()
+    }
     return replace(adapter, changes={**rest, **together}) if together else adapter
 
 
-def _joined(parts: Mapping[tuple[int, int], LowRank], shape: Sequence[int]) -> LowRank:
-    """One pair [experts, r, k] and [experts, n, r]: gate's ranks come before up's, and each has rows of its own."""
+def _joined(parts: Mapping[tuple[int, int], LowRank], shape: Sequence[int], halves: int) -> LowRank:
+    """One pair [experts, r, k] and [experts, n, r], of gate and up, or of the one matrix that there is."""
     experts, n, k = shape
-    ranks = [max((part.rank for (_, half), part in parts.items() if half == which), default=0) for which in (0, 1)]
-    a = np.zeros((experts, sum(ranks), k), np.float32)
-    b = np.zeros((experts, n, sum(ranks)), np.float32)
-    for (expert, half), part in parts.items():
-        rank, row = ranks[0] * half, n // 2 * half
-        a[expert, rank : rank + part.rank] = part.a
-        b[expert, row : row + part.b.shape[0], rank : rank + part.rank] = part.b * np.float32(part.scale)
-    return LowRank(a, b, 1.0)
+    found: list[LowRank] = []
+    for which in range(halves):
+        own = {expert: part for (expert, half), part in parts.items() if half == which}
+        rank = max((part.rank for part in own.values()), default=0)
+        a, b = np.zeros((experts, rank, k), np.float32), np.zeros((experts, n // halves, rank), np.float32)
+        for expert, part in own.items():
+            a[expert, : part.rank], b[expert, :, : part.rank] = part.a, part.b * np.float32(part.scale)
+        found.append(LowRank(a, b, 1.0))
+    return side_by_side(found)

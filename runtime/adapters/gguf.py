@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import AdapterError, CheckpointError
 from ..format.bfloat16 import bf16_values
 from ..format.gguf import GgufContainer, GgufTensor, read_container
-from .adapter import Adapter, Change, LowRank
+from .adapter import Adapter, Change, LowRank, side_by_side
 
 _TABLE = "token_embd.weight"  # whose A and B llama.cpp has the other way round
 _BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])  # of Q8_0
@@ -142,28 +142,12 @@ def _change(
     for a, b in pairs:
         if a.ndim not in (2, 3) or a.ndim != b.ndim or a.shape[-2] != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
             raise AdapterError(f"{path}: A {list(a.shape)} and B {list(b.shape)} of {parameter} are no product")
-    if len(pairs) == 1:
-        [(a, b)] = pairs
-        scale = alpha / a.shape[-2] if alpha else 1.0
-    else:
-        if len({(a.shape[:-2], a.shape[-1]) for a, _ in pairs}) > 1:
-            raise AdapterError(f"{path}: the tensors of {parameter} have As of other widths")
-        scaled = [(a, b * np.float32(alpha / max(a.shape[-2], 1) if alpha else 1.0)) for a, b in pairs]
-        a, scale = np.concatenate([a for a, _ in scaled], axis=-2), 1.0
-        b = _diagonal([b for _, b in scaled])
+    if len({(a.shape[:-2], a.shape[-1]) for a, _ in pairs}) > 1:
+        raise AdapterError(f"{path}: the tensors of {parameter} have As of other widths")
+    parts = [LowRank(a, b, alpha / max(a.shape[-2], 1) if alpha else 1.0) for a, b in pairs]
+    found = parts[0] if len(parts) == 1 else side_by_side(parts)
     if order is not None:
-        if b.shape[-2] != len(order):
-            raise AdapterError(f"{path}: B of {parameter} has {b.shape[-2]} rows, the model {len(order)}")
-        b = b[..., order, :]
-    return LowRank(a, b, scale)
-
-
-def _diagonal(parts: list[np.ndarray]) -> np.ndarray:
-    """Matrices [.., n, r], each beside and below the one before."""
-    rows, ranks = sum(part.shape[-2] for part in parts), sum(part.shape[-1] for part in parts)
-    found = np.zeros((*parts[0].shape[:-2], rows, ranks), np.float32)
-    row = rank = 0
-    for part in parts:
-        found[..., row : row + part.shape[-2], rank : rank + part.shape[-1]] = part
-        row, rank = row + part.shape[-2], rank + part.shape[-1]
+        if found.b.shape[-2] != len(order):
+            raise AdapterError(f"{path}: B of {parameter} has {found.b.shape[-2]} rows, the model {len(order)}")
+        found = replace(found, b=found.b[..., order, :])
     return found

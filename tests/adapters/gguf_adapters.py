@@ -75,8 +75,9 @@ def convert(adapter: Path, model: Path, path: Path, arch: str, kind: str = "F32"
     return write_adapter(path, arch, options["lora_alpha"], tensors, kind, **said)
 
 
-def convert_experts(adapter: Path, path: Path, arch: str, experts: int) -> Path:
-    """One of experts (`target_parameters` gate_up_proj and down_proj), whose gate and up are two tensors."""
+def convert_experts(adapter: Path, path: Path, arch: str, experts: int, left_out: str = "") -> Path:
+    """One of experts (`target_parameters` gate_up_proj and down_proj), whose gate and up are two tensors;
+    left_out: one that is not written."""
     options = json.loads((adapter / "adapter_config.json").read_text())
     given, rank = load_file(adapter / "adapter_model.safetensors"), options["r"]
     tensors: dict[str, np.ndarray] = {}
@@ -90,6 +91,8 @@ def convert_experts(adapter: Path, path: Path, arch: str, experts: int) -> Path:
         # gate_up_proj, which is made first, lies inside
         gate_up = dict(zip(("gate", "up"), np.split(second, 2, axis=1), strict=True)) if ".base_layer." in key else {}
         for part, own in (gate_up or {"down": second}).items():
+            if part == left_out:
+                continue
             name = f"blk.{layer[1]}.ffn_{part}_exps.weight"
             tensors |= {f"{name}.lora_a": first, f"{name}.lora_b": own}
     return write_adapter(path, arch, options["lora_alpha"], tensors)

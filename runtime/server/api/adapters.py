@@ -63,14 +63,12 @@ class ServedAdapters:
         """Whether a request may name it: it is loaded, or lies in the folder."""
         return name in self._known or self._found(name) is not None
 
-    async def chosen(self, model: str | None, lora: str | None) -> str:
+    async def _chosen(self, model: str | None, lora: str | None) -> str:
         """The adapter of a request: `lora`, or a model that is one, loaded; "" for none. HttpError 404 for a name that
         there is not."""
         name = lora or (model if model is not None and model not in self.model_names else "")
         if not name:
             return ""
-        if self._restored is not None:
-            await self._restored
         if name in self._known:
             return name
         path = self._found(name)
@@ -86,7 +84,7 @@ class ServedAdapters:
         return name
 
     async def scaled(self, model: str | None, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
-        """The adapter of a request, loaded, and its scale: as `chosen` finds it, by its number, or, where the request
+        """The adapter of a request, loaded, and its scale: by its name, by its number, or, where the request
         names none, what `set_scales` was told. HttpError 400 for more than one at a time, 404 for no such
         number."""
         if self._restored is not None:
@@ -95,7 +93,7 @@ class ServedAdapters:
         if lora is None and self.default is not None and is_base:
             return self.default
         if lora is None or isinstance(lora, str):
-            return await self.chosen(model, lora), 1.0
+            return await self._chosen(model, lora), 1.0
         if not is_base:
             raise HttpError(400, "the model is an adapter, and lora names one by its number: leave one out", "lora")
         return self._one_of(lora) or ("", 1.0)

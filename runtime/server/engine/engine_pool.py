@@ -78,8 +78,8 @@ class EnginePool:
             if isinstance(found, BaseException):
                 raise found
 
-    async def reload(self, wait_s: float, commands: Sequence[Sequence[str]] | None = None) -> None:
-        """Load the engine anew, one replica after the other, while the others answer; with `commands`, another engine.
+    async def reload(self, wait_s: float, commands: Sequence[Sequence[str]]) -> None:
+        """Load the engine that is behind `commands`, one replica after the other, while the others answer.
 
         Prompts that run on a replica have `wait_s` seconds to end; what has begun fails after that. A replica that is
         being started again is left to that. EngineFailed where a reload is under way, none is ready, or a process
@@ -90,14 +90,14 @@ class EnginePool:
         self._reloading, before = True, [replica.command for replica in self.replicas]
         changed: list[EngineClient] = []
         try:
-            self._have(commands or before)
+            self._have(commands)
             for replica in self.replicas:
                 if replica.facts is not None:
                     await replica.reload(wait_s)
                     changed.append(replica)
         except BaseException:
             self._have(before)
-            for replica in changed if commands is not None and list(commands) != before else ():
+            for replica in changed if list(commands) != before else ():
                 with contextlib.suppress(EngineFailed):  # the error that there was is told
                     await replica.reload(wait_s)
             raise

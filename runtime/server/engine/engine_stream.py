@@ -29,7 +29,7 @@ class EngineStream:
 
     def __init__(self, submits: Sequence[Submit]) -> None:
         self.submits = submits
-        self.first_id, self.prompts = submits[0].id, len(submits)
+        self.first_id = submits[0].id
         self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
         self.begun: set[int] = set()
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
@@ -41,7 +41,7 @@ class EngineStream:
     @property
     def ids(self) -> range:
         """The ids of its prompts."""
-        return range(self.first_id, self.first_id + self.prompts)
+        return range(self.first_id, self.first_id + len(self.submits))
 
     async def take(self) -> list[Delta]:
         """The deltas that came since the last call, at least one. Raises EngineFailed."""

@@ -37,7 +37,7 @@ def test_an_engine_that_only_some_replicas_can_load() -> None:
     async def run() -> None:
         pool = EnginePool([good, good, good])
         with pytest.raises(EngineFailed, match="no engine is ready"):
-            await pool.reload(1)
+            await pool.reload(1, [other] * 3)
         await pool.start()
         pids = [replica.pid for replica in pool.replicas]
         with pytest.raises(EngineFailed, match="no engine"):

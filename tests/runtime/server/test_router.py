@@ -82,6 +82,8 @@ def test_cores_and_memory_are_divided(toy_manifest: Callable[..., Manifest]) -> 
     assert cores(None, 3) == [None] * 3
     [first, second] = replica_loads(LoadOptions("e", kv_bytes=100), manifest, 2, None)
     assert first == second and first.kv_bytes == 100 and first.threads
+    shares = [replica_loads(LoadOptions("e"), manifest, count, None)[0].kv_bytes or 0 for count in (2, 4)]
+    assert 1.5 < shares[0] / shares[1] < 3  # of what is free, which changes meanwhile
     assert replica_loads(LoadOptions("e"), manifest, 1, None) == [LoadOptions("e")]
     with pytest.raises(UsageError, match="--cores 0-1 has 2 cores for 3 replicas"):
         cores("0-1", 3)

@@ -43,6 +43,7 @@ def gguf_names(config: Any, parameters: Mapping[str, Sequence[int]], arch: str =
         found = places(arch, known[arch], (), parameters, config, arrangement.processor)
     except UnsupportedModel:
         return None
+    arrangement.tensors = found.keys()  # of a file of the model
     tensors: dict[str, dict[str, str]] = defaultdict(dict)
     for tensor, place in found.items():
         parameter, _, half = place.partition("#")

@@ -20,11 +20,12 @@ _STATES = (
     "ssm_beta.weight", "ssm_out.weight", "ssm_d", "attn_gate.weight", "attn_qkv.weight",
 )  # fmt: skip
 Values = Callable[[np.ndarray], np.ndarray]
+_SAME = np.zeros(0, np.int64)  # the order of rows that are where they were
 
 
 class Arrangement:
     """How files of an architecture have their tensors, for a configuration: the order of their rows, their axes and
-    their values. tensors: the names of those of the file at hand."""
+    their values. tensors: the names of those of a file."""
 
     def __init__(self, arch: str, own: Architecture, tensors: Collection[str], config: Any) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
@@ -40,12 +41,11 @@ class Arrangement:
         whose values would change."""
         if name.endswith(".ssm_a"):
             weight = derive(lambda values: torch.log(-values.to(torch.float32)), weight)
-        layer, _, part = name.removeprefix("blk.").partition(".")
+        part = name.removeprefix("blk.").partition(".")[2]
         order = self.rows(self.config, part) if self.rows is not None else None
         if order is not None:
             return _ordered(weight, order, columns=part == "ssm_out.weight")
-        of_states = part in _STATES and f"blk.{layer}.ssm_a" in self.tensors
-        if self._plain or of_states or name.endswith(("_exps.weight", "_exps.bias")):
+        if self._keeps(name):
             return weight
         if isinstance(weight, QuantizedWeight):
             return _blocks(weight, name, lambda values: self._values(values, name))
@@ -74,26 +74,19 @@ class Arrangement:
         return derive(joined, first, second)
 
     def order(self, name: str, rows: int, columns: int) -> tuple[np.ndarray, bool] | None:
-        """Which row of the file's matrix [rows, columns] each of transformers' is, int64 [rows], [] where the order is
-        the same, and whether transformers has the matrix turned; None where more than that differs."""
-        same = np.zeros(0, np.int64)
+        """See `_row_order`, of the file's matrix of that name."""
         part = name.removeprefix("blk.").partition(".")[2]
-        if self.rows is not None and self.rows(self.config, part) is not None:
-            found = self.rows(self.config, part)
-            return None if part == "ssm_out.weight" or found is None else (found.numpy(), False)
-        numbers = np.arange(rows, dtype=np.float32)[:, None]
-        if self._plain or name.endswith("_exps.weight"):
-            return same, False
-        try:
-            shown = self._values(numbers, name)
-        except ValueError:  # it asks for all columns
-            shown = self._values(np.ascontiguousarray(np.broadcast_to(numbers, (rows, columns))), name)
-        if shown.shape in ((1, rows), (columns, rows)) and shown.shape != numbers.shape:
-            return (same, True) if np.array_equal(shown[0], numbers[:, 0]) else None
-        first = shown[:, 0]
-        if shown.shape[0] != rows or not np.array_equal(np.sort(first), numbers[:, 0]):
-            return None
-        return same if np.array_equal(first, numbers[:, 0]) else first.astype(np.int64), False
+        if self.rows is not None and (found := self.rows(self.config, part)) is not None:
+            return None if part == "ssm_out.weight" else (found.numpy(), False)  # of that, columns are in another order
+        if self._keeps(name):
+            return _SAME, False
+        return _row_order(lambda values: self._values(values, name), rows, columns)
+
+    def _keeps(self, name: str) -> bool:
+        """Whether the conversion leaves a tensor as it is, or what it does is undone elsewhere."""
+        layer, _, part = name.removeprefix("blk.").partition(".")
+        of_states = part in _STATES and f"blk.{layer}.ssm_a" in self.tensors
+        return self._plain or of_states or name.endswith(("_exps.weight", "_exps.bias"))
 
     def _values(self, values: np.ndarray, name: str) -> np.ndarray:
         taken: dict[str, Any] = {"tensors": {}}
@@ -171,19 +164,30 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size > 1)
 
 
+def _row_order(arrange: Values, rows: int, columns: int) -> tuple[np.ndarray, bool] | None:
+    """Which row of a matrix [rows, columns] each is that `arrange` makes of it, int64 [rows], [] where the order is the
+    same, and whether it turns the matrix; None where it does more than that."""
+    numbers = np.arange(rows, dtype=np.int32)[:, None]
+    try:
+        shown = arrange(numbers)
+    except ValueError:  # it asks for all columns
+        shown = arrange(np.ascontiguousarray(np.broadcast_to(numbers, (rows, columns))))
+    if shown.shape[0] != rows:
+        return (_SAME, True) if np.array_equal(shown[0], numbers[:, 0]) else None
+    first = shown[:, 0]
+    if not np.array_equal(np.sort(first), numbers[:, 0]):
+        return None
+    return _SAME if np.array_equal(first, numbers[:, 0]) else first.astype(np.int64), False
+
+
 def _blocks(weight: QuantizedWeight, name: str, arrange: Values) -> Weight:
     """Blocks lie along rows, so a change of the rows' order leaves them as they are. Others are undone on values."""
-    rows, k = weight.shape[-2:]
-    numbers = np.arange(rows, dtype=np.int32)[:, None]
-    if len(weight.shape) == 2:
-        try:
-            order = arrange(numbers)
-        except ValueError:  # it asks for all columns
-            order = arrange(np.ascontiguousarray(np.broadcast_to(numbers, (rows, k))))
-        if order.shape[0] == rows and np.array_equal(np.sort(order[:, 0]), numbers[:, 0]):
-            if np.array_equal(order[:, 0], numbers[:, 0]):
-                return weight
-            return GivenRows((weight,), torch.from_numpy(order[:, 0].astype(np.int64)))
-        if order.shape == (1, rows):
-            return Transposed(weight)
-    raise UnsupportedModel(f"tensor {name!r} comes quantized, and its values are not those of the model's parameter")
+    found = _row_order(arrange, *weight.shape) if len(weight.shape) == 2 else None
+    if found is None:
+        raise UnsupportedModel(
+            f"tensor {name!r} comes quantized, and its values are not those of the model's parameter"
+        )
+    order, is_turned = found
+    if is_turned:
+        return Transposed(weight)
+    return GivenRows((weight,), torch.from_numpy(order)) if len(order) else weight

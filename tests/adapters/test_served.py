@@ -1,0 +1,85 @@
+"""Which adapter a request gets by its number, while adapters come and go and the engine is started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from icc.runtime.server.api.adapters import ServedAdapters
+from icc.runtime.server.api.errors import HttpError
+from icc.runtime.server.api.requests import AdapterScale
+from icc.runtime.server.engine.engine_stream import EngineFailed
+from icc.runtime.server.engine.messages import LoadAdapter, UnloadAdapter
+
+
+class Engine:
+    """What an engine process knows of adapters; `refused` cannot be loaded again."""
+
+    def __init__(self) -> None:
+        self.on_ready: Callable[[], None] = lambda: None
+        self.known: set[str] = set()
+        self.refused = ""
+
+    async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
+        await asyncio.sleep(0)
+        if isinstance(question, UnloadAdapter):
+            self.known.discard(question.name)
+        elif question.name == self.refused:
+            raise EngineFailed(400, "damaged")
+        else:
+            self.known.add(question.name)
+
+    def start_again(self) -> None:
+        self.known.clear()
+        self.on_ready()
+
+
+async def served(*names: str) -> tuple[Any, ServedAdapters]:
+    engine: Any = Engine()
+    adapters = ServedAdapters(engine, ("base",), None, {name: Path(name) for name in names})
+    await adapters.load_first()
+    return engine, adapters
+
+
+def test_a_number_is_kept() -> None:
+    async def run() -> None:
+        _, adapters = await served("one", "two")
+        await adapters.unload("one")
+        assert await adapters.scaled("base", [AdapterScale(1, 0.5)]) == ("two", 0.5)
+        with pytest.raises(HttpError, match="there is no adapter 0"):
+            await adapters.scaled("base", [AdapterScale(0, 0.5)])
+        await adapters.load("two", Path("again"))
+        await adapters.load("one", Path("one"))
+        assert [(one.name, one.number) for one in adapters.all] == [("two", 1), ("one", 2)]
+
+    asyncio.run(run())
+
+
+def test_after_a_restart_requests_wait_until_adapters_are_there() -> None:
+    async def run() -> None:
+        engine, adapters = await served("one", "two")
+        adapters.set_scales([AdapterScale(0, 0.5)])
+        for lora, name in (([AdapterScale(1, 2.0)], "two"), (None, "one"), ("two", "two")):
+            engine.start_again()
+            found, _ = await adapters.scaled("base", lora)
+            assert found == name and name in engine.known
+
+    asyncio.run(run())
+
+
+def test_a_default_that_is_gone_is_none() -> None:
+    async def run() -> None:
+        engine, adapters = await served("one", "two")
+        adapters.set_scales([AdapterScale(0, 0.5)])
+        engine.refused = "one"
+        engine.start_again()
+        assert await adapters.scaled("base", "two") == ("two", 1.0)
+        assert await adapters.scaled("base", None) == ("", 1.0)
+        adapters.set_scales([AdapterScale(1, 0.5)])
+        await adapters.unload("two")
+        assert adapters.default is None
+
+    asyncio.run(run())
