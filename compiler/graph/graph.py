@@ -105,6 +105,7 @@ class Graph:
     picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
     sites: tuple[PoolSite, ...] = ()  # where changes by adapters go
+    ranks: int = 1  # how many processes run it together, see weights/shards.py
     gguf: str = ""  # what llama.cpp calls its architecture, where that is known of a graph with sites
 
     @property

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..ops import op_of
+from ..ops import op_of, traits_of
+from ..ops.collective import across
+from ..weights.shards import of_rank
 from .graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, LOGITS, TOKENS, Graph, input_type
 
 
@@ -73,30 +75,40 @@ def interpret_outputs(
 
 
 def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:
-    """The outputs by name."""
-    env: dict[fx.Node, Any] = {}
+    """The outputs by name, as rank 0 has them. All ranks run in lockstep, call by call."""
+    env: dict[fx.Node, list[Any]] = {}
     last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
+    ranks = range(graph.ranks)
     for node in graph.nodes:
         if node.op == "placeholder":
-            env[node] = inputs[str(node.target)]
+            env[node] = [inputs[str(node.target)]] * graph.ranks
         elif node.op == "get_attr":
             continue  # loaded where it is used, so that one weight at a time is in memory
         elif node.op == "output":
-            return {name: _value(arg, graph, env) for name, arg in graph.outputs.items()}
+            return {name: _value(arg, graph, env, 0) for name, arg in graph.outputs.items()}
         else:
-            args = tuple(_value(a, graph, env) for a in node.args)
-            if observer is not None:
-                observer(node, args)
-            env[node] = eager(node.target)(*args, **node.kwargs)
+            env[node] = _call(graph, node, env, ranks, observer)
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)
     raise AssertionError("a graph ends with an output node")
 
 
-def _value(arg: Any, graph: Graph, env: dict[fx.Node, Any]) -> Any:
+def _call(
+    graph: Graph, node: fx.Node, env: Mapping[fx.Node, list[Any]], ranks: range, observer: Observer | None
+) -> list[Any]:
+    """What a call gives on each rank."""
+    args = [tuple(_value(a, graph, env, rank) for a in node.args) for rank in ranks]
+    if observer is not None:
+        observer(node, args[0])
+    if traits_of(node.target).collective:
+        return list(across(node.target, args))
+    return [eager(node.target)(*own, **node.kwargs) for own in args]
+
+
+def _value(arg: Any, graph: Graph, env: Mapping[fx.Node, list[Any]], rank: int) -> Any:
     if isinstance(arg, fx.Node):
-        return as_compute(graph.weight(arg).load()) if arg.op == "get_attr" else env[arg]
+        return as_compute(of_rank(graph.weight(arg), rank).load()) if arg.op == "get_attr" else env[arg][rank]
     if isinstance(arg, (list, tuple)):
-        return [_value(a, graph, env) for a in arg]
+        return [_value(a, graph, env, rank) for a in arg]
     return arg

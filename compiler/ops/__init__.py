@@ -6,6 +6,7 @@ Another package's ops are found through its entry points (see docs/extending.md)
 from . import (
     aten,
     attention,
+    collective,
     convolution,
     embedding,
     hadamard,
@@ -19,17 +20,19 @@ from . import (
 )
 from .attention_spec import AttentionMask, AttentionSpec
 from .base import OPS, Cost, Op, named_arguments, op, op_of, tensor_bytes, traits_of
-from .traits import Traits
+from .traits import Division, Traits
 
 __all__ = [
     "OPS",
     "AttentionMask",
     "AttentionSpec",
     "Cost",
+    "Division",
     "Op",
     "Traits",
     "aten",
     "attention",
+    "collective",
     "convolution",
     "embedding",
     "hadamard",

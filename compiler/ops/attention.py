@@ -10,12 +10,15 @@ from torch import Tensor
 from .attention_spec import ALL_AHEAD, AttentionMask, AttentionSpec
 from .base import Cost, op, tensor_bytes
 from .evicting import attend_evicting
-from .traits import Traits
+from .traits import Division, Traits
 
 BIAS_MARGIN = 64  # columns of a bias by distance beyond the longest sequence, which kernels may read
 
 
-@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(4, 5, 6), abstract=True))
+_HEADS = Division(dict.fromkeys(("q", "k", "v", "sinks", "alibi", "bias", "row_bias", "key_bias"), 0), 0)
+
+
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(4, 5, 6), abstract=True, divisions=(_HEADS,)))
 def attention(
     q: Tensor,
     k: Tensor,
@@ -120,7 +123,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     return torch.cat((head * cos[:, None] + turned * sin[:, None], tail), dim=-1)
 
 
-@op()
+@op(Traits(divisions=(Division({"x": 0}, 0),)))
 def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     """Rotary position embedding, see `rotate`: x[T, H, D], cos and sin [T, R] with R <= D."""
     return rotate(x, cos, sin, style).clone()
@@ -138,7 +141,12 @@ def _rope_samples() -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:
     yield torch.randn(3, 1, 8), torch.randn(3, 8), torch.randn(3, 8), "interleaved"
 
 
-@op(Traits(mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(5, 6, 7, 8, 9, 10, 11)))
+@op(
+    Traits(
+        mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(5, 6, 7, 8, 9, 10, 11),
+        divisions=(_HEADS,),
+    )
+)  # fmt: skip
 def paged_attention(
     q: Tensor,
     k: Tensor,

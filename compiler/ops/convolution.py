@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
-from .traits import Traits
+from .traits import Division, Traits
+
+_CHANNELS = Division({"x": 0, "weight": 1, "bias": 0}, 0)
 
 
-@op(Traits(mixes_tokens=True, stateful=True, weights=(1, 2)))
+@op(Traits(mixes_tokens=True, stateful=True, weights=(1, 2), divisions=(_CHANNELS,)))
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
     """y[t] = bias + sum over k of weight[k] * x[t - K + 1 + k], channel by channel: x[T, C], weight[K, C] -> [T, C].
 

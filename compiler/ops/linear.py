@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
-from .traits import Traits
+from .traits import Division, Traits
+
+_COLUMNS, _ROWS = Division({"weight": 0, "bias": 0}, -1), Division({"x": -1, "weight": 1}, None, once=("bias",))
 
 
-@op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2)))
+@op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2), by_line=True, divisions=(_ROWS, _COLUMNS)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y[..., N] = x[..., K] weight[N, K]^T + bias[N]."""
     return torch.nn.functional.linear(x, weight, bias).clone()
@@ -30,7 +32,14 @@ def _linear_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     yield torch.randn(2, 64), torch.randn(5, 64), None
 
 
-@op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2)))
+_EXPERT_DIVISIONS = (
+    Division({"x": -1, "weight": 2}, None, once=("bias",)),
+    Division({"x": 0, "weight": 0, "bias": 0}, 0),  # where there is a row for each expert, as of heads
+    Division({"weight": 1, "bias": 1}, -1),
+)
+
+
+@op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2), divisions=_EXPERT_DIVISIONS))
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor | None) -> Tensor:
     """y[T, S, N] = x[T, K] or x[T, S, K] times weight[E, N, K] of expert index[T, S], plus bias[E, N].
 

@@ -15,7 +15,7 @@ def _norm_cost(x: Tensor, *rest: object) -> Cost:
     return Cost(4.0 * x.numel(), 2 * tensor_bytes(x))
 
 
-@op(Traits(weights=(1,), absorbs=(1,)))
+@op(Traits(weights=(1,), absorbs=(1,), by_line=True))
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019)."""
     y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
@@ -30,7 +30,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
     return (y if weight is None else y * weight), total
 
 
-@op(Traits(weights=(1, 2), absorbs=(1, 2)))
+@op(Traits(weights=(1, 2), absorbs=(1, 2), by_line=True))
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Layer normalization over the last axis (Ba et al. 2016)."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)

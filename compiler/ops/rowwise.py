@@ -31,26 +31,26 @@ def reduce(x: Tensor, kind: str, dim: int) -> Tensor:
     return REDUCTIONS[kind](x, dim)
 
 
-@op(Traits(routes=True))
+@op(Traits(routes=True, by_line=True))
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last axis."""
     return torch.softmax(x, dim=-1)
 
 
-@op(Traits(selects=True))
+@op(Traits(selects=True, by_line=True))
 def topk(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) of the last axis in order, and their indices; ties go to the lower index."""
     order = torch.argsort(x, dim=-1, descending=largest, stable=True)[..., :k]
     return torch.gather(x, -1, order), order
 
 
-@op(Traits(routes=True))
+@op(Traits(routes=True, by_line=True))
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """x[..., index[..., j]] along the last axis."""
     return torch.gather(x, -1, index.long())
 
 
-@op(Traits(weights=(1,)))
+@op(Traits(weights=(1,), by_line=True))
 def columns(x: Tensor, order: Tensor) -> Tensor:
     """x[..., order]: values x[T, ..., K] in the order in which the columns of a weight are stored."""
     return x[..., order.long()]
@@ -66,7 +66,7 @@ def expert_columns(x: Tensor, order: Tensor, index: Tensor) -> Tensor:
     return torch.gather(slots, -1, order[index.long().clamp(0, len(order) - 1)].long())
 
 
-@op(Traits(routes=True))
+@op(Traits(routes=True, by_line=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
     """A copy of x where the last axis at `index` is set to (or has added) src, or `value` where src is absent."""
     source = torch.full_like(index, value, dtype=x.dtype) if src is None else src
@@ -74,7 +74,7 @@ def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumula
     return out.scatter_add(-1, index.long(), source) if accumulate else out.scatter(-1, index.long(), source)
 
 
-@op()
+@op(Traits(by_line=True))
 def cumsum(x: Tensor) -> Tensor:
     """Running sum over the last axis."""
     return torch.cumsum(x, dim=-1, dtype=x.dtype)

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
-from .traits import Traits
+from .traits import Division, Traits
+
+_HEADS = Division(dict.fromkeys(("q", "k", "v", "decay", "beta"), 0), 0)
 
 
-@op(Traits(mixes_tokens=True, stateful=True))
+@op(Traits(mixes_tokens=True, stateful=True, divisions=(_HEADS,)))
 def gated_scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, delta: bool, layer: int) -> Tensor:
     """q, k[T, Hk, K], v[T, H, V] -> [T, H, V]; head h has the queries and keys of head h // (H / Hk).
 
@@ -70,7 +72,7 @@ def _gated_scan_samples() -> Iterator[tuple[object, ...]]:
     yield q, k, v, decay, None, False, 0
 
 
-@op(Traits(mixes_tokens=True, stateful=True, weights=(2,)))
+@op(Traits(mixes_tokens=True, stateful=True, weights=(2,), divisions=(Division({"x": 0, "dt": 0, "a": 1}, 0),)))
 def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, layer: int) -> Tensor:
     """x, dt[T, C], a[N, C], b, c[T, N] -> [T, C]: Mamba's selective scan (Gu and Dao 2023).
 
@@ -97,7 +99,7 @@ def _selective_scan_samples() -> Iterator[tuple[object, ...]]:
         yield x, dt, a, torch.randn(t, states), torch.randn(t, states), 0
 
 
-@op(Traits(mixes_tokens=True, stateful=True))
+@op(Traits(mixes_tokens=True, stateful=True, divisions=(Division({"x": 0, "decay": 0}, 0),)))
 def channel_scan(x: Tensor, decay: Tensor | None, maximum: bool, start: float, layer: int) -> Tensor:
     """x, decay[T, C] -> [T, C]: a number per channel, as it is before each token; `start` before the first.
 

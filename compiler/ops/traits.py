@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Division:
+    """A way in which several ranks do a call in parts: each has its part of these axes, and does what is left.
+
+    axes: by argument, the axis that is divided, counted behind the rows where there are any. Sizes may differ where
+    elements share: attention's query heads share those of keys. result: the axis of the result that is divided; None
+    where results add up. once: arguments that only one rank adds to a sum. Arguments without an axis are whole.
+    """
+
+    axes: Mapping[str, int]
+    result: int | None
+    once: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -18,6 +33,9 @@ class Traits:
     What it does with rows and steps:
         mixes_tokens: a row of the result depends on other rows, so that it cannot be computed for some rows alone.
         stateful: each call owns something that lives longer than a step, such as a layer of the KV cache.
+        collective: it takes the values of all ranks, see collective.py.
+        by_line: each line of the last axis gives one of the result, whatever the other lines are.
+        divisions: how ranks may divide a call, the first that fits what they have.
         attention: arguments 0, 1, 2 are queries, keys and values [T, heads, dim]; a result is a mean of values.
     What it does with numbers and weights:
         product: a matrix product: these arguments are rounded to the back end's activation type, and so is the result.
@@ -36,6 +54,9 @@ class Traits:
     selects_rows: bool = False
     mixes_tokens: bool = False
     stateful: bool = False
+    collective: bool = False
+    by_line: bool = False
+    divisions: tuple[Division, ...] = field(default=(), hash=False)
     attention: bool = False
     product: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()

@@ -19,6 +19,10 @@ Parts = dict[str, Tensor]
 """The arrays of an encoded weight by name, as passes work with them: codes one to an element, scales in float32."""
 
 
+Ranges = tuple[tuple[int, int], ...]
+"""Elements [begin, end) of an axis, and then others."""
+
+
 class Misfit(ValueError):
     """A weight cannot be stored in a format; says why."""
 
@@ -118,6 +122,28 @@ class StorageFormat(ABC):
         """The parts of weights joined along their first axis; they merge with each other."""
         return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
+    def cut(self, parts: Parts, shape: Sequence[int], axis: int, ranges: Ranges) -> Parts:
+        """The parts of what has only these ranges of an axis of a weight of `shape`, as `cut_to` stores it. Misfit
+        where a range begins or ends within a block."""
+        return {name: _cut(value, shape[axis], axis, ranges, self.name) for name, value in parts.items()}
+
+    def cut_to(self, shape: Sequence[int], axis: int, ranges: Ranges) -> StorageFormat:
+        """How what `cut` gives is stored: as the whole. Misfit where it cannot be cut there."""
+        self._check_cut(self, shape, axis, ranges)
+        return self
+
+    def _check_cut(self, local: StorageFormat, shape: Sequence[int], axis: int, ranges: Ranges) -> None:
+        block = local.block[1] if axis == len(shape) - 1 else 1
+        misfit = Misfit(f"{self.name} has blocks along axis {axis} of {list(shape)} that {ranges} would cut")
+        if any(place % block for one in ranges for place in one if place < shape[axis]):
+            raise misfit
+        size = sum(end - begin for begin, end in ranges)
+        own = (*shape[:axis], size, *shape[axis + 1 :])
+        whole = {name: torch.empty(a.shape, device="meta") for name, a in self.arrays(shape).items()}
+        found = {name: tuple(value.shape) for name, value in self.cut(whole, shape, axis, ranges).items()}
+        if found != {name: a.shape for name, a in local.arrays(own).items()}:
+            raise misfit
+
     def hold(self, parts: Parts, shape: Sequence[int]) -> Parts:
         """The parts of a weight of `shape` in less memory, codes of 4 bits two to a byte; `release` undoes it."""
         arrays = self.arrays(shape)
@@ -130,6 +156,18 @@ class StorageFormat(ABC):
 
     def __str__(self) -> str:
         return self.name
+
+
+def _cut(value: Tensor, size: int, axis: int, ranges: Ranges, name: str) -> Tensor:
+    """Ranges of an axis of `size` elements; an array that has one entry for all of them stays."""
+    entries = value.shape[axis]
+    if entries == 1 < size:
+        return value
+    block = size // entries
+    if any(place % block for one in ranges for place in one):
+        raise Misfit(f"{name} has blocks of {block} along axis {axis}, which {ranges} cut")
+    pieces = [value.narrow(axis, begin // block, (end - begin) // block) for begin, end in ranges]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
 
 
 def _hold(value: Tensor, array: Array) -> Tensor:

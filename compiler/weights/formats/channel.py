@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .affine import GroupAffine, fp16_scale
-from .base import Misfit, Parts
+from .base import Misfit, Parts, Ranges
 
 _STEP = 16  # of K, which kernels take at a time
 ZERO = 128
@@ -31,6 +32,12 @@ class ChannelInt8(GroupAffine):
         if k % _STEP:
             raise Misfit(f"K = {k} is not a multiple of {_STEP}")
         return replace(self, group=k)
+
+    def cut_to(self, shape: Sequence[int], axis: int, ranges: Ranges) -> ChannelInt8:
+        """What is left of a row keeps the row's scale."""
+        if axis < len(shape) - 1:
+            return self
+        return replace(self, group=sum(end - begin for begin, end in ranges))
 
     def fit(self, groups: Tensor, clip: Tensor | None = None) -> Parts:
         peak = groups.abs().amax(-1)

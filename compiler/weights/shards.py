@@ -1,0 +1,130 @@
+"""Weights of which each of several ranks has a part. Every rank runs the same graph; only these handles tell ranks
+apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .formats.base import Parts, Ranges, StorageFormat
+from .formats.dense import Dense
+from .handles import SortedColumns, Transposed, Weight
+
+Cuts = tuple[Ranges, ...]
+"""By rank, what it has of an axis; equally many elements each."""
+
+
+@dataclass
+class Shard(Weight):
+    """What one rank has of `source`: ranges cuts[rank] of `axis`, one after the other, stored as `source` is.
+
+    Misfit where a block of the storage format would be cut.
+    """
+
+    source: Weight
+    axis: int
+    cuts: Cuts
+    rank: int = 0
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.source.shape
+        size = sum(end - begin for begin, end in self.cuts[self.rank])
+        self.shape = (*whole[: self.axis], size, *whole[self.axis + 1 :])
+        self.dtype = self.source.dtype
+        for ranges in self.cuts:
+            self.source.storage.cut_to(whole, self.axis, ranges)
+
+    @property
+    def storage(self) -> StorageFormat:
+        return self.source.storage.cut_to(self.source.shape, self.axis, self._own)
+
+    def load(self) -> Tensor:
+        whole = self.source.storage
+        if isinstance(whole, Dense):
+            return whole.cut({"values": self.source.load()}, self.source.shape, self.axis, self._own)["values"]
+        return self.storage.decode(self.parts())
+
+    def parts(self) -> Parts:
+        whole = self.source.storage
+        if isinstance(whole, Dense):
+            return {"values": self.load()}
+        return whole.cut(_LAST.parts(self.source), self.source.shape, self.axis, self._own)
+
+    @property
+    def _own(self) -> Ranges:
+        return self.cuts[self.rank]
+
+
+@dataclass
+class OnFirst(Weight):
+    """`source` on rank 0, zeros on the others: what is added once to a sum over ranks."""
+
+    source: Weight
+    rank: int = 0
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.source.shape, self.source.dtype
+
+    def load(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype) if self.rank else self.source.load()
+
+
+class _LastParts:
+    """The parts of the weight that was asked for last: its ranks ask one after the other, and encoding takes time."""
+
+    def __init__(self) -> None:
+        self._source: Weight | None = None
+        self._parts: Parts = {}
+
+    def parts(self, source: Weight) -> Parts:
+        if self._source is not source:
+            self._source, self._parts = None, {}  # first, so that no two are in memory
+            self._source, self._parts = source, source.parts()
+        return self._parts
+
+
+_LAST = _LastParts()
+
+
+def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
+    """Rank 0's part of a weight. Misfit where its storage cannot be cut there."""
+    if isinstance(weight, Transposed) and axis >= len(weight.shape) - 2:
+        return Transposed(shard(weight.source, 2 * len(weight.shape) - 3 - axis, cuts))  # type: ignore[arg-type]
+    if isinstance(weight, SortedColumns) and axis == len(weight.shape) - 2 and weight.order.dim() == 1:
+        return SortedColumns(shard(weight.source, axis, cuts), weight.order)  # type: ignore[arg-type]
+    return Shard(weight, axis, cuts)
+
+
+def of_rank(weight: Weight, rank: int) -> Weight:
+    """The same weight as another rank has it; itself where all have the same."""
+    changed: dict[str, Any] = {}
+    if is_dataclass(weight):
+        for part in fields(weight):
+            if part.init:
+                value = getattr(weight, part.name)
+                if (other := _of_rank(value, rank)) is not value:
+                    changed[part.name] = other
+        if isinstance(weight, (Shard, OnFirst)):
+            return replace(weight, **changed, rank=rank)
+    return replace(weight, **changed) if changed else weight  # type: ignore[type-var]
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    if isinstance(value, Weight):
+        return of_rank(value, rank)
+    if isinstance(value, tuple) and value and isinstance(value[0], Weight):
+        found = tuple(of_rank(part, rank) for part in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return found if any(a is not b for a, b in zip(found, value, strict=True)) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def differs_by_rank(weight: Weight) -> bool:
+    """Whether ranks have different parts of it."""
+    return of_rank(weight, 1) is not weight

@@ -1,0 +1,1 @@
+"""Passes that divide a model among ranks."""

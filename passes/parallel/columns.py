@@ -1,0 +1,179 @@
+"""Where a division begins: products whose columns, experts or words the ranks divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+import torch
+from torch import fx
+
+from ...compiler.graph.graph import Graph, type_of
+from ...compiler.ops import OPS, named_arguments, op_of
+from ...compiler.weights.handles import Constant
+from ...compiler.weights.shards import shard
+from .cuts import Conflict, Cut, Routed, Seed, evenly, joined
+from .values import Divided, Local, Values, seeds_of
+
+aten = torch.ops.aten
+LINEAR, EXPERTS, EMBEDDING = (OPS[name].overload for name in ("linear", "expert_linear", "embedding"))
+SORTED = OPS["expert_columns"].overload
+WORDS, BY_EXPERT = -1, -2  # pieces of a seed that are no columns
+
+
+def find_seeds(graph: Graph, ranks: int, tensors: bool, experts: bool) -> dict[Seed, int]:
+    """All products, each piece of their columns divided in as many parts as there can be. tensors: columns and words;
+    experts: whole experts, instead of their columns."""
+    found: dict[Seed, int] = {}
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        named = named_arguments(node) if op_of(node.target) is not None and node.target in _PRODUCTS else {}
+        if experts and node.target is EXPERTS and _shares_experts(named, ranks):
+            found[node.name, BY_EXPERT] = ranks
+        elif tensors and node.target in (LINEAR, EXPERTS) and _is_weight(named["weight"]):
+            for number, (begin, end) in enumerate(pieces_of(node)):
+                found[node.name, number] = most_parts(end - begin, ranks)
+        elif tensors and _looks_up_words(node):
+            found[node.name, WORDS] = ranks if type_of(named["table"]).shape[0] % ranks == 0 else 1
+    return {seed: parts for seed, parts in found.items() if parts > 1}
+
+
+_PRODUCTS = (LINEAR, EXPERTS, EMBEDDING)
+
+
+def _is_weight(node: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def _shares_experts(named: dict[str, object], ranks: int) -> bool:
+    """Whether each rank has as many of the experts that an index chooses of."""
+    weight = named["weight"]
+    return _is_weight(weight) and named["index"] is not None and type_of(weight).shape[0] % ranks == 0  # type: ignore[arg-type]
+
+
+def _looks_up_words(node: fx.Node) -> bool:
+    if node.target is not EMBEDDING or not _is_weight(node.args[1]):
+        return False
+    index = node.args[0]
+    return isinstance(index, fx.Node) and index.op == "placeholder" and index.target == "token_ids"
+
+
+def most_parts(size: int, ranks: int, below: int = 0) -> int:
+    """The largest number of equal parts of `size` that ranks can share evenly, less than `below` where that is
+    given."""
+    return next(n for n in range((below or ranks + 1) - 1, 0, -1) if ranks % n == 0 and size % n == 0)
+
+
+def pieces_of(node: fx.Node) -> list[tuple[int, int]]:
+    """The pieces that a product's columns are sliced into, such as gate and up; all in one where they are not."""
+    size = type_of(node).shape[-1]
+    found = sorted(_slices(node, type_of(node).shape[:-1], size))
+    ends = [0, *(end for _, end in found)]
+    return found if found and ends[:-1] == [begin for begin, _ in found] and ends[-1] == size else [(0, size)]
+
+
+def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, int]]:
+    """The ranges of `size` columns behind `lead` that are sliced from a value, or from a view of it."""
+    found: set[tuple[int, int]] = set()
+    for user in node.users:
+        if user.target is aten.view.default:
+            found |= _slices(user, lead, size)
+            continue
+        shape = type_of(node).shape
+        axis = user.args[1] - 1 if user.target is aten.slice.Tensor else -1  # type: ignore[operator]
+        if axis < 0 or (*user.args, 1)[4] != 1 or prod(shape[:axis]) != prod(lead):
+            return {(0, 0)}
+        inner = prod(shape[axis + 1 :])
+        found.add((user.args[2] * inner, min(user.args[3], shape[axis]) * inner))  # type: ignore[operator, type-var]
+    return found
+
+
+def columns_of(values: Values, node: fx.Node) -> Divided | None:
+    """A product of whole rows, of whose columns each rank has some; None where it is another call."""
+    if node.target not in (LINEAR, EXPERTS) or not _has_seeds(values, node, range(len(pieces_of(node)))):
+        return None
+    named = named_arguments(node)
+    if values.cut_of(named["x"]) is not None:
+        return None
+    pieces = pieces_of(node)
+    parts = [values.seeds.get((node.name, number), 1) for number in range(len(pieces))]
+    cuts = joined([evenly(*piece, count, values.ranks) for piece, count in zip(pieces, parts, strict=True)])
+    seeds = frozenset((node.name, n) for n, count in enumerate(parts) if count > 1)
+    cut = Cut(len(type_of(node).shape) - 1, cuts, seeds)
+    local = {name: values.whole(named[name]) for name in ("x", "index") if name in named}
+    weight, bias = named["weight"], named["bias"]
+    local["weight"] = values.part(weight, len(type_of(weight).shape) - 2, cut)
+    local["bias"] = None if bias is None else values.part(bias, len(type_of(bias).shape) - 1, cut)
+    return Divided(cut, _ordered(node, local))
+
+
+def experts_of(values: Values, node: fx.Node) -> Divided | None:
+    """A product with experts, of which each rank has some: zeros in the slots of others. Also the order of columns of
+    each slot's expert, whose slots of others have anything."""
+    named = named_arguments(node) if node.target in (EXPERTS, SORTED) else {}
+    state = values.state(named["x"]) if named else None
+    own = isinstance(state, Routed) if node.target is SORTED else _has_seeds(values, node, (BY_EXPERT,))
+    if not own:
+        if isinstance(state, Routed):
+            raise Conflict("experts of which all ranks have all", state)
+        return None
+    index = named["index"]
+    if isinstance(state, Routed) and state.index != index.name:
+        raise Conflict("slots of two choices of experts meet", state)
+    experts = type_of(named["order" if node.target is SORTED else "weight"]).shape[0]
+    seeds = seeds_of([state]) | (frozenset() if node.target is SORTED else frozenset({(node.name, BY_EXPERT)}))
+    cut = Cut(0, evenly(0, experts, values.ranks, values.ranks), seeds)
+    local = {
+        name: values.part(named[name], 0, cut) for name in ("weight", "bias", "order") if named.get(name) is not None
+    }
+    x = named["x"] if isinstance(state, Routed) else values.whole(named["x"])
+    values.whole(index)
+    firsts = tuple(own[0][0] for own in cut.cuts)
+    args = _ordered(node, {**local, "x": x, "index": Local(index, firsts)})
+    return Divided(Routed(index.name, node.target is EXPERTS, seeds), args)
+
+
+def words_of(values: Values, node: fx.Node) -> Divided | None:
+    """A look-up of tokens of whose rows each rank has some, added up at once: all that comes behind adds to it."""
+    if node.target is not EMBEDDING or not _has_seeds(values, node, (WORDS,)):
+        return None
+    index, table = node.args
+    size = type_of(table).shape[0]  # type: ignore[arg-type]
+    seed = frozenset({(node.name, WORDS)})
+    cut = Cut(0, evenly(0, size, values.ranks, values.ranks), seed)
+    firsts = tuple(own[0][0] for own in cut.cuts)
+    args = Local(index, firsts), values.part(table, 0, cut)  # type: ignore[arg-type]
+    return Divided(None, args, _summed_words)
+
+
+def _summed_words(graph: Graph, node: fx.Node) -> fx.Node:
+    """The rows of all tokens: ranks give zeros for those that lie outside their tables."""
+    index, table = node.args
+    size = type_of(table).shape[0]  # type: ignore[arg-type]
+    inside = graph.call(aten.clamp.default, index, 0, size - 1, origin=node)
+    here = graph.call(aten.eq.Tensor, inside, index, origin=node)
+    found = graph.call(EMBEDDING, inside, table, origin=node)
+    mask = graph.call(torch.ops.prims.convert_element_type.default, here, torch.float32, origin=node)
+    mask = graph.call(aten.view.default, mask, [-1] + [1] * (type_of(table).rank - 1), origin=node)  # type: ignore[arg-type]
+    own = graph.call(aten.mul.Tensor, found, mask, origin=node)
+    return graph.call(OPS["all_reduce"].overload, own, origin=node)
+
+
+def local_index(graph: Graph, local: Local) -> fx.Node:
+    """The numbers that a rank's own experts or words have there, as a call at the insertion point; those of others lie
+    outside."""
+    firsts = Constant(torch.tensor(local.firsts, dtype=torch.int32))
+    cuts = tuple(((rank, rank + 1),) for rank in range(len(local.firsts)))
+    first = graph.add_weight("rank.first", shard(firsts, 0, cuts))
+    return graph.call(aten.sub.Tensor, local.index, first)
+
+
+def _has_seeds(values: Values, node: fx.Node, pieces: Iterable[int]) -> bool:
+    return any((node.name, piece) in values.seeds for piece in pieces)
+
+
+def _ordered(node: fx.Node, local: dict[str, object]) -> tuple[object, ...]:
+    found = op_of(node.target)
+    assert found is not None
+    return found.ordered(**{**named_arguments(node), **local})
