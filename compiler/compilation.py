@@ -28,6 +28,7 @@ from .canaries import make_canaries
 from .engine import directory as writer
 from .engine.earlier import EarlierEngine
 from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .errors import UsageError
 from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import Pooling, read_pooling
@@ -94,7 +95,7 @@ class Compilation:
         if self.earlier is not None and self.is_delta:
             writer.write_delta(*facts, self.earlier)
         else:
-            writer.write_weights(*facts)
+            writer.write_weights(*facts, ranks=self.graph.ranks)
 
     def optimize(self) -> None:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
@@ -135,9 +136,13 @@ class Compilation:
     def _prepared(self) -> Graph:
         """The graph as it is now, in the form that is lowered."""
         rough = self.graph.copy()
-        for phase in (pipelines.attention(self.options.eviction), pipelines.fuse()):
+        for phase in (pipelines.attention(self.options.eviction), self._parallel(), pipelines.fuse()):
             run_passes(rough, phase, PassContext())
         return rough
+
+    def _parallel(self) -> list[Pass]:
+        """What divides the graph among ranks."""
+        return pipelines.parallel(self.options.tensor_parallel or 1, self.options.expert_parallel or 1)
 
     def make_room(self) -> None:
         """A copy of the graph with room for adapters, where --adapters asks for it."""
@@ -164,6 +169,12 @@ class Compilation:
     def lower(self) -> Lowered:
         """The program, with attention and everything that can be fused as single steps."""
         self.phases.run("attention", pipelines.attention(self.options.eviction))
+        self.phases.run("parallel", self._parallel())
+        if self.graph.ranks < self.options.ranks:
+            raise UsageError(
+                f"nothing of this model divides among {self.options.ranks} ranks",
+                "see --explain divide for the reasons",
+            )
         self.phases.run("fuse", pipelines.fuse())
         lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=self.adapted)
         verify_lowered(lowered.program, self.backend.refusal)

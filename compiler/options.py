@@ -22,6 +22,7 @@ from .quantization import GROUPS, QUANTIZATIONS, find_quantization, head_format
 from .sizes import check_auto, read_size
 from .targets import find_target
 
+MAX_RANKS = 64
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
 POOLINGS: dict[Pooling, str] = {
     "last": "the hidden state of the last token",
@@ -56,7 +57,9 @@ class CompileOptions:
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
     logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
-    first. adapters: see AdapterSlots. like: an engine of another checkpoint of these shapes; what is written has the
+    first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each
+    with parts of the weights; where both are given, they are the same ranks.
+    like: an engine of another checkpoint of these shapes; what is written has the
     weights that differ from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on
     this machine.
     """
@@ -187,6 +190,22 @@ class CompileOptions:
         calibration=False,
         plan=True,
     )
+    tensor_parallel: int | None = setting(
+        None,
+        "Divide columns, rows, heads and words among N ranks.",
+        metavar="N",
+        unset="one rank",
+        least=1,
+        calibration=False,
+    )
+    expert_parallel: int | None = setting(
+        None,
+        "Divide experts, whole, among N ranks: the same bits.",
+        metavar="N",
+        unset="one rank",
+        least=1,
+        calibration=False,
+    )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
     )
@@ -241,6 +260,7 @@ class CompileOptions:
             self._check_auto()
         self._check_kv_bits()
         self._check_adapters()
+        self._check_ranks()
         parse_gates(self.gate)
         check_names(self.passes)
         if self.gate_text is not None and not self.gate:
@@ -298,6 +318,38 @@ class CompileOptions:
     def adapter_slots(self) -> AdapterSlots | None:
         """What --adapters says, read; None for no room."""
         return None if self.adapters is None else read_adapter_slots(self.adapters)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes run the engine together."""
+        return max(self.tensor_parallel or 1, self.expert_parallel or 1)
+
+    def _check_ranks(self) -> None:
+        if self.ranks == 1:
+            return
+        both = [n for n in (self.tensor_parallel, self.expert_parallel) if n is not None and n > 1]
+        if len(set(both)) > 1:
+            raise UsageError(
+                f"--tensor-parallel {self.tensor_parallel} and --expert-parallel {self.expert_parallel} differ, "
+                "and are of the same ranks",
+                "give both the same number",
+            )
+        if self.ranks > MAX_RANKS:
+            raise UsageError(f"{self.ranks} ranks are more than {MAX_RANKS}")
+        given = {
+            "--adapters": self.adapters is not None,
+            "--like": self.like is not None,
+            "--tune": self.tune,
+            f"--spec {self.spec}": self.spec.startswith(("medusa:", "layer-skip:")),
+            f"--kv-policy {self.kv_policy}": self.eviction is not None and self.eviction.chooses,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise UsageError(f"{option} does not work with several ranks", "leave it out, or compile for one rank")
+        if find_target(self.target).backend != "cpu":
+            raise UsageError(
+                f"several ranks: there are no collectives for --target {self.target} yet", "use --target cpu or native"
+            )
 
     def _check_adapters(self) -> None:
         if self.adapter_slots is None:

@@ -74,6 +74,17 @@ def fuse() -> list[Pass]:
     )
 
 
+def parallel(tensors: int, experts: int) -> list[Pass]:
+    """Columns, heads and words, and whole experts, divided among so many ranks each; empty for one rank."""
+    ranks = max(tensors, experts)
+    if ranks == 1:
+        return []
+    from .parallel.divide import DivideAmongRanks
+
+    divide = DivideAmongRanks(ranks, tensors > 1, experts > 1)
+    return ordered([divide], [*canonicalize(), *attention()])
+
+
 def adapters(slots: AdapterSlots) -> list[Pass]:
     """Room for adapters, in a copy of the quantized graph that runs where a batch has some."""
     from .adapters.insert import InsertAdapters

@@ -23,6 +23,7 @@ GROUP = "icc.passes"
 PASSES: dict[str, str] = {
     "absorb-projections": "attention.absorb_projections:AbsorbProjections",
     "dead-code": "canonicalize.dead_code:DeadCode",
+    "divide": "parallel.divide:DivideAmongRanks",
     "eliminate-common": "canonicalize.eliminate_common:EliminateCommon",
     "evict": "attention.evict:Evict",
     "fold-constants": "canonicalize.fold_constants:FoldConstants",

@@ -35,9 +35,9 @@ from icc.runtime.format.manifest import (
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.options import LoadOptions
+from icc.runtime.parent import die_with_parent
 from icc.runtime.server.engine.channel import Channel
 from icc.runtime.server.engine.grammars import CompiledGrammars
-from icc.runtime.server.engine.parent import die_with_parent
 from icc.runtime.server.engine.worker import Worker
 from icc.runtime.tokenizer import Tokenizer
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import distribution
 from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
 from math import prod
@@ -25,12 +26,13 @@ import numpy as np
 
 from ...runtime.format.canaries import CANARIES_FILE, Canaries
 from ...runtime.format.digest import encode_sealed
-from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest
+from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest, weights_file
 from ...runtime.format.program import Program
 from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
+from ..weights.shards import of_rank
 from .digests import file_entry, library_digest
 from .earlier import DELTA_WEIGHTS, EarlierEngine
 from .vocabulary import compact, lowering, make_vocabulary
@@ -138,15 +140,24 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def write_weights(
-    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress
+    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress, ranks: int = 1
 ) -> None:
-    """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory."""
-    with (stage / "weights.safetensors").open("wb") as file:
-        file.write(_header({name: weight.nbytes for name, weight in program.stored.items()}))
-        for _, packed in _packed(program, sources, pack, progress):
-            file.write(packed.data)
-        file.flush()
-        os.fsync(file.fileno())
+    """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
+    file each, with its parts of the weights."""
+    header = _header({name: weight.nbytes for name, weight in program.stored.items()})
+    with contextlib.ExitStack() as open_files:
+        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(ranks)]
+        for file in files:
+            file.write(header)
+        for name, packed in _packed(program, sources, pack, progress):
+            files[0].write(packed.data)
+            for rank in range(1, ranks):  # one after the other: they are parts of the same values
+                handle = of_rank(sources[name].handle, rank)
+                own = packed if handle is sources[name].handle else pack(replace(sources[name], handle=handle))
+                files[rank].write(own.data)
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_delta(

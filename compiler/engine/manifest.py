@@ -21,6 +21,8 @@ from ...runtime.format.manifest import (
     ProgramEntry,
     QuantFacts,
     SamplingDefaults,
+    rank_program,
+    weights_file,
 )
 from ..backends.base import Built
 from ..frontend.source.facts import TYPES
@@ -60,8 +62,13 @@ def make_manifest(
         eos_token_ids=end_token_ids(options.model, config, generation),
         pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
     )
+    own = kernel_manifest(target, built, make_limits(graph, options), model, quantization)
     return msgspec.structs.replace(
-        kernel_manifest(target, built, make_limits(graph, options), model, quantization),
+        own,
+        programs={
+            rank_program(rank): msgspec.structs.replace(own.main, weights=weights_file(rank), rank=rank)
+            for rank in range(graph.ranks)
+        },
         sampling=sampling_defaults(generation),
         tokenizer_dir=tokenizer,
         embedding=embedding,
@@ -83,7 +90,7 @@ def kernel_manifest(
         quantization=quantization,
         limits=limits,
         sampling=SamplingDefaults(),
-        programs={MAIN: ProgramEntry("program.json", "weights.safetensors", list(built.libraries))},
+        programs={MAIN: ProgramEntry("program.json", weights_file(), list(built.libraries))},
         tokenizer_dir=None,
         files={},
         gpu=built.gpu,

@@ -32,6 +32,7 @@ from .storage import narrow_values
 aten = torch.ops.aten
 LINEAR = OPS["linear"].overload
 POINT = OPS["pointwise"].overload
+ALL_GATHER = OPS["all_gather"].overload
 _COPY = Body.parse("t0 = copy a0")
 WITHIN_STEP = -1  # the window of a KV layer that is written and read in the same step, and then free
 
@@ -241,7 +242,10 @@ class Lowerer:
         sections = [outputs[LOGITS] for outputs in self.graph.sections.values() if LOGITS in outputs]
         for output in (self.graph.output, *sections):
             head = _behind_views(output)
-            if head.target is not LINEAR or head not in self._in_output:
+            last = head in self._in_output
+            if head.target is ALL_GATHER and last:
+                head = _behind_views(head.args[0])
+            if head.target is not LINEAR or not last:
                 continue
             weight = self.graph.weight(head.args[1])
             if prod(weight.shape) >= profile.screened_bytes and profile.layout(weight.storage, "screen").screens:
@@ -273,10 +277,10 @@ def _written_to_output(graph: Graph, output: fx.Node) -> set[fx.Node]:
     found: set[fx.Node] = set()
     while True:
         node = _behind_views(node)
-        if node.target not in (LINEAR, POINT) or len(node.users) != 1:
+        if node.target not in (LINEAR, POINT, ALL_GATHER) or len(node.users) != 1:
             return found
         found.add(node)
-        if node.target is LINEAR:
+        if node.target is not POINT:
             return found
         size = type_of(graph.output).shape[-1]
         alike = [n for n in node.args[0] if n.op == "call_function" and type_of(n).shape[-1:] == (size,)]  # type: ignore[union-attr]

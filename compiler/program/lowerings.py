@@ -9,6 +9,7 @@ from torch import fx
 
 from ..ops import Op
 from .attention_ops import ATTENTION_LOWERING
+from .collective_ops import COLLECTIVE_LOWERING
 from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer
 from .shape_ops import SHAPE_LOWERING
@@ -17,7 +18,9 @@ from .state_ops import STATE_LOWERING
 Lowering = Callable[[Lowerer, fx.Node], Any]  # gives the places of a node's results
 
 # by the target of a node
-LOWERINGS: dict[Any, Lowering] = {**SHAPE_LOWERING, **COMPUTE_LOWERING, **ATTENTION_LOWERING, **STATE_LOWERING}
+LOWERINGS: dict[Any, Lowering] = {
+    **SHAPE_LOWERING, **COMPUTE_LOWERING, **ATTENTION_LOWERING, **STATE_LOWERING, **COLLECTIVE_LOWERING,
+}  # fmt: skip
 
 
 def register_lowering(op: Op, lowering: Lowering) -> None:

@@ -166,7 +166,10 @@ def local_index(graph: Graph, local: Local) -> fx.Node:
     firsts = Constant(torch.tensor(local.firsts, dtype=torch.int32))
     cuts = tuple(((rank, rank + 1),) for rank in range(len(local.firsts)))
     first = graph.add_weight("rank.first", shard(firsts, 0, cuts))
-    return graph.call(aten.sub.Tensor, local.index, first)
+    if type_of(local.index).rank > 1:
+        return graph.call(aten.sub.Tensor, local.index, first)
+    column = graph.call(aten.view.default, local.index, [-1, 1])
+    return graph.call(aten.view.default, graph.call(aten.sub.Tensor, column, first), [-1])
 
 
 def _has_seeds(values: Values, node: fx.Node, pieces: Iterable[int]) -> bool:

@@ -40,6 +40,10 @@ def open_executor(
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         if given.swap_bytes:
             raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
+        if engine.manifest.ranks > 1:
+            from .cpu.ranked import RankedDevice
+
+            return Player(RankedDevice(engine, given.threads, given.kv_bytes, section, given.cores))
         from .cpu.device import CpuDevice
 
         return Player(CpuDevice(engine, given.threads, given.kv_bytes, section, given.cores))

@@ -44,6 +44,11 @@ class EngineFiles:
         self._comparison: Comparison | None = None
         self._pieces: list[_Pieces] = []
 
+    @property
+    def verifies(self) -> bool:
+        """Whether files are compared with their digests."""
+        return self._verify
+
     def open(self, path: str) -> BinaryIO:
         """A file, unbuffered; no link is followed."""
         try:

@@ -114,9 +114,10 @@ class Opening(msgspec.Struct, frozen=True):
         self.files.drop()
 
 
-def weight_files(manifest: Manifest) -> list[str]:
-    """The files of the main program's weights: a weight of a later one takes the place of an earlier one's."""
-    return [manifest.main.weights, *([] if manifest.base is None else [manifest.base.weights])]
+def weight_files(manifest: Manifest, program: str = MAIN) -> list[str]:
+    """The files of a program's weights: a weight of a later one takes the place of an earlier one's."""
+    own = manifest.programs[program].weights
+    return [own, *([] if manifest.base is None else [manifest.base.weights])]
 
 
 def begin_opening(
@@ -126,22 +127,24 @@ def begin_opening(
     verify: bool = True,
     isa: str | None = None,
     load_digests: Callable[[bytes, str], DigestPieces] | None = None,
+    program: str = MAIN,
 ) -> Opening:
-    """Begin to open the engine directory that the manifest was read from; see `open_engine`."""
+    """Begin to open the engine directory that the manifest was read from; see `open_engine`. program: the one to open;
+    a rank's, too."""
     root = Path(path)
     check_abi(manifest)
     check_listing(root, manifest)
-    main, library = manifest.main, None
+    main, library = manifest.program(program, alone=False), None
     if manifest.backend == "cpu":
         library = select_library(main.libraries, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     files = EngineFiles(root, manifest.files, verify, manifest.base)
-    program = read_program(manifest, files)
-    check_agreement(manifest, program)  # all that can be said without the weights comes before them
-    mapped = {name: files.map(name) for name in weight_files(manifest)}
+    steps = read_program(manifest, files)  # ranks run the same steps
+    check_agreement(manifest, steps)  # all that can be said without the weights comes before them
+    mapped = {name: files.map(name) for name in weight_files(manifest, program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
     files.begin([file for file in used if file], {name: memoryview(m) for name, m in mapped.items()}, digests)
-    return Opening(root, manifest, program, library, files, mapped)
+    return Opening(root, manifest, steps, library, files, mapped)
 
 
 def open_engine(

@@ -102,12 +102,22 @@ class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One program of an engine: its file, the file of its weights, and its kernel libraries, from best to most portable
     (none on a GPU, where its plan names its kernels). rank: which of those that run together it is for; 0 of one that
-    runs alone."""
+    runs alone. Programs of ranks are called as `rank_program` says, share steps and kernels, and have weights each."""
 
     program: str
     weights: str
     libraries: list[Library] = []
     rank: int = 0
+
+
+def rank_program(rank: int) -> str:
+    """The name of the main program of a rank."""
+    return f"{MAIN}/{rank}" if rank else MAIN
+
+
+def weights_file(rank: int = 0) -> str:
+    """The file of the weights of a rank's main program."""
+    return f"weights-{rank}.safetensors" if rank else "weights.safetensors"
 
 
 class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -238,17 +248,23 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         """The program that every engine has."""
         return self.programs[MAIN]
 
-    def program(self, name: str) -> ProgramEntry:
-        """The program of that name. EngineFormatError if there is none, or it runs only beside others."""
+    @property
+    def ranks(self) -> int:
+        """How many processes run the main program together; 1 where it runs alone."""
+        return next(rank for rank in range(1, len(self.programs) + 1) if rank_program(rank) not in self.programs)
+
+    def program(self, name: str, alone: bool = True) -> ProgramEntry:
+        """The program of that name. EngineFormatError if there is none, or it runs only beside others and is asked for
+        `alone`."""
         entry = self.programs.get(name)
         if entry is None:
             raise EngineFormatError(
                 f"the engine has no program {name!r}", f"it has: {', '.join(sorted(self.programs))}"
             )
-        if entry.rank:
+        if alone and entry.rank:
             raise EngineFormatError(
-                f"program {name!r} is for rank {entry.rank} of several, this runtime runs programs alone",
-                "run it with the icc that wrote the engine",
+                f"program {name!r} is for rank {entry.rank} of several, and does not run alone",
+                "open the program of rank 0, which starts the others",
             )
         return entry
 

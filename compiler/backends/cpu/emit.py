@@ -11,6 +11,7 @@ from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, WeightOperand
 from ...program.program import Program
 from ...program.steps.base import Step
+from ...program.steps.collective import Collective
 from ..errors import CodegenError
 from ..render import read_header, render
 from .isa import Isa
@@ -60,13 +61,14 @@ class LayerParams:
 class ProgramParams:
     """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
     that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
-    inputs that come before those the program declares."""
+    inputs that come before those the program declares. together: whether this is one rank's of several."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
     instead: tuple[int, ...]
     layers: tuple[LayerParams, ...]
     group_bytes: tuple[int, ...]
+    together: bool = False
     fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
     max_inputs: int = 10
     max_outputs: int = 4
@@ -186,5 +188,6 @@ def emit_source(program: Program, isa: Isa) -> str:
     group_bytes = tuple(group.block_bytes() for group in program.kv.groups)
     layers = tuple(layer for layer in _layers(program).values() if layer.heads)
     instead = tuple(number for number, s in enumerate(program.sections, start=1) if s.instead)
-    table = ProgramParams(_steps(program, functions), _sections(program), instead, layers, group_bytes)
+    together = any(isinstance(step, Collective) for step in found.values())
+    table = ProgramParams(_steps(program, functions), _sections(program), instead, layers, group_bytes, together)
     return "\n".join([*parts, render(table.template, table)])

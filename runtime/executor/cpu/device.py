@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from ctypes import Array
 from math import isfinite
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from ...address import address_of
 from ...batch.packed import plain_arrays, zeroed
 from ...errors import CapacityError, UsageError
-from ...format.batch import CPU_INPUTS
+from ...format.batch import CPU_INPUTS, BatchArray
 from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
-from ...format.program import DRAFTS
+from ...format.program import DRAFTS, Program
 from ..device import DeviceWork
 from .cores import KernelCores, usable_cores
 from .library import IccBatch, KernelLibrary
@@ -30,6 +30,11 @@ else:
 _MAX_THREADS = 1024
 
 
+def arrays_of(program: Program) -> list[BatchArray]:
+    """What a step of a program is given."""
+    return [*CPU_INPUTS, *program.inputs]
+
+
 class CpuDevice:
     """One library handle with its arena, KV cache and logits buffer, all allocated once. A call runs at once, without
     the GIL, on host memory: there is nothing to send, to fetch or to wait for.
@@ -37,7 +42,8 @@ class CpuDevice:
     threads: of the kernels, this one included; default: the physical cores that the process may use. kv_bytes: memory
     for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
     section of the program as a step, instead of the program. cores: what the kernels' threads stay on, as does a thread
-    that calls `run`, until `close`; None for all.
+    that calls `run`, until `close`; None for all. num_blocks: of each KV group; None: as many as fit. arrays: where
+    those of a step lie, `arrays_of` the program; None makes them.
     """
 
     plan, turns = None, 1
@@ -49,13 +55,19 @@ class CpuDevice:
         kv_bytes: int | None = None,
         section: str = "",
         cores: frozenset[int] | None = None,
+        num_blocks: Sequence[int] | None = None,
+        arrays: Mapping[str, memoryview] | None = None,
     ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
         self._cores = None if cores is None else KernelCores(cores)
         program = self.program = engine.program
         self.limits = batch_limits(program, engine.manifest.limits, LOGITS_BYTES["cpu"])
-        self.cache = choose_blocks(program.kv, engine.manifest.limits, kv_bytes)
+        self.cache = (
+            choose_blocks(program.kv, engine.manifest.limits, kv_bytes)
+            if num_blocks is None
+            else KVMemory(program.kv, tuple(num_blocks))
+        )
         self.host = KVMemory(program.kv, tuple(0 for _ in program.kv.groups))
         if any(count * group.block_size > 2**31 - 1 for group, count in self._counts()):
             raise CapacityError(
@@ -67,7 +79,7 @@ class CpuDevice:
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
         self._kv = AnonymousMemory(self.cache.nbytes)
         self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4)
-        self._arrays = plain_arrays((*CPU_INPUTS, *program.inputs), self.limits)
+        self._arrays = plain_arrays(arrays_of(program), self.limits) if arrays is None else arrays
         old = [array.row_bytes for s in program.sections for array in s.outputs.values() if array.at == DRAFTS]
         self._drafts = zeroed(self.limits.logit_rows * sum(old)) if old else None  # of engines of format 2
         self._batches = self._views()

@@ -8,11 +8,15 @@ import hashlib
 import os
 from collections.abc import Sequence
 from ctypes import POINTER, Array, Structure, c_char, c_int32, c_int64, c_void_p
+from typing import TYPE_CHECKING
 
 from ...address import address_of
 from ...errors import EngineAbiError, EngineFormatError, IccError
 from ...format.batch import CPU_INPUTS, OUTPUTS
 from ...format.manifest import KERNEL_ABI
+
+if TYPE_CHECKING:
+    from .rank_memory import RankMemory
 
 # The fields of struct icc_batch in their order: arrays of a step, and integers.
 BATCH_FIELDS = (
@@ -134,6 +138,35 @@ class KernelLibrary:
         code = self._section(handle, section, batches)
         if code != 0:
             raise IccError(f"section {section} failed in the kernel library with code {code}")
+
+    def join_ranks(self, handle: int, rank: int, count: int, threads: int, memory: RankMemory) -> None:
+        """Make a handle one rank of `count`, each with so many threads. EngineFormatError of a library that runs
+        alone."""
+        try:
+            join = self._library.icc_ranks
+        except AttributeError as error:
+            raise EngineFormatError(f"the library runs alone: {error}", "compile the model again") from error
+        join.restype = None
+        join.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int64)
+        join(handle, rank, count, threads, memory.control, memory.slots, memory.slot_bytes)
+
+    def follow(self, handle: int, batches: Array[IccBatch]) -> int:
+        """Carry out what rank 0 posts, until it ends (0) or a rank is gone (2)."""
+        self._library.icc_follow.restype, self._library.icc_follow.argtypes = c_int32, (c_void_p, POINTER(IccBatch))
+        return int(self._library.icc_follow(handle, batches))
+
+    def zero_on_ranks(self, handle: int, offset: int, nbytes: int) -> None:
+        """Fill a part of the KV caches of all ranks with zeros. IccError where a rank is gone."""
+        zero = self._library.icc_rank_zero
+        zero.restype, zero.argtypes = c_int32, (c_void_p, c_int64, c_int64)
+        if zero(handle, offset, nbytes):
+            raise IccError("a rank is gone")
+
+    def end_ranks(self, handle: int) -> None:
+        """The other ranks follow no more."""
+        end = self._library.icc_rank_end
+        end.restype, end.argtypes = None, (c_void_p,)
+        end(handle)
 
     def destroy(self, handle: int) -> None:
         """Free a handle, and end its threads."""

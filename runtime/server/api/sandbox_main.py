@@ -15,10 +15,10 @@ import msgspec
 from ...errors import RequestError, install
 from ...grammars.compiling import lowered
 from ...grammars.sources import of_schema
+from ...parent import die_with_parent
 from ...templates.source import TemplateSource
 from ...templates.template import ChatTemplate, TemplateRefused
 from ...templates.template_input import TemplateInput, rendered
-from ..engine.parent import die_with_parent
 
 MEMORY_BYTES = 1 << 30  # of address space
 

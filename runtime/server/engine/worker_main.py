@@ -12,11 +12,11 @@ from ...answers import verify_answers
 from ...errors import IccError
 from ...llm import open_llm
 from ...options import LoadOptions
+from ...parent import die_with_parent
 from ..log import LogOptions, configure
 from .channel import Channel
 from .grammars import CompiledGrammars
 from .messages import Fatal
-from .parent import die_with_parent
 from .worker import Worker
 
 

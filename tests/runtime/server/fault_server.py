@@ -22,10 +22,10 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
+from icc.runtime.parent import die_with_parent
 from icc.runtime.requests.sampler import SampledToken, Sampler
 from icc.runtime.server.api import limits
 from icc.runtime.server.engine.channel import Channel
-from icc.runtime.server.engine.parent import die_with_parent
 from icc.runtime.server.engine.worker import Worker
 
 TRIGGER = 77

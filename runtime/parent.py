@@ -1,4 +1,4 @@
-"""What a process of the server owes to the one that started it: not to outlive it."""
+"""What a process owes to the one that started it: not to outlive it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+"""What ranks do together: processes of one machine, in memory that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from .....runtime.format.operands import OutputOperand
+from ....program.steps.collective import AllGather, AllReduce, Collective
+from .base import KernelParams, ctype
+
+C = TypeVar("C", bound=Collective)
+
+
+@dataclass(frozen=True)
+class CollectiveParams(KernelParams[C]):
+    """Common to them."""
+
+    headers: ClassVar[tuple[str, ...]] = ("ranks.h",)
+
+    @property
+    def ctype(self) -> str:
+        """The C++ element type of x and y."""
+        return ctype(self.step.x)
+
+    @classmethod
+    def refusal(cls, step: C) -> str:
+        """Why the kernel cannot be made; "" if it can."""
+        return "" if step.x.dtype == step.y.dtype == "f32" else "ranks exchange float32 only"
+
+
+@dataclass(frozen=True)
+class AllReduceParams(CollectiveParams[AllReduce]):
+    """A sum over ranks."""
+
+    template: ClassVar[str] = "cpp/collective/all_reduce.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class AllGatherParams(CollectiveParams[AllGather]):
+    """What ranks have, one behind the other."""
+
+    template: ClassVar[str] = "cpp/collective/all_gather.cpp.jinja"
+
+    @property
+    def first_only(self) -> bool:
+        """Whether rank 0 alone wants the result: it samples for all."""
+        return isinstance(self.step.y, OutputOperand)

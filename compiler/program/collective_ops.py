@@ -1,0 +1,31 @@
+"""Lowering of what ranks do together."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from ..ops import OPS
+from .context import Lowerer, row_kind
+from .placed import Placed
+from .steps.collective import AllGather, AllReduce
+
+
+def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
+    """A sum over the ranks."""
+    x, out = low.dense(low.placed(node.args[0])), low.new(node)
+    low.emit(AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size), node)
+    return out
+
+
+def all_gather(low: Lowerer, node: fx.Node) -> Placed:
+    """The ranks' parts of lines, one behind the other."""
+    x, out = low.dense(low.placed(node.args[0])), low.new(node)
+    n = x.shape[-1]
+    step = AllGather(
+        rows=row_kind(out), x=x.operand, y=out.operand, n=n, outer=x.size // n, ranks=node.args[1],  # type: ignore[arg-type]
+    )  # fmt: skip
+    low.emit(step, node)
+    return out
+
+
+COLLECTIVE_LOWERING = {OPS["all_reduce"].overload: all_reduce, OPS["all_gather"].overload: all_gather}

@@ -1,0 +1,36 @@
+"""What ranks do together, see compiler/ops/collective.py."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ....runtime.format.operands import Operand
+from .base import FLOATS, Step, step_type
+
+
+class Collective(Step, frozen=True, kw_only=True):
+    """A step that waits for the same step of the other ranks. x, y: n elements of a row, dense."""
+
+    DTYPES: ClassVar = {"x": FLOATS, "y": FLOATS}
+    x: Operand
+    y: Operand
+    n: int
+
+
+@step_type
+class AllReduce(Collective, frozen=True, kw_only=True, tag="all_reduce"):
+    """y [n] = the sum of the ranks' x [n], added in the order of ranks."""
+
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "y"), self.n)
+
+
+@step_type
+class AllGather(Collective, frozen=True, kw_only=True, tag="all_gather"):
+    """y [outer, ranks, n] = the ranks' x [outer, n], line by line."""
+
+    outer: int
+    ranks: int
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n, "y": self.outer * self.ranks * self.n}

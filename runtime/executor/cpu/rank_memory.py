@@ -1,0 +1,57 @@
+"""The memory that ranks of one machine share: what they tell each other, and the arrays of a step."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...batch.packed import CODES
+from ...format.batch import BatchArray, BatchLimits
+
+_CONTROL = 32 << 10  # bytes, of RankControl in codegen_templates/cpp/ranks.h
+_SLOT = 1 << 20  # bytes of what a rank gives the others at a time; each has two
+_LINE = 64
+
+
+class RankMemory:
+    """Anonymous memory of `count` ranks, each of which maps it: a control block, two slots per rank, then the arrays of
+    a step by name. It has no name that another process could open.
+
+    descriptor: of a memory that another process has made; None makes one.
+    """
+
+    def __init__(
+        self, count: int, arrays: Sequence[BatchArray], limits: BatchLimits, descriptor: int | None = None
+    ) -> None:
+        self.count, self.slot_bytes = count, _SLOT
+        places: dict[str, tuple[int, int, str]] = {}
+        at = _CONTROL + 2 * count * _SLOT
+        for array in arrays:
+            nbytes = limits.nbytes(array)
+            places[array.name] = at, nbytes, CODES[array.dtype]
+            at += -(-max(nbytes, 4) // _LINE) * _LINE
+        if descriptor is None:
+            descriptor = os.memfd_create("icc-ranks", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, at)
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, at, flags=mmap.MAP_SHARED)
+        self._bytes = memoryview(self._map)
+        self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * at).from_buffer(self._map)
+        self.control = ctypes.addressof(self._anchor)
+        self.slots = self.control + _CONTROL
+        self.arrays: Mapping[str, memoryview[Any]] = {
+            name: self._bytes[first : first + nbytes].cast(code) for name, (first, nbytes, code) in places.items()
+        }
+
+    def stop(self) -> None:
+        """Tell all ranks that one is gone: none waits for another after that."""
+        if self._anchor is not None:
+            ctypes.c_int32.from_address(self.control).value = 1
+
+    def close(self) -> None:
+        """Give the memory back once all others have; what it gave out is invalid then."""
+        self._anchor = None
+        os.close(self.descriptor)

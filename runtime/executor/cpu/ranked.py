@@ -1,0 +1,106 @@
+"""The devices of an engine that several ranks run together: processes of this machine, each with its own weights."""
+
+from __future__ import annotations
+
+from ...errors import DeviceError, IccError
+from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
+from ...format.load import Engine
+from ...format.manifest import rank_program
+from ..device import DeviceWork
+from .cores import usable_cores
+from .device import CpuDevice, arrays_of
+from .memory import available_bytes
+from .rank_group import RankGroup, RankHello, cores_by_rank
+from .rank_memory import RankMemory
+
+
+class RankedDevice(CpuDevice):
+    """Rank 0, which has the batches and samples; its library posts what the others do. DeviceError where one of them is
+    gone: the engine must be loaded again then.
+
+    threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        threads: int | None = None,
+        kv_bytes: int | None = None,
+        section: str = "",
+        cores: frozenset[int] | None = None,
+    ) -> None:
+        count = engine.manifest.ranks
+        places = cores_by_rank(count, cores)
+        own = None if places[0] is None else frozenset(places[0])
+        each = max((usable_cores(own) if own else 1) if threads is None else threads // count, 1)
+        memory = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
+        limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
+        self._shared = RankMemory(count, arrays_of(engine.program), limits)
+        super().__init__(engine, each, memory // count, section, own, arrays=self._shared.arrays)
+        assert self._handle is not None and engine.library is not None
+        self._library.join_ranks(self._handle, 0, count, each, self._shared)
+        self.group: RankGroup | None = None
+        hellos = [
+            RankHello(
+                str(engine.path.resolve()), engine.manifest.digest, rank_program(rank), rank, count,
+                engine.library.isa, engine.files.verifies, each, places[rank], list(self.cache.num_blocks), section,
+            )
+            for rank in range(1, count)
+        ]  # fmt: skip
+        try:
+            self.group = RankGroup(self._shared, hellos)
+        except BaseException:
+            self.close()
+            raise
+
+    def zero(self, offset: int, nbytes: int) -> None:
+        """Fill bytes [offset, offset + nbytes) of the KV caches of all ranks with zeros."""
+        assert self._handle is not None
+        try:
+            self._library.zero_on_ranks(self._handle, offset, nbytes)
+        except IccError as error:
+            raise self._failed(error) from error
+
+    def run(self, work: DeviceWork) -> None:
+        """One call of the library, on all ranks."""
+        try:
+            super().run(work)
+        except IccError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: IccError) -> IccError:
+        lost = self.group.lost if self.group is not None else ""
+        return DeviceError(f"{lost}: its part of the model is gone", "load the engine again") if lost else error
+
+    def close(self) -> None:
+        """End the other ranks, then as CpuDevice."""
+        if self._handle is None:
+            return
+        if self.group is not None and not self.group.lost:
+            self._library.end_ranks(self._handle)
+        if self.group is not None:
+            self.group.close()
+        super().close()
+        self._shared.close()
+
+
+class FollowingDevice(CpuDevice):
+    """Any other rank: it does what rank 0 posts, over the same arrays of a step. descriptor: of the shared memory."""
+
+    def __init__(self, engine: Engine, hello: RankHello, descriptor: int) -> None:
+        limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
+        self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor)
+        cores = None if hello.cores is None else frozenset(hello.cores)
+        super().__init__(
+            engine, hello.threads, section=hello.section, cores=cores, num_blocks=hello.num_blocks,
+            arrays=self._shared.arrays,
+        )  # fmt: skip
+        assert self._handle is not None
+        self._library.join_ranks(self._handle, hello.rank, hello.count, hello.threads, self._shared)
+
+    def follow(self) -> int:
+        """Until rank 0 ends (0), or a rank is gone (2)."""
+        assert self._handle is not None
+        if self._cores is not None:
+            self._cores.enter()
+        return self._library.follow(self._handle, self._batches)
