@@ -103,7 +103,7 @@ def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
 
 
 def of_rank(weight: Weight, rank: int) -> Weight:
-    """The same weight as another rank has it; itself where all have the same."""
+    """A weight as another rank has it; itself where all ranks have one."""
     changed: dict[str, Any] = {}
     if is_dataclass(weight):
         for part in fields(weight):

@@ -87,7 +87,7 @@ def joined(pieces: Sequence[Cuts]) -> Cuts:
 
 
 def compact(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """The same elements in the same order, in as few ranges as there can be."""
+    """As few ranges as there can be, with these elements in this order."""
     found: list[tuple[int, int]] = []
     for begin, end in ranges:
         if found and found[-1][1] == begin:

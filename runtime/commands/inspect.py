@@ -57,6 +57,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         "steps": dict(sorted(ops.items())),
         "kernels": len(program.kernels),
         **({"programs": list(manifest.programs)} if len(manifest.programs) > 1 else {}),
+        **({"ranks": manifest.ranks} if manifest.ranks > 1 else {}),
         **({"sections": [section.name for section in program.sections]} if program.sections else {}),
         "libraries": [
             {"isa": library.isa, "path": library.path, "runs_here": flags.issuperset(library.cpu_flags)}

@@ -41,6 +41,7 @@ class EngineFiles:
         self._contents: dict[str, bytes] = {}  # checked, and not yet asked for
         self._used: frozenset[str] = frozenset()
         self._begun: set[str] = set()
+        self._compared = files
         self._comparison: Comparison | None = None
         self._pieces: list[_Pieces] = []
 
@@ -77,16 +78,22 @@ class EngineFiles:
         return content
 
     def begin(
-        self, used: Collection[str], mapped: Mapping[str, memoryview], digest: DigestPieces | None = None
+        self,
+        used: Collection[str],
+        mapped: Mapping[str, memoryview],
+        digest: DigestPieces | None = None,
+        others: Collection[str] = (),
     ) -> None:
         """Start to compare the large files, on other threads: nothing to do without `verify`. Ends with `finish`.
 
         The contents of `used` are kept for `read`; a file that is mapped is hashed where it is mapped, in pieces if
-        they have digests that can be made here: by `digest`, those of BLAKE3.
+        they have digests that can be made here: by `digest`, those of BLAKE3. others: files that other processes use,
+        and compare.
         """
         self._used = frozenset(used)
+        self._compared = {path: entry for path, entry in self._files.items() if path not in others}
         parts: list[Part] = []
-        for path, entry in sorted(self._files.items(), key=lambda item: -item[1].size) if self._verify else ():
+        for path, entry in sorted(self._compared.items(), key=lambda item: -item[1].size) if self._verify else ():
             if path in mapped:
                 parts += self._mapped_parts(path, mapped[path], digest)
             elif entry.size > _LARGE:
@@ -104,7 +111,7 @@ class EngineFiles:
         comparison, self._comparison = self._comparison, None
         folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            wrong = {path for path in self._files.keys() - self._begun if not self._is_same(path, folder)}
+            wrong = {path for path in self._compared.keys() - self._begun if not self._is_same(path, folder)}
         finally:
             os.close(folder)
         wrong |= comparison.finish() | {pieces.path for pieces in self._pieces if not pieces.are_same()}

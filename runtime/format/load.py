@@ -143,7 +143,8 @@ def begin_opening(
     mapped = {name: files.map(name) for name in weight_files(manifest, program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
-    files.begin([file for file in used if file], {name: memoryview(m) for name, m in mapped.items()}, digests)
+    others = {entry.weights for entry in manifest.programs.values()} - mapped.keys() if manifest.ranks > 1 else ()
+    files.begin([file for file in used if file], {name: memoryview(m) for name, m in mapped.items()}, digests, others)
     return Opening(root, manifest, steps, library, files, mapped)
 
 

@@ -63,7 +63,8 @@ def test_after_every_phase(family: str, tiny: ModuleType, tmp_path: Path) -> Non
 
 def test_every_op(tmp_path: Path) -> None:
     left_out = ("acme.", "outside.")  # of other tests
-    samples = samples_of(*(op for op in OPS.values() if not op.name.startswith(left_out)))
+    known = [op for op in OPS.values() if not op.name.startswith(left_out) and not op.traits.collective]
+    samples = samples_of(*known)
     made = SampleGraph(samples)
     found = torch.from_numpy(run_exported(made.graph, tmp_path / "m.onnx", list(range(TOKENS))))
     wanted = interpret(made.graph, range(TOKENS))

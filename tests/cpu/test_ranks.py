@@ -1,0 +1,113 @@
+"""What ranks do together, as threads of one process: sums in the order of ranks, lines one behind the other."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cpu_harness import Batch, Builder
+from icc.compiler.backends.cpu.build import build_libraries
+from icc.compiler.backends.cpu.isa import host_isas
+from icc.compiler.program.steps.collective import AllGather, AllReduce
+from icc.runtime.executor.cpu.device import arrays_of
+from icc.runtime.executor.cpu.library import IccBatch, KernelLibrary
+from icc.runtime.executor.cpu.rank_memory import RankMemory
+from icc.runtime.format.batch import BatchLimits
+
+WIDE, LINES, N, RANKS = 1001, 3, 37, 3
+TOKENS = 300  # of WIDE elements: more than a slot holds
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
+    made = Builder()
+    x, y = made.buffer("x", [WIDE]), made.buffer("y", [WIDE])
+    made.step(AllReduce(x=x, y=y, n=WIDE))
+    z, joined = made.buffer("z", [LINES, N]), made.buffer("joined", [LINES, RANKS, N])
+    made.step(AllGather(x=z, y=joined, n=N, outer=LINES, ranks=RANKS))
+    again = made.buffer("again", [WIDE])
+    made.step(AllReduce(x=y, y=again, n=WIDE))
+    folder = tmp_path_factory.mktemp("ranks") / "kernels"
+    [library] = build_libraries(made.program(), folder, host_isas()[:1], optimize="-O1")
+    return made, (folder.parent / library.path).read_bytes()
+
+
+class Rank:
+    """A handle of the library with memory of its own."""
+
+    def __init__(self, made: Builder, image: bytes, rank: int, threads: int, memory: RankMemory) -> None:
+        self.program = made.program()
+        self.arena = np.zeros(self.program.arena_bytes_per_token * TOKENS + 64, np.uint8)
+        self.kv = np.full(4096, 255, np.uint8)
+        self.library = KernelLibrary(image, "ranks")
+        self.handle = self.library.create(threads, [], self.arena.ctypes.data, self.kv.ctypes.data, [1])
+        self.library.join_ranks(self.handle, rank, memory.count, threads, memory)
+
+    def view(self, name: str, tokens: int) -> np.ndarray:
+        buffer = self.program.buffer(name)
+        start, size = buffer.offset * tokens, int(np.prod(buffer.shape)) * tokens * 4
+        return self.arena[start : start + size].view(np.float32).reshape(tokens, *buffer.shape)
+
+
+def batch_of(tokens: int) -> tuple[IccBatch, list[np.ndarray]]:
+    arrays = Batch([(0, tokens, [0] * 32)], logit_rows=np.arange(1)).arrays()
+    addresses = {name: array.ctypes.data for name, array in arrays.items() if name != "parents"}
+    logits = np.zeros((1, 1), np.float32)
+    raw = IccBatch(
+        num_tokens=tokens, num_seqs=1, num_logit_rows=1, max_blocks=32, logits=logits.ctypes.data, **addresses
+    )
+    return raw, [*arrays.values(), logits]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ranks_add_up_and_gather(threads: int, built: tuple[Builder, bytes]) -> None:
+    made, image = built
+    memory = RankMemory(RANKS, arrays_of(made.program()), BatchLimits(TOKENS, 1, 32, 1, 1))
+    ranks = [Rank(made, image, rank, threads, memory) for rank in range(RANKS)]
+    ended: list[int] = []
+    followed = [batch_of(1) for _ in ranks[1:]]
+    followers = [
+        threading.Thread(target=lambda r=r, b=b: ended.append(r.library.follow(r.handle, (IccBatch * 1)(b[0]))))  # type: ignore[misc]
+        for r, b in zip(ranks[1:], followed, strict=True)
+    ]
+    for thread in followers:
+        thread.start()
+    rng = np.random.default_rng(threads)
+    for tokens in (1, 5, TOKENS, 2, 64):
+        for rank in ranks:
+            for name in ("x", "z"):
+                rank.view(name, tokens)[...] = rng.standard_normal(rank.view(name, tokens).shape, np.float32)
+        given, kept = batch_of(tokens)
+        ranks[0].library.step(ranks[0].handle, (IccBatch * 1)(given))
+        total = ranks[0].view("x", tokens).copy()
+        for rank in ranks[1:]:
+            total += rank.view("x", tokens)
+        joined = np.stack([rank.view("z", tokens) for rank in ranks], axis=2)
+        for rank in ranks:
+            assert np.array_equal(rank.view("y", tokens), total)
+            assert np.array_equal(rank.view("joined", tokens), joined)
+            assert np.array_equal(rank.view("again", tokens), total + total + total)
+        del kept
+    ranks[0].library.zero_on_ranks(ranks[0].handle, 16, 32)
+    assert all(not rank.kv[16:48].any() and rank.kv[15] == rank.kv[48] == 255 for rank in ranks)
+    ranks[0].library.end_ranks(ranks[0].handle)
+    for thread in followers:
+        thread.join(10)
+    assert ended == [0] * (RANKS - 1)
+    for rank in ranks:
+        rank.library.destroy(rank.handle)
+
+
+def test_nobody_waits_for_a_rank_that_is_gone(built: tuple[Builder, bytes], tmp_path: Path) -> None:
+    """Rank 0 of three, the others of which never come: its step fails once somebody has said so."""
+    made, image = built
+    memory = RankMemory(RANKS, arrays_of(made.program()), BatchLimits(TOKENS, 1, 32, 1, 1))
+    rank = Rank(made, image, 0, 1, memory)
+    given, kept = batch_of(3)
+    threading.Timer(0.2, memory.stop).start()
+    with pytest.raises(Exception, match="a step failed in the kernel library with code 2"):
+        rank.library.step(rank.handle, (IccBatch * 1)(given))
+    rank.library.destroy(rank.handle)
+    assert kept

@@ -1,0 +1,196 @@
+"""Engines that several processes run together: the tokens of one, whatever else happens; what is lost with a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from icc.compiler.cli import main
+from icc.runtime.errors import DeviceError, UsageError
+from icc.runtime.executor.cpu.rank_group import cores_by_rank
+from icc.runtime.executor.cpu.ranked import RankedDevice
+from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.llm import LLM
+from sizes import soak
+
+PROMPTS = [[1, 5, 9], [3, 4, 7, 8, 2], [11, 12] * 20, [60, 3]]
+GREEDY = icc.SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+SAMPLED = icc.SamplingParams(max_tokens=16, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True)
+KINDS = ["llama", *soak("gemma3", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "gpt_oss", "gpt2")]
+Compiled = Callable[..., Any]
+
+
+def tokens(llm: LLM, params: icc.SamplingParams = GREEDY) -> list[list[int]]:
+    return [answer.token_ids for answer in llm.generate(PROMPTS, params)]
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def ranked(llm: LLM) -> RankedDevice:
+    device = llm.executor.device  # type: ignore[attr-defined]
+    assert isinstance(device, RankedDevice)
+    return device
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_answer_as_one(name: str, compiled: Compiled) -> None:
+    one, two = compiled(name, max_seq_len=64), compiled(name, max_seq_len=64, tensor_parallel=2)
+    ids = list(range(3, 40))
+    with icc.load(one.engine) as llm:
+        wanted, drawn, logits = tokens(llm), tokens(llm, SAMPLED), llm.logits(ids)
+    with icc.load(two.engine, threads=2) as llm:
+        assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
+        assert difference(llm.logits(ids), logits) < 2e-5
+
+
+@pytest.mark.parametrize("options", [{}, *soak({"quant": "rtn4"}, {"quant": "rtn4", "kv_cache": "int8"})])
+def test_experts_keep_every_bit(options: dict[str, str], compiled: Compiled) -> None:
+    one = compiled("mixtral", max_seq_len=64, **options)
+    two = compiled("mixtral", max_seq_len=64, expert_parallel=2, **options)
+    ids = list(range(3, 40))
+    with icc.load(one.engine) as llm, icc.load(two.engine, threads=2) as both:
+        assert tokens(llm) == tokens(both)
+        assert np.array_equal(llm.logits(ids), both.logits(ids))
+
+
+def test_codes_are_cut(compiled: Compiled) -> None:
+    """--quant rtn4: each rank's file has about half of the bytes, and the answers are those of one rank."""
+    one, two = (compiled("llama", max_seq_len=64, quant="rtn4", **more) for more in ({}, {"tensor_parallel": 2}))
+    sizes = [(two.engine / name).stat().st_size for name in ("weights.safetensors", "weights-1.safetensors")]
+    assert sizes[0] == sizes[1] < 0.8 * (one.engine / "weights.safetensors").stat().st_size
+    with icc.load(one.engine) as llm, icc.load(two.engine) as both:
+        ids = list(range(3, 40))
+        assert difference(both.logits(ids), llm.logits(ids)) < 0.02  # int8 rows are rounded by other groups' maxima
+
+
+def test_four_ranks_on_fewer_cores(compiled: Compiled) -> None:
+    """More ranks than cores: they take turns, and share two heads of keys."""
+    with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
+        wanted = tokens(llm)
+    with icc.load(compiled("llama", max_seq_len=64, tensor_parallel=4).engine) as llm:
+        assert len(ranked(llm).group.pids) == 3  # type: ignore[union-attr]
+        assert tokens(llm) == wanted
+
+
+def test_the_manifest_says_what_each_rank_has(compiled: Compiled) -> None:
+    manifest = read_manifest(compiled("llama", max_seq_len=64, tensor_parallel=2).engine)
+    assert manifest.ranks == 2 and list(manifest.programs) == ["main", "main/1"]
+    assert {entry.program for entry in manifest.programs.values()} == {"program.json"}
+    assert {entry.weights for entry in manifest.programs.values()} <= manifest.files.keys()
+
+
+def test_a_changed_file_of_another_rank_is_refused(compiled: Compiled, tmp_path: Path) -> None:
+    import shutil
+
+    engine = tmp_path / "engine"
+    shutil.copytree(compiled("llama", max_seq_len=64, tensor_parallel=2).engine, engine)
+    with (engine / "weights-1.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(icc.IccError, match=r"rank 1: weights-1\.safetensors has changed"):
+        icc.load(engine)
+
+
+def test_a_rank_that_dies_ends_the_engine(compiled: Compiled) -> None:
+    """Within a second, with an error that says which rank; nothing waits for ever, and no process is left."""
+    llm = icc.load(compiled("llama", max_seq_len=64, tensor_parallel=2).engine)
+    device = ranked(llm)
+    assert device.group is not None
+    [pid] = device.group.pids
+    llm.generate(PROMPTS[:1], GREEDY)
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(DeviceError, match="rank 1 has ended with -9"):
+        llm.generate(PROMPTS, GREEDY)
+    assert time.monotonic() - began < 5
+    llm.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_ranks_end_with_rank_0(compiled: Compiled, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import icc, sys, time; llm = icc.load(sys.argv[1]); "
+        "print(*llm.executor.device.group.pids, flush=True); time.sleep(60)"
+    )
+    engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
+    process = subprocess.Popen([sys.executable, "-c", code, str(engine)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_draft_engine_guesses_for_ranks(compiled: Compiled) -> None:
+    draft = compiled("llama", max_seq_len=64).engine
+    engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
+    with icc.load(engine) as llm:
+        wanted = tokens(llm)
+    for spec in (f"draft:{draft}", "ngram"):
+        with icc.load(engine, spec=spec) as llm:
+            assert tokens(llm) == wanted
+
+
+def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
+    engine = open_engine(compiled("llama", max_seq_len=64, tensor_parallel=2).engine)
+    with pytest.raises(icc.IccError, match="is for rank 1 of several, and does not run alone"):
+        engine.open_program("main/1")
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"tensor_parallel": 2, "expert_parallel": 4}, "--tensor-parallel 2 and --expert-parallel 4 differ"),
+        ({"tensor_parallel": 0}, "--tensor-parallel must be at least 1"),
+        ({"tensor_parallel": 65}, "65 ranks are more than 64"),
+        ({"tensor_parallel": 2, "adapters": "2x8"}, "--adapters does not work with several ranks"),
+        ({"tensor_parallel": 2, "spec": "layer-skip:1"}, "--spec layer-skip:1 does not work with several ranks"),
+        ({"tensor_parallel": 2, "target": "h100"}, "there are no collectives for --target h100 yet"),
+    ],
+)
+def test_what_ranks_do_not_do_is_refused(options: dict[str, Any], said: str) -> None:
+    from icc.compiler.options import CompileOptions
+
+    with pytest.raises(UsageError) as raised:
+        CompileOptions(Path("m"), Path("e"), **options)
+    assert said in raised.value.message
+
+
+def test_a_model_that_does_not_divide_is_refused(compiled: Compiled, tmp_path: Path) -> None:
+    checkpoint = compiled("llama", max_seq_len=64).checkpoint
+    with pytest.raises(UsageError, match="nothing of this model divides among 2 ranks"):
+        icc.compile(checkpoint, tmp_path / "engine", target="native", max_seq_len=64, expert_parallel=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inspect_tells_the_ranks(compiled: Compiled) -> None:
+    engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
+    shown = CliRunner().invoke(main, ["inspect", str(engine)], catch_exceptions=False)
+    assert shown.exit_code == 0 and "ranks: 2" in shown.stdout
+
+
+def test_cores_of_ranks_are_their_own() -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    found = cores_by_rank(2)
+    if len(mine) >= 2 and found[0] is not None and found[1] is not None:
+        assert not set(found[0]) & set(found[1]) and {*found[0], *found[1]} <= set(mine)
+    assert cores_by_rank(len(mine) + 1) == [None] * (len(mine) + 1)

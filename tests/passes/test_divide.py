@@ -1,0 +1,212 @@
+"""divide: families as they are published, in lockstep; what ranks have of values; transformers' own plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.weights.formats.base import Misfit
+from icc.compiler.weights.formats.registry import find_format
+from icc.compiler.weights.handles import Constant, RoundedWeight
+from icc.compiler.weights.shards import Shard, of_rank, shard
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.passes.parallel.cuts import Conflict, Cut, elements, evenly, reshaped, sliced
+from icc.passes.parallel.divide import DivideAmongRanks
+from sizes import soak
+
+IDS = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12]
+# how many of a model's products are divided among two ranks, by kind, in each of its two layers and the head
+FAMILIES = {
+    "llama": {"words": 1, "columns": 15},  # q, k, v, gate, up; rows of o and down follow
+    "gemma3": {"words": 1, "columns": 15},
+    "gpt2": {"words": 1, "columns": 13},
+    "gpt_oss": {"words": 1, "columns": 9, "experts": 4},
+    "mixtral": {"words": 1, "columns": 9, "experts": 4},
+    "deepseek_v3-latent_grouped_routing": {"words": 1, "columns": 15, "experts": 2},
+    "qwen3_next-delta_rule": {"words": 1, "columns": 14, "experts": 4},
+}
+MORE = ("falcon-written_out_mqa", "bamba-state_space", "jamba-selective_scan", "lfm2-short_convolutions", "phi3", "opt")
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Graph]:
+    """A tiny family's graph behind attention, quantized by rtn4 where that is asked for."""
+    known: dict[Any, Graph] = {}
+
+    def make(name: str, quant: str = "none") -> Graph:
+        if (name, quant) not in known:
+            path = tmp_path_factory.mktemp("model")
+            tiny.save_tiny(tiny.tiny_configs()[name], path)
+            graph = load_graph(path, 64)
+            run_passes(graph, pipelines.canonicalize(), PassContext())
+            run_passes(graph, pipelines.quantize(quant, "int8", (), ()), PassContext())
+            run_passes(graph, pipelines.attention(), PassContext())
+            known[name, quant] = graph
+        return known[name, quant]
+
+    return make
+
+
+def divided(graph: Graph, ranks: int, tensors: bool, experts: bool) -> tuple[Graph, dict[str, int]]:
+    """The graph of ranks, fused as it would be, and the counts of the pass."""
+    own = graph.copy()
+    [report] = run_passes(own, [DivideAmongRanks(ranks, tensors, experts)], PassContext())
+    run_passes(own, pipelines.fuse(), PassContext())
+    return own, report.counts
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *soak(*MORE)])
+def test_ranks_in_lockstep_give_the_logits_of_one(name: str, prepared: Callable[..., Graph]) -> None:
+    graph = prepared(name)
+    wanted = interpret(graph, IDS)
+    own, counts = divided(graph, 2, tensors=True, experts=True)
+    assert difference(interpret(own, IDS), wanted) < 1e-5
+    if name in FAMILIES:
+        assert {kind: counts[kind] for kind in FAMILIES[name]} == FAMILIES[name]
+    four, _ = divided(graph, 4, tensors=True, experts=False)
+    assert difference(interpret(four, IDS), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name, counts in FAMILIES.items() if "experts" in counts])
+def test_experts_keep_every_bit(name: str, prepared: Callable[..., Graph]) -> None:
+    graph = prepared(name)
+    alone = graph.copy()
+    run_passes(alone, pipelines.fuse(), PassContext())
+    for ranks in (2, 4):
+        own, counts = divided(graph, ranks, tensors=False, experts=True)
+        assert counts["experts"] and "columns" not in counts
+        assert torch.equal(interpret(own, IDS), interpret(alone, IDS))
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", *soak("deepseek_v3-latent_grouped_routing")])
+def test_codes_are_cut_not_made_again(name: str, prepared: Callable[..., Graph]) -> None:
+    graph = prepared(name, "rtn4")
+    own, _ = divided(graph, 2, tensors=True, experts=True)
+    assert difference(interpret(own, IDS), interpret(graph, IDS)) < 1e-5
+    stored = {weight.storage.name for weight in own.weights.values()}
+    assert any(name.startswith("q4") for name in stored), stored
+
+
+def test_what_is_cut_covers_the_weights_once(prepared: Callable[..., Graph]) -> None:
+    """The parts of both ranks are the weight, so that a rank's file has half of what is divided."""
+    graph = prepared("llama")
+    own, _ = divided(graph, 2, tensors=True, experts=False)
+    whole = sum(prod(weight.shape) for weight in graph.weights.values())
+    part = sum(prod(weight.shape) for weight in own.weights.values())
+    norms = sum(prod(w.shape) for name, w in graph.weights.items() if "norm" in name or "position" in name)
+    assert part <= (whole - norms) / 2 + norms + 2
+
+
+# -- transformers' plans ----------------------------------------------------------------------------------------------
+
+KINDS = {"colwise": {0}, "rowwise": {1}, "colwise_gather_output": {0}, "colwise_rep": {0}}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "qwen3", "phi3", "mixtral", *soak("qwen2", "mistral", "granite-multipliers")]
+)
+def test_the_split_is_that_of_transformers_plan(name: str, prepared: Callable[..., Graph], tiny: Any) -> None:
+    """Each linear that `base_model_tp_plan` divides is divided along the same axis, and no other of the layers."""
+    plan = tiny.tiny_configs()[name].base_model_tp_plan
+    graph = prepared(name)
+    own = graph.copy()
+    run_passes(own, [DivideAmongRanks(2, True, False)], PassContext())
+    found: dict[str, int] = {}
+    for key, weight in own.weights.items():
+        if isinstance(weight, Shard) and ".layers." in key:
+            found[re.sub(r"(\.weight)?(#\d+)?$", "", re.sub(r"^.*?layers\.\d+", "layers.*", key))] = (
+                weight.axis - len(weight.shape) + 2
+            )
+    for module, kind in plan.items():
+        if kind in KINDS and module in found:
+            assert found[module] in KINDS[kind], (module, kind)
+    planned = {module for module, kind in plan.items() if kind in KINDS and module.startswith("layers.*")}
+    dense = {module for module in found if "experts" not in module}
+    # a fused q/k/v is gathered by transformers, and divided by heads here
+    assert dense >= {module for module in planned if "experts" not in module}
+
+
+# -- parts of values --------------------------------------------------------------------------------------------------
+
+
+def local(value: torch.Tensor, cut: Cut, rank: int) -> torch.Tensor:
+    """What a rank has of a value."""
+    return value.index_select(cut.axis, torch.tensor(elements(cut.cuts[rank])))
+
+
+@st.composite
+def cut_values(draw: st.DrawFn) -> tuple[torch.Tensor, Cut]:
+    shape = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4))
+    axis, ranks = draw(st.integers(0, len(shape) - 1)), draw(st.sampled_from([2, 3]))
+    shape[axis] *= ranks * draw(st.sampled_from([1, 2]))
+    value = torch.arange(prod(shape)).reshape(shape)
+    return value, Cut(axis, evenly(0, shape[axis], ranks, ranks), frozenset())
+
+
+@settings(max_examples=200, deadline=None)
+@given(cut_values(), st.data())
+def test_a_view_of_parts_is_the_part_of_the_view(made: tuple[torch.Tensor, Cut], data: st.DataObject) -> None:
+    value, cut = made
+    factors = data.draw(st.permutations([2, 2, 3, 3, 4, 6]))
+    size, shape = prod(value.shape), list[int]()
+    for factor in factors:
+        if size % factor == 0:
+            shape.append(factor)
+            size //= factor
+    shape.append(size)
+    try:
+        found = reshaped(cut, value.shape, shape)
+    except Conflict:
+        return
+    for rank in range(len(cut.cuts)):
+        own = [found.size if axis == found.axis else n for axis, n in enumerate(shape)]
+        assert torch.equal(local(value, cut, rank).reshape(own), local(value.reshape(shape), found, rank))
+
+
+@settings(max_examples=200, deadline=None)
+@given(cut_values(), st.data())
+def test_a_slice_of_parts_is_the_part_of_the_slice(made: tuple[torch.Tensor, Cut], data: st.DataObject) -> None:
+    value, cut = made
+    size = value.shape[cut.axis]
+    begin = data.draw(st.integers(0, size - 1))
+    end, step = data.draw(st.integers(begin + 1, size)), data.draw(st.integers(1, 3))
+    try:
+        found, (low, high) = sliced(cut, begin, end, step)
+    except Conflict:
+        return
+    index = torch.arange(begin, end, step)
+    for rank in range(len(cut.cuts)):
+        own = local(value, cut, rank)
+        taken = own.index_select(cut.axis, torch.arange(low, high, step))
+        assert torch.equal(taken, local(value.index_select(cut.axis, index), found, rank))
+
+
+def test_a_group_that_would_be_cut_is_a_misfit() -> None:
+    weight = RoundedWeight(Constant(torch.randn(8, 64)), find_format("q4", 32))
+    halves = shard(weight, 1, evenly(0, 64, 2, 2))
+    assert torch.equal(torch.cat([of_rank(halves, rank).load() for rank in (0, 1)], 1), weight.load())
+    with pytest.raises(Misfit, match="blocks along axis 1"):
+        shard(weight, 1, evenly(0, 64, 4, 4))
+
+
+def test_ranks_have_every_byte_once(tmp_path: Path) -> None:
+    weight = Constant(torch.arange(24.0).reshape(4, 6))
+    parts = shard(weight, 0, evenly(0, 4, 2, 2))
+    assert torch.equal(torch.cat([of_rank(parts, rank).load() for rank in (0, 1)]), weight.value)
+    assert of_rank(weight, 1) is weight and of_rank(parts, 0).load().shape == (2, 6)
