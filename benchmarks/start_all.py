@@ -50,6 +50,8 @@ SMALL: dict[str, str] = {
     "gpu_equality.py": "--only mistral --out {dir}/equality.md",
     "identity.py": "check pystd/h100/none",
     "perplexity.py": "--quant rtn4 --tokens 600",
+    "rank_sums.py": LIBRARIES,
+    "ranks.py": "{engine} {engine} --prompt 8 --tokens 4 --rounds 1 --sums",
     "record_bitsandbytes.py": LIBRARIES,
     "clients/run.py": LIBRARIES,
     "clients/scripted.py": LIBRARIES,
