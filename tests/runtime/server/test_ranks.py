@@ -1,0 +1,43 @@
+"""An engine of several ranks behind `icc serve`: a rank that is killed ends its requests, and all ranks start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import icc
+import psutil
+import pytest
+
+from .conftest import StartServer
+
+
+@pytest.fixture(scope="module")
+def ranked_engine(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample for two ranks."""
+    sample = Path(__file__).parents[3] / "samples" / "pystd"
+    output = tmp_path_factory.mktemp("ranked") / "toy.engine"
+    options: dict[str, Any] = {"target": "native", "max_seq_len": 128, "tensor_parallel": 2}
+    return icc.compile(sample, output, quant="rtn4", **options)
+
+
+def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
+    server = start(engine=ranked_engine)
+
+    def ranks() -> list[int]:
+        engine = psutil.Process(server.engine_pid)
+        return [child.pid for child in engine.children() if "rank_main" in " ".join(child.cmdline())]
+
+    wanted = server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"]
+    [rank] = ranks()
+    stream = server.stream("def f", max_tokens=100, temperature=0)
+    assert "choices" in stream.event()
+    os.kill(rank, signal.SIGKILL)
+    [*_, end] = stream.rest()
+    assert "error" in end
+    server.wait_until(lambda: server.ask("GET", "/ready").status == 200 and ranks() not in ([], [rank]), 60)
+    assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
+    assert not psutil.pid_exists(rank)
+    server.wait_until(server.idle)
