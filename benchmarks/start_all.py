@@ -51,6 +51,7 @@ SMALL: dict[str, str] = {
     "identity.py": "check pystd/h100/none",
     "perplexity.py": "--quant rtn4 --tokens 600",
     "record_bitsandbytes.py": LIBRARIES,
+    "record_loftq.py": LIBRARIES,
     "clients/run.py": LIBRARIES,
     "clients/scripted.py": LIBRARIES,
     "serve/replicas.py": "{engine} --chats 2 --turns 2 --system 8 --said 4 --answer 2 --pause 0.1 --rounds 1",
