@@ -13,6 +13,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
 from ..passes.registry import parse_passes
+from ..runtime.adapters.bases import published_name
 from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
@@ -205,6 +206,8 @@ class Compilation:
         options, target = self.options, self.request.target
         program = self._with_speculation(built, stage)
         report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
+        if options.adapter_slots is not None:
+            report = replace(report, model=published_name(self.request.options.model))
         if not self.is_delta:
             writer.write_program(stage, program)
         (stage / "report.json").write_bytes(report.to_json())
@@ -293,7 +296,7 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
             ending=pooling and ending_of(pooling),
             policy=options.eviction,
         )
-        texts = options.model if options.lora is None else merge_from(options.lora, graph, source, options, reporter)
+        texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
     if earlier is not None:
         earlier.check_model(graph.info)
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)

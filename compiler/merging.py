@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ..passes.quantize.select import retype, set_weight
 from ..runtime.adapters.adapter import Adapter, Change, named_as
+from ..runtime.adapters.bases import other_base, published_name
 from ..runtime.adapters.experts import with_experts_together
 from ..runtime.adapters.reader import read_adapter
 from ..runtime.errors import AdapterError
@@ -21,8 +22,8 @@ from .frontend.source.gguf.adapters import names_of
 from .frontend.source.source import ModelSource
 from .graph.graph import Graph
 from .ops import OPS
-from .options import CompileOptions
 from .progress import Reporter
+from .request import CompileRequest
 from .resizing import has_vocabulary, settle_vocabulary
 from .weights.handles import Constant, Derived, QuantizedWeight, Weight
 
@@ -38,19 +39,21 @@ def read_for(graph: Graph, source: ModelSource, path: Path) -> Adapter:
     return read_adapter(path, names)
 
 
-def merge_from(path: Path, graph: Graph, source: ModelSource, options: CompileOptions, reporter: Reporter) -> Path:
+def merge_from(path: Path, graph: Graph, source: ModelSource, request: CompileRequest, reporter: Reporter) -> Path:
     """Read an adapter and merge it; the directory with the tokenizer of what that gives, which is the adapter's where
     it has made the vocabulary another one. Raises as `read_for` and `merge_adapter`."""
-    before = graph.info.vocab_size
-    given = merge_adapter(graph, read_for(graph, source, path))
-    if given and options.quant == "none":
+    before, adapter = graph.info.vocab_size, read_for(graph, source, path)
+    given = merge_adapter(graph, adapter)
+    if told := other_base(adapter, published_name(request.options.model)):
+        reporter.warn(told)
+    if given and request.options.quant == "none":
         reporter.warn(f"{given} weights come quantized; with the adapter in them they are stored as floats")
     if graph.info.vocab_size == before:
-        return options.model
+        return source.files
     own = (path / "tokenizer.json").is_file()
     whose = "the adapter's" if own else "the model's, because the adapter has none"
     reporter.warn(f"the adapter makes {graph.info.vocab_size} tokens of the model's {before}; the tokenizer is {whose}")
-    return path if own else options.model
+    return path if own else source.files
 
 
 def merge_adapter(graph: Graph, adapter: Adapter) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ import msgspec
 
 from ..errors import AdapterError
 from .adapter import Start
+from .files import read_file
+from .patterns import ends_with
 
 CONFIG_FILE = "adapter_config.json"
 _MAX_BYTES = 4 << 20
+_MAX_RANK, _MAX_PATTERNS = 1 << 20, 10_000
 # Fields that say how it was trained, or where it comes from, and change nothing when it is used.
 _TRAINING = frozenset(
     {
@@ -97,7 +100,7 @@ class LoraConfig(msgspec.Struct, frozen=True):
         """The rows of an embedding that were trained, in the order of their values."""
         found = self.trainable_token_indices
         if isinstance(found, dict):
-            return tuple(next((ids for name, ids in found.items() if _ends_with(module, re.escape(name))), ()))
+            return tuple(next((ids for name, ids in found.items() if ends_with(module, re.escape(name))), ()))
         return tuple(found or ())
 
 
@@ -105,28 +108,17 @@ class LoraConfig(msgspec.Struct, frozen=True):
 KNOWN_FIELDS = frozenset({*LoraConfig.__struct_fields__, *_TRAINING, *_REFUSED})
 
 
-def _ends_with(name: str, pattern: str) -> bool:
-    try:
-        return re.match(rf"(.*\.)?({pattern})$", name) is not None
-    except re.error as error:
-        raise AdapterError(f"{CONFIG_FILE}: {pattern!r} is no regular expression: {error}") from None
-
-
 def _matching(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
     """What the first pattern says that fits the end of a name: a regular expression, as PEFT has it."""
-    return next((value for pattern, value in (patterns or {}).items() if _ends_with(name, pattern)), default)
+    return next((value for pattern, value in (patterns or {}).items() if ends_with(name, pattern)), default)
 
 
 def read_config(folder: Path) -> tuple[bytes, LoraConfig]:
     """The file and what it says. AdapterError for a tuner that is not LoRA, and for fields that icc does not do."""
     path = folder / CONFIG_FILE
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise AdapterError(f"{path} has more than {_MAX_BYTES} bytes")
-        raw = path.read_bytes()
+        raw = read_file(path, _MAX_BYTES)
         fields = msgspec.json.decode(raw, type=dict[str, Any])
-    except OSError as error:
-        raise AdapterError(f"cannot read {path}: {error.strerror}", "give a directory of PEFT's") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterError(f"{path} is damaged: {error}") from None
     try:
@@ -150,8 +142,13 @@ def _checked(fields: dict[str, Any]) -> LoraConfig:
         )
     except msgspec.ValidationError as error:
         raise AdapterError(str(error)) from None
-    if config.r < 1 or any(rank < 1 for rank in (config.rank_pattern or {}).values()):
-        raise AdapterError("a rank is less than 1")
+    ranks = (config.r, *(config.rank_pattern or {}).values())
+    if not all(1 <= rank <= _MAX_RANK for rank in ranks):
+        raise AdapterError(f"a rank is less than 1, or more than {_MAX_RANK}")
+    if not all(map(isfinite, (config.lora_alpha, *(config.alpha_pattern or {}).values()))):
+        raise AdapterError("an alpha is no finite number")
+    if len(ranks) + len(config.alpha_pattern or ()) > _MAX_PATTERNS:
+        raise AdapterError(f"it has more than {_MAX_PATTERNS} patterns")
     _check_start(config)
     return config
 

@@ -30,6 +30,7 @@ _KEY = re.compile(
 # In what order PEFT nests the parameters of one module: as modules of transformers make them, the first innermost.
 _MADE = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _NESTED = ".base_layer"
+_LARGEST = float(np.finfo(np.float32).max)
 # Where PEFT's wrappers keep a weight, or a bias, that an adapter may have.
 _PLACES = ("modules_to_save", "base_layer", "token_adapter.base_layer")
 
@@ -142,7 +143,7 @@ class _KeyReader:
             if a == "lora_embedding_A":  # of a table [vocabulary, width]: what is added is (B A)^T
                 self._check_start(module, "loftq")
                 first, second = second.T, first.T
-            return LowRank(first, second, self._config.scale(module))
+            return LowRank(first, second, self._scale(module))
         return None
 
     def _check_start(self, name: str, *kinds: str) -> None:
@@ -153,6 +154,14 @@ class _KeyReader:
                 f"{self._tensors.path}: {name} cannot begin as init_lora_weights says, {start.kind!r}",
                 "merge it with peft (merge_and_unload), and compile what that saves",
             )
+
+    def _scale(self, name: str) -> float:
+        scale = self._config.scale(name)
+        if not abs(scale) <= _LARGEST:
+            raise AdapterError(
+                f"{self._tensors.path}: {name} is multiplied with {scale:g}, which is not finite in float32"
+            )
+        return scale
 
     def _check_rank(self, name: str, rank: int) -> None:
         if rank != self._config.rank(name):
@@ -218,7 +227,7 @@ class _KeyReader:
             shapes = f"{list(a.shape)} and {list(b.shape)}"
             raise AdapterError(f"{self._tensors.path}: A and B of {name} are {shapes}, not of experts of rank {rank}")
         experts = a.shape[0] // rank
-        scale = self._config.scale(name)
+        scale = self._scale(name)
         if experts == 1:
             return {name: Change(low_rank=LowRank(a, b, scale))}
         first = a.reshape(experts, rank, a.shape[1])
