@@ -7,7 +7,8 @@ Everything is made from nothing: a checkpoint of random weights, its GGUF file, 
 adapters, and a random adapter of all linear layers as convert_lora_to_gguf.py writes it. `--peers` is a virtual
 environment with what cpu/peers.txt lists; without it icc runs alone. Times are medians of a run's steps, and of the
 rounds' runs; a ratio is the median of the rounds' ratios. Logits are compared first: of float32 bases they are equal
-but for rounding, of others not, because the two round what a layer reads in other ways.
+but for rounding, of others not, because the two round what a layer reads in other ways. With BENCH_CLOCK=cpu and
+--threads 1, times are of CPUs, which others' work disturbs less.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,7 @@ def make_adapter(llm: LLM, model: Path, work: Path, rank: int) -> Path:
     sys.path.insert(0, str(HERE.parent / "tests/adapters"))
     from gguf_adapters import convert  # type: ignore[reportMissingImports]
 
-    folder = work / f"{model.name}.adapter-{rank}"
+    folder = work / "adapter"
     write_adapter(llm, folder, rank, 1)
     return convert(folder, model, folder / "adapter.gguf", "llama")
 
@@ -142,8 +144,8 @@ def main() -> None:
     given = parser.parse_args()
     batches = [int(batch) for batch in given.batch.split(",")]
     model, base, engine = make_files(given.shape, given.type, given.work, max(batches))
-    with icc.load(engine, threads=given.threads) as llm:
-        adapter = make_adapter(llm, model, given.work, given.rank)
+    with tempfile.TemporaryDirectory() as own, icc.load(engine, threads=given.threads) as llm:
+        adapter = make_adapter(llm, model, Path(own), given.rank)
         llm.load_adapter(NAME, adapter)
         peer = None
         if given.peers is not None:

@@ -43,6 +43,7 @@ SMALL: dict[str, str] = {
     "cpu/mixed.py": "{engine} --chunk 16 --decodes 2 --context 16 --rounds 1",
     "cpu/stages.py": "{engine} --isa {isa} --batch 1 --context 16 --chunk 16 --runs 1",
     "cpu/workers.py": LIBRARIES,
+    "delta_rank.py": "{model} --text {text} --steps 1 --windows 1",
     "families.py": "llama --jobs 1 --out {dir}/families",
     "family_variants.py": "llama --cases 1",
     "frontier.py": "{model} --text {text} --work {dir} --quant rtn4 --windows 1 --out {dir}/frontier",

@@ -18,8 +18,8 @@ def ends_with(name: str, pattern: str) -> bool:
 
 @lru_cache(4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """AdapterError for what is no regular expression, or one that Python may try in more ways than one can wait for: the
-    ways double with each choice, and a group that repeats has no bound."""
+    """AdapterError for what is no regular expression, or one that Python may try in more ways than one can wait for:
+    they double with each choice, and a group that repeats has no bound."""
     repeats, groups = len(re.findall(r"[*+?{]", pattern)), pattern.count("(")
     nested = re.search(r"\)[*+{]|\\\d", pattern)
     if len(pattern) > _LONGEST or nested or repeats > _MOST_REPEATS or groups > _MOST_GROUPS:

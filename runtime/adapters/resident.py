@@ -69,8 +69,8 @@ class ResidentAdapters:
     """The adapters of one executor. Thread-safe.
 
     plan: the room that there is. factors: see `AdapterSite`. host_bytes: memory for adapters that have left their slot,
-    or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, "" where that
-    is not known.
+    or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, "" where
+    that is not known.
     """
 
     plan: AdapterPlan

@@ -89,6 +89,12 @@ def cut(folder: Path) -> None:
     os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 100)
 
 
+def emptied(folder: Path) -> None:
+    """With a directory in place of its tensors."""
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
 def _key(name: str, value: torch.Tensor) -> Damage:
     return tensors(lambda found: found.update({name: value}))
 
@@ -127,8 +133,10 @@ ADAPTERS: dict[str, tuple[Damage, str]] = {
     "integers": (_key(f"{Q}.lora_A.weight", torch.zeros(4, 64, dtype=torch.int8)), "is of type I8, not"),
     "not a number": (_key(f"{Q}.lora_A.weight", torch.full((4, 64), float("nan"))), "not finite"),
     "infinite": (_key(f"{Q}.lora_B.weight", torch.full((64, 4), float("inf"))), "not finite"),
-    "a path": (_key("base_model.model.../../etc/passwd.weight", torch.zeros(4)), r"'.*\.\./etc/passwd.weight' is not used"),
-    "a name without end": (_key(f"{Q}{'.layers.1.experts.1' * 2000}.weight", torch.zeros(4)), "a name of 38055 characters"),
+    "a path": (_key("base_model.model.../../etc/passwd.weight", torch.zeros(4)), r"'.*\.\./etc/.*' is not used"),
+    "a name without end": (
+        _key(f"{Q}{'.layers.1.experts.1' * 2000}.weight", torch.zeros(4)), "a name of 38055 characters",
+    ),
     "a part that is not known": (_key(f"{Q}.lora_C.weight", torch.zeros(4)), "lora_C.weight' is not used"),
     "a layer that is not there": (
         tensors(lambda t: t.update({name.replace("layers.0", "layers.77"): t.pop(name) for name in list(t)})),
@@ -139,6 +147,8 @@ ADAPTERS: dict[str, tuple[Damage, str]] = {
     "a device": (linked(WEIGHTS, "/dev/zero"), "adapter_model.safetensors is no file"),
     "another file of the machine": (linked(WEIGHTS, "/etc/passwd"), "its header is longer than the file"),
     "a pipe": (piped(WEIGHTS), "adapter_model.safetensors is no file"),
-    "a directory": (lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()), "model.safetensors: Is a directory"),
-    "a terabyte of nothing": (lambda folder: os.truncate(folder / WEIGHTS, 1 << 40), "bytes, more than the [0-9]* that there is memory for"),
+    "a directory": (emptied, "model.safetensors: Is a directory"),
+    "a terabyte of nothing": (
+        lambda folder: os.truncate(folder / WEIGHTS, 1 << 40), "bytes, more than the [0-9]* that there is memory for",
+    ),
 }  # fmt: skip

@@ -44,21 +44,25 @@ def named(adapter: Path, base: str) -> Path:
     return adapter
 
 
+def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "icc.adapters"]
+
+
 def test_it_is_told_where_it_is_used(
     engine: Callable[..., Path], model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At run time as a warning of the log, of either form of file, once for each load; when it is merged, as the compile's."""
+    """At run time as a warning of the log, of either form of file; when it is merged, as one of the compile's."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj"])
     line = "was trained for org/other, this is model: its shapes fit, its answers may not"
     file = convert(adapter, model("llama"), tmp_path / "a.gguf", "llama", **{"general.base_model.0.name": "org/other"})
     with icc.load(engine("llama", adapters="2x16")) as llm, caplog.at_level(logging.WARNING, "icc.adapters"):
         llm.load_adapter("one", named(adapter, "org/other"))
         llm.load_adapter("two", file)
-        assert [record.getMessage() for record in caplog.records] == [
+        assert told_by(caplog) == [
             f"adapter one: {adapter} {line}", f"adapter two: {file} {line}"
         ]  # fmt: skip
         llm.load_adapter("three", named(adapter, "org/model"))
-        assert len(caplog.records) == 2
+        assert len(told_by(caplog)) == 2
         assert llm.adapters is not None and llm.adapters.names == ["one", "two", "three"]
 
     told: list[str] = []

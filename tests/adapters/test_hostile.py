@@ -100,9 +100,9 @@ def test_a_server(server: Any, expected: dict[str, list[float]], damaged: dict[s
 
 
 def test_values_that_overflow_are_their_own_request_s(
-    path: Path,
+    path: Path,  # noqa: F811
     model: Callable[[str], Path],
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     """Finite numbers whose products are not: a request with them gets what it asked for, others in its steps theirs."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj"])
