@@ -19,15 +19,8 @@ from icc.runtime.errors import AdapterError, IccError
 from peft_models import save_adapter
 from test_serving import IDS, expected, folder, path, server  # noqa: F401 -- fixtures
 
-COMPILED = (
-    "a list",
-    "alpha is no number",
-    "a device",
-    "a path",
-    "a layer that is not there",
-    "another width",
-    "cut off",
-)
+# the others end before there is a graph
+COMPILED = ("a list", "a device", "a layer that is not there", "another width")
 
 
 @pytest.fixture(scope="module")
