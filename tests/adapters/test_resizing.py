@@ -36,6 +36,7 @@ RESIZED: dict[str, tuple[str, dict[str, Any]]] = {
     "tied, with changes of low rank": ("gemma2", {"target_modules": ["q_proj", "embed_tokens"]}),
     "tied, with trained tokens": ("gemma2", {"target_modules": ["q_proj"], "trainable_token_indices": [5, 122]}),
 }
+SMALLER = ("beside it", "tied, with changes of low rank")
 
 
 @pytest.mark.parametrize(("case", "size"), [*((case, 125) for case in RESIZED), *((case, 117) for case in SMALLER)])
@@ -50,9 +51,6 @@ def test_a_vocabulary_of_another_size(case: str, size: int, model: Callable[[str
     assert found.shape == expected.shape == (len(IDS), size) and graph.info.vocab_size == size
     assert difference(expected, found) < 2e-5
     assert graph.info.num_parameters != parameters
-
-
-SMALLER = ("beside it", "tied, with changes of low rank")
 
 
 class Told(Reporter):
