@@ -73,4 +73,4 @@ def test_it_is_told_where_it_is_used(
 
     options: Any = {"max_seq_len": 64, "lora": named(adapter, "org/other")}
     compile_engine(CompileOptions(model("llama"), tmp_path / "engine", "native", **options), Told())
-    assert told == [f"{adapter} {line}"]
+    assert [one for one in told if "trained for" in one] == [f"{adapter} {line}"]
