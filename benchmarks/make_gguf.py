@@ -106,8 +106,8 @@ def random_tensors(shape: str, recipe: str, writer: gguf.GGUFWriter) -> None:
         writer.add_tensor(name, random_blocks(kind, size[0], size[1], i), raw_dtype=kind)
 
 
-def write(model: str, out: Path, recipe: str | None = None) -> None:
-    """Quantize and write; with a recipe, `model` is a shape and its blocks are random."""
+def write(model: str, out: Path, recipe: str | None = None, kind: gguf.GGMLQuantizationType = Q.Q4_0) -> None:
+    """Quantize to `kind` and write; with a recipe, `model` is a shape and its blocks are random."""
     folder = Path(model)
     config: dict[str, Any] = config_of(model) if recipe else json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, "llama")
@@ -127,7 +127,7 @@ def write(model: str, out: Path, recipe: str | None = None) -> None:
     for name, bits in {} if recipe else read_tensors(folder / "model.safetensors").items():
         value = (bits.astype(np.uint32) << 16).view(np.float32)
         if value.ndim == 2:
-            writer.add_tensor(gguf_name(name), gguf.quants.quantize(value, Q.Q4_0), raw_dtype=Q.Q4_0)
+            writer.add_tensor(gguf_name(name), gguf.quants.quantize(value, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(name), value)
     writer.write_header_to_file()

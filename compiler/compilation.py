@@ -13,6 +13,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
 from ..passes.registry import parse_passes
+from ..runtime.adapters.bases import published_name
 from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
@@ -37,7 +38,7 @@ from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .kv_formats import read_cache_option
-from .merging import merge_adapter, read_for
+from .merging import merge_from
 from .options import CompileOptions
 from .phases import Phases
 from .program.context import LowerOptions
@@ -60,14 +61,15 @@ class Compilation:
     """The graph, which stages change in place, and what they ask of.
 
     source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
-    that directory as the model. calibrations: what an interrupted compile may have left, and this one keeps until it
-    is done. adapted: the quantized graph with room for adapters, ready to be lowered. earlier: the engine whose program
-    and kernels these weights are for; None where the compile makes its own.
+    that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
+    have left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be
+    lowered. earlier: the engine whose program and kernels these weights are for; None where the compile makes its own.
     """
 
     request: CompileRequest
     source: ModelSource
     options: CompileOptions
+    texts: Path
     graph: Graph
     backend: Backend
     limits: Limits
@@ -152,7 +154,7 @@ class Compilation:
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
         kinds = (self.lowering.kv_dtype, *self.lowering.kv_dtypes.values(), self.lowering.state_dtype)
-        return make_canaries(self.graph, _tokenizer(self.options), kinds)
+        return make_canaries(self.graph, _tokenizer(self.texts), kinds)
 
     def speculate(self, heads: Sequence[MedusaHead]) -> None:
         """Draft heads or an early exit, where --spec asks for them."""
@@ -204,10 +206,12 @@ class Compilation:
         options, target = self.options, self.request.target
         program = self._with_speculation(built, stage)
         report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
+        if options.adapter_slots is not None:
+            report = replace(report, model=published_name(self.request.options.model))
         if not self.is_delta:
             writer.write_program(stage, program)
         (stage / "report.json").write_bytes(report.to_json())
-        tokenizer = writer.copy_tokenizer(stage, options.model, bool(self.pooling and self.pooling.lower_case))
+        tokenizer = writer.copy_tokenizer(stage, self.texts, bool(self.pooling and self.pooling.lower_case))
         if tokenizer is None and self.earlier is not None:
             tokenizer = self.earlier.engine.manifest.tokenizer_dir
             self.earlier.copy("tokenizer", stage)
@@ -263,7 +267,7 @@ class Compilation:
         """Token sequences of the calibration text; the first who asks makes them, and what is wrong is said once."""
         calibration = load_calibration(
             self.options.calib,
-            _tokenizer(self.options),
+            _tokenizer(self.texts),
             self.graph.info.vocab_size,
             num_sequences=self.options.calib_sequences,
             sequence_length=min(self.options.calib_length, self.graph.max_seq_len),
@@ -292,32 +296,29 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
             ending=pooling and ending_of(pooling),
             policy=options.eviction,
         )
-        if options.lora is not None:
-            given = merge_adapter(graph, read_for(graph, source, options.lora))
-            if given and options.quant == "none":
-                reporter.warn(f"{given} weights come quantized; with the adapter in them they are stored as floats")
+        texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
     if earlier is not None:
         earlier.check_model(graph.info)
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
-    gates = _gates(options, graph)
+    gates = _gates(options, graph, texts)
     return Compilation(
-        request, source, options, graph, backend, limits, lowering, pooling, gates, reporter, earlier=earlier
+        request, source, options, texts, graph, backend, limits, lowering, pooling, gates, reporter, earlier=earlier
     )
 
 
-def _gates(options: CompileOptions, graph: Graph) -> GatePlan | None:
+def _gates(options: CompileOptions, graph: Graph, texts: Path) -> GatePlan | None:
     """What --gate asks for, its text tokenized; None without it."""
     if not options.gate:
         return None
     bos = read_bos(options.model)
     length = graph.max_seq_len
-    sequences = gate_sequences(options.gate_text, _tokenizer(options), graph.info.vocab_size, bos, length)
+    sequences = gate_sequences(options.gate_text, _tokenizer(texts), graph.info.vocab_size, bos, length)
     return GatePlan(parse_gates(options.gate), sequences, str(options.gate_text or "bundled"))
 
 
-def _tokenizer(options: CompileOptions) -> Path | None:
-    """The model's tokenizer.json, if it has one."""
-    file = options.model / "tokenizer.json"
+def _tokenizer(folder: Path) -> Path | None:
+    """The tokenizer.json of a directory, if it has one."""
+    file = folder / "tokenizer.json"
     return file if file.is_file() else None

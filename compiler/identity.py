@@ -45,9 +45,13 @@ def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "en
     if options.spec.startswith(HEADS) and "spec" in found:
         folder = Path(options.spec.removeprefix(HEADS))
         found["spec"] = HEADS + ",".join(_content(file) for file in sorted(folder.glob("*")) if file.is_file())
-    adapter = [] if options.lora is None else sorted(options.lora.glob("adapter_*"))
-    found["lora"] = {file.name: _content(file) for file in adapter}
+    found["lora"] = {} if options.lora is None else {file.name: _content(file) for file in _adapter(options.lora)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(found.items())}
+
+
+def _adapter(path: Path) -> list[Path]:
+    """The files of an adapter that can count: a GGUF file, or those of a directory of PEFT's."""
+    return [path] if path.is_file() else sorted({*path.glob("adapter_*"), *path.glob("tokenizer*")})
 
 
 def checkpoint_files(model: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import torch
 from torch import Tensor, fx
 
 from ..passes.quantize.select import retype, set_weight
-from ..runtime.adapters.adapter import Adapter, Change, LowRank, named_as
+from ..runtime.adapters.adapter import Adapter, Change, named_as
+from ..runtime.adapters.bases import other_base, published_name
 from ..runtime.adapters.experts import with_experts_together
 from ..runtime.adapters.reader import read_adapter
 from ..runtime.errors import AdapterError
+from .adapter_starts import trained_over
 from .frontend.source.gguf.adapters import names_of
 from .frontend.source.source import ModelSource
 from .graph.graph import Graph
 from .ops import OPS
+from .progress import Reporter
+from .request import CompileRequest
+from .resizing import has_vocabulary, settle_vocabulary
 from .weights.handles import Constant, Derived, QuantizedWeight, Weight
 
 LINEAR = OPS["linear"].overload
@@ -31,6 +37,23 @@ def read_for(graph: Graph, source: ModelSource, path: Path) -> Adapter:
     if path.is_file():
         names = names_of(source, {name: tuple(weight.shape) for name, weight in graph.weights.items()})
     return read_adapter(path, names)
+
+
+def merge_from(path: Path, graph: Graph, source: ModelSource, request: CompileRequest, reporter: Reporter) -> Path:
+    """Read an adapter and merge it; the directory with the tokenizer of what that gives, which is the adapter's where
+    it has made the vocabulary another one. Raises as `read_for` and `merge_adapter`."""
+    before, adapter = graph.info.vocab_size, read_for(graph, source, path)
+    given = merge_adapter(graph, adapter)
+    if told := other_base(adapter, published_name(request.options.model)):
+        reporter.warn(told)
+    if given and request.options.quant == "none":
+        reporter.warn(f"{given} weights come quantized; with the adapter in them they are stored as floats")
+    if graph.info.vocab_size == before:
+        return source.files
+    own = (path / "tokenizer.json").is_file()
+    whose = "the adapter's" if own else "the model's, because the adapter has none"
+    reporter.warn(f"the adapter makes {graph.info.vocab_size} tokens of the model's {before}; the tokenizer is {whose}")
+    return path if own else source.files
 
 
 def merge_adapter(graph: Graph, adapter: Adapter) -> int:
@@ -46,26 +69,45 @@ def merge_adapter(graph: Graph, adapter: Adapter) -> int:
         )
     shapes = {name: tuple(weight.shape) for name, weight in graph.weights.items()}
     given, adapter = 0, named_as(with_experts_together(adapter, shapes), graph.weights)
-    for name, change in adapter.changes.items():
-        module = name.rpartition(".")[0]
-        readers = list(_readers(graph, name, module))
+    resized: dict[str, tuple[int, ...]] = {}
+    for name, change, shared in _one_by_one(adapter):
+        readers = _meant(graph, name, shared)
         if not readers:
             raise AdapterError(f"{adapter.path}: the model has no weight {name}", _CHECK)
-        if change.rows is not None:  # of a tied matrix, for all that read it
-            shared = [node for node in graph.nodes if node.op == "get_attr" and node.target == readers[0][0].target]
-            readers = [(node, user) for node in shared for user in node.users]
-        else:
-            readers = [(node, user) for node, user in readers if _module(user) in (module, "")] or readers
-        weight = graph.weight(readers[0][0])
-        if problem := _problem(weight, change):
+        weight, users = graph.weight(readers[0][0]), [user for _, user in readers]
+        if problem := _problem(weight, change, has_vocabulary(graph, users)):
             raise AdapterError(f"{adapter.path}: {name}: {problem}", _CHECK)
         given += isinstance(weight, QuantizedWeight)
         sites = [(user, user.args.index(node)) for node, user in readers]
-        set_weight(graph, sites, _changed(graph, weight, change))
+        changed = _changed(graph, weight, change)
+        set_weight(graph, sites, changed)
+        if changed.shape != tuple(weight.shape):
+            resized[next(own for own, found in graph.weights.items() if found is changed)] = tuple(weight.shape)
         if change.bias is not None:
-            _add_bias(graph, [user for _, user in readers], name, change.bias)
+            _add_bias(graph, users, name, change.bias)
+    settle_vocabulary(graph, resized)
     retype(graph)
     return given
+
+
+def _one_by_one(adapter: Adapter) -> Iterator[tuple[str, Change, bool]]:
+    """(name of a weight, change, whether it is one of all that share the weight): what PEFT's wrapper holds comes
+    first, then what the wrapper makes of it."""
+    for name, change in adapter.changes.items():
+        if change.whole is not None and (change.low_rank is not None or change.rows is not None):
+            yield name, Change(whole=change.whole), True
+            change = replace(change, whole=None)
+        yield name, change, change.rows is not None
+
+
+def _meant(graph: Graph, name: str, shared: bool) -> list[tuple[fx.Node, fx.Node]]:
+    """(weight, call) of the calls that see a change; of a tied matrix all, or those of one module."""
+    module = name.rpartition(".")[0]
+    readers = list(_readers(graph, name, module))
+    if readers and shared:
+        nodes = [node for node in graph.nodes if node.op == "get_attr" and node.target == readers[0][0].target]
+        return [(node, user) for node in nodes for user in node.users]
+    return [(node, user) for node, user in readers if _module(user) in (module, "")] or readers
 
 
 def _module(node: fx.Node) -> str:
@@ -84,13 +126,15 @@ def _readers(graph: Graph, name: str, module: str) -> Iterator[tuple[fx.Node, fx
                     yield node, user
 
 
-def _problem(weight: Weight, change: Change) -> str:
-    """Why a weight cannot change so; "" if it can."""
+def _problem(weight: Weight, change: Change, of_tokens: bool) -> str:
+    """Why a weight cannot change so; "" if it can. of_tokens: it may have more rows, or fewer, than it had."""
     shape = list(weight.shape)
     turned = [*shape[:-2], *reversed(shape[-2:])]
     stored = turned if change.transposed else shape
-    if change.whole is not None and list(change.whole.shape) != shape:
-        return f"the model's is {shape}, the adapter's {list(change.whole.shape)}"
+    if change.whole is not None:
+        given = list(change.whole.shape)
+        if given != shape and not (of_tokens and len(given) == len(shape) and given[0] and given[1:] == shape[1:]):
+            return f"the model's is {shape}, the adapter's {given}"
     if (rows := change.rows) is not None and (list(rows.values.shape[1:]) != shape[1:] or max(rows.ids) >= shape[0]):
         return f"rows {list(rows.values.shape)} up to {max(rows.ids)} are not of {shape}"
     if (low := change.low_rank) is not None:
@@ -102,10 +146,11 @@ def _problem(weight: Weight, change: Change) -> str:
     return ""
 
 
-def _changed(graph: Graph, weight: Weight, change: Change) -> Weight:
+def _changed(graph: Graph, weight: Weight, change: Change) -> Derived:
     """The weight as the adapter makes it, in the type that it has; of one that came quantized, in the model's."""
     dtype = graph.info.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
-    return Derived(_changed_by(change, dtype), (weight,), tuple(weight.shape), dtype)
+    shape = tuple(weight.shape if change.whole is None else change.whole.shape)
+    return Derived(_changed_by(change, dtype), (weight,), shape, dtype)
 
 
 def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -120,8 +165,7 @@ def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor
         if change.low_rank is not None:
             low = change.low_rank
             if change.start is not None:
-                lines = found.mT if change.transposed else found
-                lines -= _began_as(lines, change.start, low)
+                found = trained_over(found, change.start, low, change.transposed)
             product = low.scale * (_tensor(low.b) @ _tensor(low.a))
             turned = change.transposed or product.shape != found.shape  # experts may be stored as [E, in, out]
             found += product.mT if turned else product
@@ -131,15 +175,6 @@ def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor
         return found.to(dtype)
 
     return apply
-
-
-def _began_as(weight: Tensor, start: str, low: LowRank) -> Tensor:
-    """What PEFT has taken from a base [out, in] before training A and B, which began as that: see `Change.start`."""
-    if start == "olora":
-        q, r = torch.linalg.qr(weight)
-        return low.scale * (q[:, : low.rank] @ r[: low.rank])
-    u, s, v = torch.linalg.svd(weight, full_matrices=False)
-    return (u[:, : low.rank] * s[: low.rank]) @ v[: low.rank]
 
 
 def _tensor(values: np.ndarray) -> Tensor:

@@ -54,7 +54,8 @@ class CompileReport:
     roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. tuned: blocks of
     the CPU products that --tune chose instead of the default. allocation: what --quant auto chose, and what else there
     was; see Allocation. caches: what --kv-bits chose, likewise; bytes are of a sequence of full length.
-    options: those that are not as by default; see recorded.py."""
+    options: those that are not as by default; see recorded.py. model: of an engine with room for adapters, what was
+    compiled, see `published_name`; else ""."""
 
     target: str
     quant: str
@@ -80,13 +81,14 @@ class CompileReport:
     allocation: dict[str, Any] | None = None
     caches: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
         """report.json."""
         facts = asdict(self)
         facts.pop("engine_bytes")
-        for name in ("given", "allocation", "caches"):
+        for name in ("given", "allocation", "caches", "model"):
             if not facts[name]:
                 facts.pop(name)
         return json.dumps(facts, indent=1).encode() + b"\n"

@@ -112,9 +112,11 @@ def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
     """The adapters of an engine that has room for such."""
     if engine is None or not isinstance(executor, AdaptingExecutor) or executor.adapters is None:
         return None
+    from .adapters.bases import model_of
     from .adapters.resident import ResidentAdapters
 
-    return ResidentAdapters(executor.adapters, executor, lambda name: engine.weights.view(name).view(np.float32))
+    weights, model = engine.weights, model_of(engine)
+    return ResidentAdapters(executor.adapters, executor, lambda name: weights.view(name).view(np.float32), model=model)
 
 
 class LLM:

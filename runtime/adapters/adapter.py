@@ -48,18 +48,31 @@ class RowChange:
 
 
 @dataclass(frozen=True)
+class Start:
+    """How the base was changed before A and B were trained, where that follows from the base.
+
+    kind: PEFT's name. "pissa", "olora": what A and B began as was taken from it. "loftq": it was rounded to `bits` (4:
+    NF4, 8: LLM.int8), `iterations` times, each time less what A and B began as.
+    """
+
+    kind: str
+    bits: int = 0
+    iterations: int = 0
+
+
+@dataclass(frozen=True)
 class Change:
     """What an adapter does to one weight, in this order; None for what it leaves alone.
 
-    whole: another weight takes its place. rows: some of its rows. start: what A and B began as is taken from it, by the
-    name that PEFT has for that, "pissa" or "olora". low_rank: what is added. magnitude: [out], which each
-    row is scaled to the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the
-    layer gives. transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do.
+    whole: another weight takes its place, perhaps of another vocabulary; with more than it, in all layers that share
+    it. rows: some of its rows. start: see there. low_rank: what is added. magnitude: [out], which each row is scaled to
+    the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the layer gives.
+    transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do.
     """
 
     whole: np.ndarray | None = None
     rows: RowChange | None = None
-    start: str | None = None
+    start: Start | None = None
     low_rank: LowRank | None = None
     magnitude: np.ndarray | None = None
     bias: np.ndarray | None = None

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..errors import AdapterError
+from .adapter import Start
+from .files import read_file
+from .patterns import ends_with
 
 CONFIG_FILE = "adapter_config.json"
 _MAX_BYTES = 4 << 20
+_MAX_RANK, _MAX_PATTERNS = 1 << 20, 10_000
 # Fields that say how it was trained, or where it comes from, and change nothing when it is used.
 _TRAINING = frozenset(
     {
         "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules",
-        "lora_dropout", "layers_to_transform", "layers_pattern", "loftq_config", "eva_config", "corda_config",
+        "lora_dropout", "layers_to_transform", "layers_pattern", "eva_config", "corda_config",
         "lora_ga_config", "runtime_config", "ensure_weight_tying", "qalora_group_size", "megatron_core",
     }
 )  # fmt: skip
@@ -28,10 +32,24 @@ _REFUSED: dict[str, Any] = {
     "kasa_config": None, "velora_config": None, "monteclora_config": None,
 }  # fmt: skip
 # What initial values of A and B leave the base as it is.
-_PLAIN_INITIALS = (True, False, None, "gaussian", "eva", "orthogonal")
-# What they began as was taken from the base, and follows from it: of PiSSA (Meng et al. 2024, arXiv:2404.02948) the
-# first singular vectors, of OLoRA (Buyukakyuz 2024, arXiv:2406.01775) the first columns of Q and rows of R.
-_STARTS = ("pissa", "olora")
+_PLAIN_INITIALS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+# The base was changed first, in a way that follows from it: of PiSSA (Meng et al. 2024, arXiv:2404.02948) the first
+# singular vectors were taken from it, of OLoRA (Buyukakyuz 2024, arXiv:2406.01775) the first columns of Q and rows of
+# R; for LoftQ (Li et al. 2023, arXiv:2310.08659) it was rounded.
+_STARTS = ("pissa", "olora", "loftq")
+# In a way that does not: by the beginning of PEFT's names.
+_LOST = {
+    "pissa_niter_": "singular vectors that were found with random numbers (PiSSA by iterations)",
+    "corda": "what a text said of its inputs (CorDA)",
+    "lora_ga": "gradients of a text (LoRA-GA)",
+}
+
+
+class LoftqConfig(msgspec.Struct, frozen=True):
+    """loftq_config; PEFT's defaults."""
+
+    loftq_bits: int = 4
+    loftq_iter: int = 1
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
@@ -53,11 +71,21 @@ class LoraConfig(msgspec.Struct, frozen=True):
     target_parameters: list[str] | None = None
     alora_invocation_tokens: list[int] | None = None
     init_lora_weights: bool | str | None = True
+    loftq_config: LoftqConfig | None = None
 
     @property
-    def start(self) -> str | None:
-        """What A and B began as, where that was taken from the base; see `Change`."""
-        return self.init_lora_weights if self.init_lora_weights in _STARTS else None  # type: ignore[return-value]
+    def initial(self) -> bool | str | None:
+        """What A and B began as, by PEFT's name in lower case, as that compares it."""
+        found = self.init_lora_weights
+        return found.lower() if isinstance(found, str) else found
+
+    @property
+    def start(self) -> Start | None:
+        """How the base was changed first; see `Change`."""
+        if self.initial not in _STARTS:
+            return None
+        loftq = self.loftq_config or LoftqConfig()
+        return Start("loftq", loftq.loftq_bits, loftq.loftq_iter) if self.initial == "loftq" else Start(self.initial)  # type: ignore[arg-type]
 
     def rank(self, module: str) -> int:
         """The rank of the adapter of a module, or of a parameter that is targeted, by its name."""
@@ -72,7 +100,7 @@ class LoraConfig(msgspec.Struct, frozen=True):
         """The rows of an embedding that were trained, in the order of their values."""
         found = self.trainable_token_indices
         if isinstance(found, dict):
-            return tuple(next((ids for name, ids in found.items() if _ends_with(module, re.escape(name))), ()))
+            return tuple(next((ids for name, ids in found.items() if ends_with(module, re.escape(name))), ()))
         return tuple(found or ())
 
 
@@ -80,28 +108,17 @@ class LoraConfig(msgspec.Struct, frozen=True):
 KNOWN_FIELDS = frozenset({*LoraConfig.__struct_fields__, *_TRAINING, *_REFUSED})
 
 
-def _ends_with(name: str, pattern: str) -> bool:
-    try:
-        return re.match(rf"(.*\.)?({pattern})$", name) is not None
-    except re.error as error:
-        raise AdapterError(f"{CONFIG_FILE}: {pattern!r} is no regular expression: {error}") from None
-
-
 def _matching(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
     """What the first pattern says that fits the end of a name: a regular expression, as PEFT has it."""
-    return next((value for pattern, value in (patterns or {}).items() if _ends_with(name, pattern)), default)
+    return next((value for pattern, value in (patterns or {}).items() if ends_with(name, pattern)), default)
 
 
 def read_config(folder: Path) -> tuple[bytes, LoraConfig]:
     """The file and what it says. AdapterError for a tuner that is not LoRA, and for fields that icc does not do."""
     path = folder / CONFIG_FILE
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise AdapterError(f"{path} has more than {_MAX_BYTES} bytes")
-        raw = path.read_bytes()
+        raw = read_file(path, _MAX_BYTES)
         fields = msgspec.json.decode(raw, type=dict[str, Any])
-    except OSError as error:
-        raise AdapterError(f"cannot read {path}: {error.strerror}", "give a directory of PEFT's") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterError(f"{path} is damaged: {error}") from None
     try:
@@ -125,12 +142,26 @@ def _checked(fields: dict[str, Any]) -> LoraConfig:
         )
     except msgspec.ValidationError as error:
         raise AdapterError(str(error)) from None
-    if config.r < 1 or any(rank < 1 for rank in (config.rank_pattern or {}).values()):
-        raise AdapterError("a rank is less than 1")
-    initial = config.init_lora_weights
-    if initial not in (*_PLAIN_INITIALS, *_STARTS):
-        raise AdapterError(
-            f"init_lora_weights is {initial!r}: it was trained on a base that was changed first",
-            "save it again with peft's save_pretrained(path_initial_model_for_weight_conversion=..)",
-        )
+    ranks = (config.r, *(config.rank_pattern or {}).values())
+    if not all(1 <= rank <= _MAX_RANK for rank in ranks):
+        raise AdapterError(f"a rank is less than 1, or more than {_MAX_RANK}")
+    if not all(map(isfinite, (config.lora_alpha, *(config.alpha_pattern or {}).values()))):
+        raise AdapterError("an alpha is no finite number")
+    if len(ranks) + len(config.alpha_pattern or ()) > _MAX_PATTERNS:
+        raise AdapterError(f"it has more than {_MAX_PATTERNS} patterns")
+    _check_start(config)
     return config
+
+
+def _check_start(config: LoraConfig) -> None:
+    """That A and B were trained over the base, or over what can be computed of it."""
+    initial, start = config.initial, config.start
+    if start is not None and start.kind == "loftq" and not (start.bits in (4, 8) and 1 <= start.iterations <= 64):
+        raise AdapterError(f"loftq_config says {start.bits} bits and {start.iterations} iterations")
+    if initial not in (*_PLAIN_INITIALS, *_STARTS):
+        found = (why for name, why in _LOST.items() if isinstance(initial, str) and initial.startswith(name))
+        raise AdapterError(
+            f"init_lora_weights is {initial!r}: it was trained on a base that was changed first"
+            + "".join(f", by {why}, which are not in the adapter" for why in found),
+            "convert it with peft: save_pretrained(.., path_initial_model_for_weight_conversion=..)",
+        )

@@ -14,6 +14,7 @@ from ..errors import AdapterError, CheckpointError
 from ..format.bfloat16 import bf16_values
 from ..format.gguf import GgufContainer, GgufTensor, read_container
 from .adapter import Adapter, Change, LowRank, side_by_side
+from .files import read_file
 
 _TABLE = "token_embd.weight"  # whose A and B llama.cpp has the other way round
 _BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])  # of Q8_0
@@ -46,6 +47,7 @@ def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapt
         raise AdapterError(
             f"{path}: llama.cpp's names of this model's matrices are not known", "convert the adapter to PEFT's form"
         )
+    raw = read_file(path)
     try:
         container = read_container(path)
     except CheckpointError as error:
@@ -53,7 +55,6 @@ def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapt
     except OSError as error:
         raise AdapterError(f"cannot read {path}: {error.strerror}") from None
     alpha, invocation = _metadata(container, names.architecture)
-    raw = path.read_bytes()
     factors = _factors(container, raw)
     changes: dict[str, Change] = {}
     for parameter, tensors in names.tensors.items():
@@ -72,7 +73,8 @@ def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapt
     if not changes:
         raise AdapterError(f"{path} changes nothing: it has no tensors")
     digest = digest or hashlib.blake2b(raw, digest_size=32, person=b"icc-gguf-adapter").digest()
-    return Adapter(path, digest, "", invocation, changes)
+    base = container.metadata.get("general.base_model.0.name", "")
+    return Adapter(path, digest, base if isinstance(base, str) else "", invocation, changes)
 
 
 def _metadata(container: GgufContainer, architecture: str) -> tuple[float, tuple[int, ...]]:

@@ -25,11 +25,14 @@ _KEY = re.compile(
     r"(?P<module>.+?)\.(?P<part>"
     r"lora_[AB](?:\.default)?\.weight|lora_B(?:\.default)?\.bias|lora_embedding_[AB](?:\.default)?|"
     r"lora_magnitude_vector(?:\.default)?(?:\.weight)?|token_adapter\.trainable_tokens_delta(?:\.default)?|"
-    r"(?:(?:modules_to_save|base_layer)(?:\.default)?\.)?(?:weight|bias))"
+    r"(?:(?:modules_to_save|original_module|(?:token_adapter\.)?base_layer)(?:\.default)?\.)?(?:weight|bias))"
 )
 # In what order PEFT nests the parameters of one module: as modules of transformers make them, the first innermost.
 _MADE = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _NESTED = ".base_layer"
+_LARGEST = float(np.finfo(np.float32).max)
+# Where PEFT's wrappers keep a weight, or a bias, that an adapter may have.
+_PLACES = ("modules_to_save", "base_layer", "token_adapter.base_layer")
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
@@ -99,7 +102,7 @@ class _KeyReader:
         """What the parts of one module say."""
         if self._is_parameter(module, parts):
             return self._parameter(module, parts)
-        transposed = self._config.fan_in_fan_out and "lora_A" in parts
+        given, transposed = set(parts), self._config.fan_in_fan_out and "lora_A" in parts
         low_rank, bias = self._low_rank(module, parts), None
         if "lora_B.bias" in parts:
             if low_rank is None or not self._config.lora_bias:
@@ -116,7 +119,7 @@ class _KeyReader:
         whole = self._whole(module, parts, "weight")
         rows = self._rows(module, parts)
         if low_rank is not None or whole is not None or rows is not None:
-            start = self._config.start if low_rank is not None else None
+            start = self._config.start if "lora_A" in given else None
             found[f"{module}.weight"] = Change(whole, rows, start, low_rank, magnitude, bias, transposed)
         own_bias = self._whole(module, parts, "bias")
         if own_bias is not None:
@@ -138,9 +141,27 @@ class _KeyReader:
                 raise AdapterError(f"{self._tensors.path}: A and B of {module} are {shapes}, which is no product")
             self._check_rank(module, first.shape[0])
             if a == "lora_embedding_A":  # of a table [vocabulary, width]: what is added is (B A)^T
+                self._check_start(module, "loftq")
                 first, second = second.T, first.T
-            return LowRank(first, second, self._config.scale(module))
+            return LowRank(first, second, self._scale(module))
         return None
+
+    def _check_start(self, name: str, *kinds: str) -> None:
+        """That the base of what is no linear layer was not changed first as PEFT does with those."""
+        start = self._config.start
+        if start is not None and start.kind in kinds:
+            raise AdapterError(
+                f"{self._tensors.path}: {name} cannot begin as init_lora_weights says, {start.kind!r}",
+                "merge it with peft (merge_and_unload), and compile what that saves",
+            )
+
+    def _scale(self, name: str) -> float:
+        scale = self._config.scale(name)
+        if not abs(scale) <= _LARGEST:
+            raise AdapterError(
+                f"{self._tensors.path}: {name} is multiplied with {scale:g}, which is not finite in float32"
+            )
+        return scale
 
     def _check_rank(self, name: str, rank: int) -> None:
         if rank != self._config.rank(name):
@@ -151,10 +172,17 @@ class _KeyReader:
     def _whole(self, module: str, parts: dict[str, str], kind: str) -> np.ndarray | None:
         """The weight or bias that takes the place of the base's."""
         suffix = "" if kind == "weight" else ".bias"
-        for name in (kind, f"modules_to_save{suffix}", f"base_layer{suffix}"):
+        if f"modules_to_save{suffix}" in parts:  # what it was before, for when the adapter is off
+            parts.pop(f"original_module{suffix}", None)
+        found: np.ndarray | None = None
+        for name in (kind, *(f"{place}{suffix}" for place in _PLACES)):
             if name in parts:
-                return self._load(parts.pop(name))
-        return None
+                key = parts.pop(name)
+                value = self._load(key)
+                if found is not None and not np.array_equal(found, value):
+                    raise self._unused(key, f"{module} has two values")
+                found = value
+        return found
 
     def _rows(self, module: str, parts: dict[str, str]) -> RowChange | None:
         key = parts.pop("token_adapter.trainable_tokens_delta", None)
@@ -190,6 +218,7 @@ class _KeyReader:
         if levels != len(targets):
             raise self._unused(parts["lora_A"], f"target_parameters names {len(targets)} of {levels} parameters")
         name = f"{owner}.{targets[len(targets) - 1 - module.count(_NESTED)]}"
+        self._check_start(name, "loftq", "pissa", "olora")
         if set(parts) != {"lora_A", "lora_B"}:
             raise self._unused(next(iter(parts.values())), "experts have A and B, and nothing else")
         a, b = self._load(parts["lora_A"]), self._load(parts["lora_B"])
@@ -198,7 +227,7 @@ class _KeyReader:
             shapes = f"{list(a.shape)} and {list(b.shape)}"
             raise AdapterError(f"{self._tensors.path}: A and B of {name} are {shapes}, not of experts of rank {rank}")
         experts = a.shape[0] // rank
-        scale = self._config.scale(name)
+        scale = self._scale(name)
         if experts == 1:
             return {name: Change(low_rank=LowRank(a, b, scale))}
         first = a.reshape(experts, rank, a.shape[1])

@@ -4,6 +4,7 @@ et al. 2023, arXiv:2311.03285)."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 from array import array
 from collections import OrderedDict
@@ -19,11 +20,13 @@ import numpy as np
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
 from .adapter import Adapter, named_as
+from .bases import other_base
 from .experts import with_experts_together
 from .gguf import GgufNames
 from .packing import Factors, check_fits, pack_slot, slot_bytes
 from .reader import read_adapter, stamp_of
 
+log = logging.getLogger("icc.adapters")
 HOST_BYTES = 2 << 30  # of adapters that are ready to be put into a slot
 Packed = dict[str, np.ndarray]
 
@@ -66,13 +69,15 @@ class ResidentAdapters:
     """The adapters of one executor. Thread-safe.
 
     plan: the room that there is. factors: see `AdapterSite`. host_bytes: memory for adapters that have left their slot,
-    or are not yet in one; beyond it they are read from disk again.
+    or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, "" where
+    that is not known.
     """
 
     plan: AdapterPlan
     writer: PoolWriter
     factors: Factors
     host_bytes: int = HOST_BYTES
+    model: str = ""
     _known: dict[str, Adapter] = field(default_factory=dict, init=False)
     _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # the last used at the end
     _packed: OrderedDict[bytes, Packed] = field(default_factory=OrderedDict, init=False)
@@ -102,6 +107,8 @@ class ResidentAdapters:
         adapter = self._read(path)
         check_fits(self.plan, name, adapter)
         packed = pack_slot(self.plan, adapter, self.factors)
+        if told := other_base(adapter, self.model):
+            log.warning("adapter %s: %s", name, told)
         with self._lock:
             self._known[name] = replace(adapter, changes={}, stamp=stamp)
             self._keep(adapter.digest, packed)

@@ -10,9 +10,11 @@ import numpy as np
 
 from ..errors import AdapterError
 from ..format.bfloat16 import bf16_values
+from .files import read_file
 
 MAX_HEADER = 32 << 20
 MAX_TENSORS = 100_000
+MAX_NAME = 512  # characters
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
 
 
@@ -30,10 +32,7 @@ class AdapterTensors:
     def __init__(self, path: Path) -> None:
         """AdapterError where the file cannot be read, or is not what it says."""
         self.path = path
-        try:
-            self.raw = path.read_bytes()
-        except OSError as error:
-            raise AdapterError(f"cannot read {path}: {error.strerror}") from None
+        self.raw = read_file(path)
         size = int.from_bytes(self.raw[:8], "little")
         if len(self.raw) < 8 or size > min(len(self.raw) - 8, MAX_HEADER):
             raise self._damaged("its header is longer than the file, or than 32 MiB")
@@ -67,6 +66,8 @@ class AdapterTensors:
         return values
 
     def _check(self, name: str, entry: TensorEntry) -> None:
+        if len(name) > MAX_NAME:
+            raise self._damaged(f"a tensor has a name of {len(name)} characters, which begins with {name[:40]!r}")
         if entry.dtype not in _DTYPES:
             raise self._damaged(f"tensor {name!r} is of type {entry.dtype}, not {', '.join(_DTYPES)}")
         if min(entry.shape, default=0) < 0 or len(entry.shape) > 4:

@@ -16,7 +16,7 @@ from icc.compiler.merging import merge_adapter
 from icc.runtime.adapters.adapter import Adapter, Change, LowRank
 from icc.runtime.adapters.reader import read_adapter
 from icc.runtime.errors import AdapterError
-from peft_models import adapted_logits, save_adapter
+from peft_models import adapted_logits, difference, save_adapter
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 3, 90]
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -35,6 +35,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "conv1d with biases": ("gpt2", {**GPT2, "lora_bias": True}),
     "pissa": ("llama", {"target_modules": PROJECTIONS, "r": 4, "init_lora_weights": "pissa"}),
     "pissa of conv1d": ("gpt2", {**GPT2, "init_lora_weights": "pissa"}),
+    "mica": ("llama", {"target_modules": PROJECTIONS, "r": 4, "init_lora_weights": "mica"}),
+    "pissa beside a table": (
+        "llama", {"target_modules": ["embed_tokens", "q_proj"], "r": 4, "init_lora_weights": "pissa"},
+    ),
     "olora": ("llama", {"target_modules": PROJECTIONS, "r": 4, "init_lora_weights": "olora"}),
     "biases": ("llama", {"target_modules": PROJECTIONS, "r": 4, "lora_bias": True}),
     "the model's biases": ("qwen2", {"target_modules": ["q_proj"], "r": 4, "bias": "all"}),
@@ -59,10 +63,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a hybrid": ("lfm2-short_convolutions", {"target_modules": ["in_proj", "out_proj", "w1", "w2", "q_proj"], "r": 4}),
     "another hybrid": ("bamba-state_space", {"target_modules": ["in_proj", "out_proj", "q_proj", "gate_proj"], "r": 4}),
 }  # fmt: skip
-
-
-def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("case", CASES)

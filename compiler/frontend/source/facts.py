@@ -56,17 +56,20 @@ def completed_info(graph: Graph, predicts: bool = True) -> ModelInfo:
 
     predicts: whether the graph ends with logits of tokens.
     """
-    embedding, info = OPS["embedding"].overload, graph.info
-    tables = [
-        n.args[1] for n in graph.nodes if n.target is embedding and _viewed(n.args[0]) is graph.input("token_ids")
-    ]
-    rows, *_, hidden = next((type_of(table).shape for table in tables), (0, 0))  # type: ignore[arg-type]
+    info = graph.info
+    rows, *_, hidden = next((type_of(node.args[1]).shape for node in token_lookups(graph)), (0, 0))  # type: ignore[arg-type]
     return replace(
         info,
         vocab_size=info.vocab_size or (type_of(graph.output).shape[-1] if predicts else rows),
         hidden_size=info.hidden_size or hidden,
         num_layers=info.num_layers or sum(traits_of(n.target).attention for n in graph.nodes),
     )
+
+
+def token_lookups(graph: Graph) -> list[fx.Node]:
+    """The calls that look up the rows of the tokens, in tables of embeddings."""
+    embedding, tokens = OPS["embedding"].overload, graph.input("token_ids")
+    return [node for node in graph.nodes if node.target is embedding and _viewed(node.args[0]) is tokens]
 
 
 def _viewed(node: Any) -> Any:

@@ -1,0 +1,58 @@
+"""The base as an adapter was trained over it, where that is not the base itself: PiSSA, OLoRA, LoftQ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..runtime.adapters.adapter import LowRank, Start
+from .weights.formats.tables import NF4
+
+_BLOCK = 64  # values that share a scale, as bitsandbytes has it
+
+
+def trained_over(weight: Tensor, start: Start, low: LowRank, transposed: bool = False) -> Tensor:
+    """What PEFT has made of a base float32 [out, in], or [in, out] if transposed, before it trained A and B of this
+    rank and scale."""
+    if start.kind == "loftq":
+        return _rounded_base(weight, start, low.rank)
+    lines = weight.mT if transposed else weight
+    taken = _began_as(lines, start.kind, low)
+    return weight - (taken.mT if transposed else taken)
+
+
+def _began_as(weight: Tensor, kind: str, low: LowRank) -> Tensor:
+    """scale B A as they began, [out, in]."""
+    if kind == "olora":
+        q, r = torch.linalg.qr(weight)
+        return low.scale * (q[:, : low.rank] @ r[: low.rank])
+    u, s, v = torch.linalg.svd(weight, full_matrices=False)
+    return (u[:, : low.rank] * s[: low.rank]) @ v[: low.rank]
+
+
+def _rounded_base(weight: Tensor, start: Start, rank: int) -> Tensor:
+    """LoftQ's (Li et al. 2023, arXiv:2310.08659; peft/utils/loftq_utils.py): rounds, finds the best B A for the error,
+    and rounds again what that leaves."""
+    rounded = _nf4 if start.bits == 4 else _int8
+    found = rounded(weight)
+    for _ in range(start.iterations - 1):
+        u, s, v = torch.linalg.svd(weight - found, full_matrices=False)
+        found = rounded(weight - (u[:, :rank] * s[:rank]) @ v[:rank])
+    return found
+
+
+def _nf4(weight: Tensor) -> Tensor:
+    """NF4 with a float32 scale per 64 values, row after row (Dettmers et al. 2023, arXiv:2305.14314)."""
+    table = torch.tensor(NF4)
+    flat = weight.reshape(-1)
+    blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % _BLOCK)).view(-1, _BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True)
+    codes = torch.bucketize(blocks * (1 / scales.clamp(min=2.0**-120)), (table[1:] + table[:-1]) / 2)
+    return (table[codes] * scales).view(-1)[: flat.numel()].view(weight.shape)
+
+
+def _int8(weight: Tensor) -> Tensor:
+    """LLM.int8's rows (Dettmers et al. 2022, arXiv:2208.07339), of values that were float16 first."""
+    values = weight.half().float()
+    peak = values.abs().amax(1, keepdim=True)
+    return (values * (127 / peak.clamp(min=2.0**-120))).round() * peak / 127

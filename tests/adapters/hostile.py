@@ -1,0 +1,154 @@
+"""Adapters that are damaged, or that somebody made to do harm: each changes a good one in a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+HUGE = "1" + "0" * 400
+Damage = Callable[[Path], object]
+
+
+def configured(**fields: Any) -> Damage:
+    """With these fields in its configuration."""
+    return lambda folder: text(folder, {**json.loads((folder / CONFIG).read_text()), **fields})
+
+
+def text(folder: Path, config: Any) -> None:
+    """Write a configuration, given as it is or as what it is of."""
+    (folder / CONFIG).write_text(config if isinstance(config, str) else json.dumps(config))
+
+
+def said(config: Any) -> Damage:
+    """With this configuration."""
+    return lambda folder: text(folder, config)
+
+
+def with_number(name: str, digits: str) -> Damage:
+    """With a number that Python would write in another way, or not at all."""
+
+    def damage(folder: Path) -> None:
+        fields = {**json.loads((folder / CONFIG).read_text()), name: "HERE"}
+        text(folder, json.dumps(fields).replace('"HERE"', digits))
+
+    return damage
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    """With other tensors."""
+
+    def damage(folder: Path) -> None:
+        found = load_file(folder / WEIGHTS)
+        change(found)
+        save_file(found, folder / WEIGHTS)
+
+    return damage
+
+
+def raw(data: bytes) -> Damage:
+    """With these bytes for its tensors."""
+    return lambda folder: (folder / WEIGHTS).write_bytes(data)
+
+
+def header(entries: Any, data: bytes = b"") -> bytes:
+    """A file of safetensors."""
+    found = json.dumps(entries).encode()
+    return len(found).to_bytes(8, "little") + found + data
+
+
+def linked(name: str, target: str) -> Damage:
+    """With a link in place of a file."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return damage
+
+
+def piped(name: str) -> Damage:
+    """With a pipe that nobody writes to."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def cut(folder: Path) -> None:
+    """Without its last bytes."""
+    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 100)
+
+
+def emptied(folder: Path) -> None:
+    """With a directory in place of its tensors."""
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
+def _key(name: str, value: torch.Tensor) -> Damage:
+    return tensors(lambda found: found.update({name: value}))
+
+
+ADAPTERS: dict[str, tuple[Damage, str]] = {
+    "a list": (said([1, 2]), "adapter_config.json is damaged"),
+    "half a configuration": (said('{"r": 4, '), "adapter_config.json is damaged"),
+    "nested without end": (said("[" * 100_000), "adapter_config.json is damaged"),
+    "a configuration of 5 MB": (configured(a="b" * 5_000_000), "has 500[0-9]* bytes, more than the 4194304$"),
+    "rank 0": (configured(r=0), "a rank is less than 1"),
+    "a negative rank": (configured(r=-4), "a rank is less than 1"),
+    "a rank of 400 digits": (with_number("r", HUGE), "a rank is less than 1, or more than"),
+    "a rank of many ranks": (configured(rank_pattern={"q_proj": 1 << 40}), "a rank is less than 1, or more than"),
+    "alpha is no number": (with_number("lora_alpha", "NaN"), "is damaged: JSON is malformed"),
+    "alpha without end": (with_number("lora_alpha", "1e999"), "is damaged: Number out of range"),
+    "alpha of 400 digits": (with_number("lora_alpha", HUGE), "lora_alpha"),
+    "alpha of a pattern that is too large": (configured(alpha_pattern={"q_proj": 1e300}), "not finite"),
+    "a pattern that takes years": (configured(rank_pattern={"(([a-z._]+)+)+!": 4}), "could take too long"),
+    "a pattern of choices": (configured(rank_pattern={"(a|a)" * 30: 4}), "could take too long"),
+    "a pattern of maybes": (configured(alpha_pattern={"[a-z.]?" * 40 + "!": 4}), "could take too long"),
+    "a million patterns": (
+        configured(rank_pattern=dict.fromkeys(map(str, range(100_000)), 4)), "it has more than 10000 patterns"
+    ),
+    "a configuration that is a device": (linked(CONFIG, "/dev/zero"), "adapter_config.json is no file"),
+    "a configuration that is a pipe": (piped(CONFIG), "adapter_config.json is no file"),
+    "a link to itself": (linked(CONFIG, CONFIG), "cannot read .*adapter_config.json: Too many"),
+    "a million tensors": (
+        raw(header({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(1_000_000)})),
+        "its header is longer than the file, or than 32 MiB",
+    ),
+    "many tensors": (
+        raw(header({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(100_001)})),
+        "it has 100001 tensors, more than 100000",
+    ),
+    "a header of exabytes": (raw((1 << 60).to_bytes(8, "little") + b"{}"), "its header is longer than the file"),
+    "integers": (_key(f"{Q}.lora_A.weight", torch.zeros(4, 64, dtype=torch.int8)), "is of type I8, not"),
+    "not a number": (_key(f"{Q}.lora_A.weight", torch.full((4, 64), float("nan"))), "not finite"),
+    "infinite": (_key(f"{Q}.lora_B.weight", torch.full((64, 4), float("inf"))), "not finite"),
+    "a path": (_key("base_model.model.../../etc/passwd.weight", torch.zeros(4)), r"'.*\.\./etc/.*' is not used"),
+    "a name without end": (
+        _key(f"{Q}{'.layers.1.experts.1' * 2000}.weight", torch.zeros(4)), "a name of 38055 characters",
+    ),
+    "a part that is not known": (_key(f"{Q}.lora_C.weight", torch.zeros(4)), "lora_C.weight' is not used"),
+    "a layer that is not there": (
+        tensors(lambda t: t.update({name.replace("layers.0", "layers.77"): t.pop(name) for name in list(t)})),
+        r"layers.77.self_attn.q_proj.weight",
+    ),
+    "another width": (_key(f"{Q}.lora_A.weight", torch.zeros(4, 48)), r"q_proj.weight: .*\[64, 48\]|\[4, 48\]"),
+    "cut off": (cut, "is not .* bytes of it"),
+    "a device": (linked(WEIGHTS, "/dev/zero"), "adapter_model.safetensors is no file"),
+    "another file of the machine": (linked(WEIGHTS, "/etc/passwd"), "its header is longer than the file"),
+    "a pipe": (piped(WEIGHTS), "adapter_model.safetensors is no file"),
+    "a directory": (emptied, "model.safetensors: Is a directory"),
+    "a terabyte of nothing": (
+        lambda folder: os.truncate(folder / WEIGHTS, 1 << 40), "bytes, more than the [0-9]* that there is memory for",
+    ),
+}  # fmt: skip

@@ -1,0 +1,82 @@
+"""Adapters that were trained over a base that was changed first: what that became is computed from the base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from icc.compiler.adapter_starts import trained_over
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.merging import merge_adapter
+from icc.runtime.adapters.adapter import LowRank, Start
+from icc.runtime.adapters.reader import read_adapter
+from icc.runtime.errors import AdapterError
+from peft_models import adapted_logits, difference, save_adapter
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+FILE = Path(__file__).with_name("data") / "loftq.safetensors"  # benchmarks/record_loftq.py
+IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 3, 90]
+RECORDED = load_file(FILE)
+
+
+@pytest.mark.parametrize("case", [name for name in RECORDED if name != "weight"])
+def test_loftq_rounds_as_peft_and_bitsandbytes_do(case: str) -> None:
+    bits, iterations = map(int, case.split("."))
+    low = LowRank(np.zeros((4, 72), np.float32), np.zeros((24, 4), np.float32), 1.0)
+    found = trained_over(RECORDED["weight"], Start("loftq", bits, iterations), low)
+    assert difference(RECORDED[case], found) < 3e-7
+    assert difference(RECORDED[case], RECORDED["weight"]) > (0.05 if bits == 4 else 1e-3)
+
+
+def configure(adapter: Path, **fields: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def test_logits_of_loftq(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Those of PEFT over a base that was rounded as above."""
+    adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
+    base = AutoModelForCausalLM.from_pretrained(model("llama"), dtype=torch.float32)
+    before = adapted_logits(model("llama"), adapter, IDS)
+    low = LowRank(np.zeros((4, 1), np.float32), np.zeros((1, 4), np.float32), 1.0)
+    for name, value in base.named_parameters():
+        if "q_proj" in name or "down_proj" in name:
+            value.data = trained_over(value.data, Start("loftq", 4, 2), low)
+    base.save_pretrained(tmp_path / "rounded")
+    expected = adapted_logits(tmp_path / "rounded", adapter, IDS)
+
+    configure(adapter, init_lora_weights="loftq", loftq_config={"loftq_bits": 4, "loftq_iter": 2})
+    graph = load_graph(model("llama"))
+    merge_adapter(graph, read_adapter(adapter))
+    assert difference(expected, interpret(graph, IDS)) < 2e-5
+    assert difference(expected, before) > 1e-3
+
+
+def test_pissa_by_iterations_is_not_the_same_twice(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Why it is refused: what PEFT takes from the base when it loads one follows from random numbers."""
+    adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
+    configure(adapter, init_lora_weights="pissa_niter_2")
+    found: list[torch.Tensor] = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        found.append(adapted_logits(model("llama"), adapter, IDS))
+    assert difference(*found) > 1e-3
+    with pytest.raises(AdapterError, match="random numbers") as error:
+        read_adapter(adapter)
+    assert "path_initial_model_for_weight_conversion" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("kind", ["pissa", "olora", "loftq"])
+def test_experts_do_not_begin_so(kind: str, model: Callable[[str], Path], tmp_path: Path) -> None:
+    options = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"], "r": 4}
+    adapter = save_adapter(model("qwen3_moe"), tmp_path / "adapter", **options)
+    configure(adapter, init_lora_weights=kind)
+    with pytest.raises(AdapterError, match=f"experts.down_proj cannot begin as init_lora_weights says, {kind!r}"):
+        read_adapter(adapter)
