@@ -112,9 +112,10 @@ def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
     """The adapters of an engine that has room for such."""
     if engine is None or not isinstance(executor, AdaptingExecutor) or executor.adapters is None:
         return None
+    from .adapters.base_weights import BaseWeights
     from .adapters.resident import ResidentAdapters
 
-    return ResidentAdapters(executor.adapters, executor, lambda name: engine.weights.view(name).view(np.float32))
+    return ResidentAdapters(executor.adapters, executor, BaseWeights(engine.program.weights, engine.weights.view))
 
 
 class LLM:

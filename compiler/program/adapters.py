@@ -7,7 +7,8 @@ from torch import Tensor
 from ...runtime.format.adapters import AdapterPlan, AdapterSite, Pool
 from ..graph.graph import Graph
 from ..weights.formats.dense import F32
-from ..weights.handles import Constant
+from ..weights.handles import Constant, RowConcat
+from ..weights.pool import AdapterPool, PoolSite
 from .builder import ProgramBuilder, WeightSource
 from .profile import Profile
 
@@ -26,17 +27,38 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
     sites: list[AdapterSite] = []
     pools: dict[str, Pool] = {}
     slots = rank = 0
+
+    def pool(name: str) -> str:
+        """The program's name of a pool, which the plan lists."""
+        if not name:
+            return ""
+        handle = graph.weights[name]
+        assert isinstance(handle, AdapterPool)
+        own = names[id(handle)]
+        layout = builder.weights[own].layout
+        pools[own] = Pool(own, handle.slots, *handle.part, layout.format.name, layout.tile, handle.first)
+        return own
+
     for site in graph.sites:
-        a, b = graph.weights[site.a], graph.weights[site.b]
-        slots, rank = b.shape[0] // max(site.experts, 1), b.shape[-1]
-        for handle in (a, b):
-            name = names[id(handle)]
-            layout = builder.weights[name].layout
-            _, n, k = handle.shape
-            pools[name] = Pool(name, slots, max(site.experts, 1), n, k, layout.format.name, layout.tile)
+        slots, rank = graph.weights[site.b].slots, graph.weights[site.b].shape[-1]  # type: ignore[attr-defined]
         columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
         order = factors(site.parameter, "gguf_rows", site.gguf_rows)
-        places = names[id(a)], names[id(b)], site.row, site.experts
-        named = columns, rows, list(site.gguf), order
-        sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, *named))
+        places = pool(site.a), pool(site.b), site.row, site.experts
+        own = site.own_bias if site.gain else None
+        own_bias = factors(site.parameter, "own_bias", None if own is None else own.load())
+        named = columns, rows, list(site.gguf), order, site.table, site.tied, pool(site.bias), pool(site.gain)
+        sites.append(AdapterSite(site.parameter, *site.shape[-2:], *places, *named, *_base(site, builder), own_bias))
     return AdapterPlan(slots, rank, list(pools.values()), sites, graph.gguf)
+
+
+def _base(site: PoolSite, builder: ProgramBuilder) -> tuple[str, int]:
+    """The weight of the program with a site's values, and the first of its rows; "" where there is none: its columns
+    may lie in another order."""
+    for name, source in builder.weights.items() if site.base is not None else ():
+        pieces = source.handle.pieces if isinstance(source.handle, RowConcat) else (source.handle,)
+        row = 0
+        for piece in pieces:
+            if piece is site.base:
+                return name, row
+            row += piece.shape[0]
+    return "", 0

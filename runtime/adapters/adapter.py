@@ -55,6 +55,7 @@ class Change:
     name that PEFT has for that, "pissa" or "olora". low_rank: what is added. magnitude: [out], which each
     row is scaled to the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the
     layer gives. transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do.
+    frozen: `whole` was not trained: it is the model's own, or has more or other rows for new tokens.
     """
 
     whole: np.ndarray | None = None
@@ -64,6 +65,7 @@ class Change:
     magnitude: np.ndarray | None = None
     bias: np.ndarray | None = None
     transposed: bool = False
+    frozen: bool = False
 
 
 @dataclass(frozen=True)

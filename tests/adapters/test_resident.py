@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc.runtime.adapters import resident
 from icc.runtime.adapters.adapter import Adapter, Change, LowRank
+from icc.runtime.adapters.base_weights import BaseWeights
 from icc.runtime.adapters.resident import Loaded, ResidentAdapters
 from icc.runtime.errors import RequestError
 from icc.runtime.format.adapters import AdapterPlan, AdapterSite, Pool
@@ -51,7 +52,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(host_bytes: int = 1 << 20) -> tuple[ResidentAdapters, Memory]:
     memory = Memory()
-    found = ResidentAdapters(PLAN, memory, lambda name: np.zeros(0), host_bytes)
+    found = ResidentAdapters(PLAN, memory, BaseWeights({}, np.zeros), host_bytes)
     for number in range(1, 9):
         found.add(f"n{number}", Path(str(number)))
     return found, memory

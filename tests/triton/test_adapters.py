@@ -16,6 +16,7 @@ from icc.compiler.graph.interpret import interpret
 from icc.compiler.merging import merge_adapter
 from icc.runtime.adapters import resident
 from icc.runtime.adapters.adapter import Adapter, Change, LowRank
+from icc.runtime.adapters.base_weights import BaseWeights
 from icc.runtime.adapters.resident import ResidentAdapters
 from icc.runtime.executor.player import Player
 from icc.runtime.format.adapters import AdapterSite
@@ -56,7 +57,7 @@ def check(executor: Player[Any], built: GpuEngine, model: Path, monkeypatch: pyt
     assert plan is not None
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
     with LLM(built.manifest, executor) as llm:
-        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, BaseWeights({}, np.zeros))
         before = llm.logits(IDS)
         for number in set(numbers):
             llm.load_adapter(f"n{number}", str(number))
@@ -113,7 +114,7 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
     params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     with LLM(built.manifest, executor := built.executor()) as llm:
-        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, BaseWeights({}, np.zeros))
         llm.load_adapter("one", "1")
         [plain] = llm.generate([IDS[:4]], params, adapter="one")
         llm.loop.speculator = Speculator(TreeDrafter(lambda _: plain.token_ids, 0.6), adaptive=False)
