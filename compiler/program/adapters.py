@@ -44,7 +44,7 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
         order = factors(site.parameter, "gguf_rows", site.gguf_rows)
         places = pool(site.a), pool(site.b), site.row, site.experts
-        own = site.own_bias if site.gain else None
+        own = site.own_bias
         own_bias = factors(site.parameter, "own_bias", None if own is None else own.load())
         named = columns, rows, list(site.gguf), order, site.table, site.tied, pool(site.bias), pool(site.gain)
         sites.append(AdapterSite(site.parameter, *site.shape[-2:], *places, *named, *_base(site, builder), own_bias))

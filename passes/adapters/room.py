@@ -96,7 +96,8 @@ class Room:
         tied = "" if other is None else parameter_of(graph, other)
         weight = graph.weight(node.args[1])  # type: ignore[arg-type]
         own = None if is_table or experts else node.args[2]
-        asked = is_table or _is_late(node) or (self._slots.dora and not experts)
+        few = weight.shape[0] <= self._slots.rank  # as a head that scores has: new ones are a change of that rank
+        asked = not experts and (is_table or few or _is_late(node) or self._slots.dora)
         return PoolSite(
             self._parameters[node], tuple(weight.shape), "", "", experts=experts,
             columns=node.meta.get(COLUMN_FACTORS), rows=node.meta.get(ROW_FACTORS), tied=tied,

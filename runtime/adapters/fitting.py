@@ -45,12 +45,19 @@ def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeigh
 
 def spread(plan: AdapterPlan, changes: Mapping[str, Change], base: BaseWeights) -> Mapping[str, Change]:
     """The changes with whole embeddings and heads as those of their rows that differ from the model's, where these can
-    be told and are few; and with what changes rows of an embedding also for the LM head that is the same matrix."""
+    be told and are few; with other biases of layers as what is added to the model's; and with what changes rows of an
+    embedding also for the LM head that is the same matrix."""
     found = dict(changes)
     for site in plan.sites:
-        change = found.get(site.parameter)
-        if change is not None and change.whole is not None and (site.table or site.tied or site.base):
-            found[site.parameter] = _by_rows(plan, site, change, base)
+        change, called = found.get(site.parameter), f"{site.parameter.removesuffix('.weight')}.bias"
+        if change is not None and change.whole is not None:
+            found[site.parameter] = change = _by_rows(plan, site, change, base)
+        other = found.get(called)
+        if other is not None and site.bias and other.whole is not None and other.whole.shape == (site.n,):
+            del found[called]
+            change = change or Change()
+            added = other.whole - _own_bias(site, base)
+            found[site.parameter] = replace(change, bias=added if change.bias is None else change.bias + added)
     for site in plan.sites:
         change, before = found.get(site.parameter), changes.get(site.parameter)
         alone = before is None or (before.whole is not None and not before.frozen)  # PEFT ties no copy that is trained
@@ -143,9 +150,7 @@ def _applied(site: AdapterSite, change: Change, base: BaseWeights, scale: float)
     if change.magnitude is None:
         return Applied(a, b, bias)
     factor = _factor(site, base, change.magnitude, LowRank(a, b, 1.0))
-    own = base.vector(site.base_bias) if site.base_bias else np.zeros(site.n, np.float32)
-    own = own / base.vector(site.rows) if site.rows else own
-    kept = (1 - factor) * own  # the magnitude is the weight's, and no bias is scaled by it
+    kept = (1 - factor) * _own_bias(site, base)  # the magnitude is the weight's, and no bias is scaled by it
     return Applied(a, b * factor[:, None], kept if bias is None else bias + kept, factor - 1)
 
 
@@ -165,6 +170,12 @@ def _base_rows(site: AdapterSite, base: BaseWeights, first: int, count: int) -> 
     if site.columns:
         found = found / base.vector(site.columns)
     return found / base.vector(site.rows)[first : first + count, None] if site.rows else found
+
+
+def _own_bias(site: AdapterSite, base: BaseWeights) -> np.ndarray:
+    """What the model's layer adds by itself, float32 [n], without the factors that it has in the engine."""
+    own = base.vector(site.base_bias) if site.base_bias else np.zeros(site.n, np.float32)
+    return own / base.vector(site.rows) if site.rows else own
 
 
 def _of_engine(site: AdapterSite, change: Applied, base: BaseWeights) -> Applied:

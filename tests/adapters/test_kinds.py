@@ -15,6 +15,7 @@ from icc import SamplingParams
 from icc.runtime.errors import RequestError
 from icc.runtime.query import Query
 from peft_models import adapted_logits, save_adapter, save_dequantized
+from sizes import soak
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 5, 90]
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a scaled table that is tied": ("gemma3", {"target_modules": ["embed_tokens", "v_proj"], "r": 4}),
     "a head that is tied": ("gemma3", {"target_modules": ["lm_head"], "r": 4}),
     "table and head that are tied": ("gpt2", {**GPT2, "target_modules": ["wte", "c_attn", "lm_head"]}),
+    "the model's biases": ("qwen2", {"target_modules": ["q_proj"], "r": 4, "bias": "all"}),
     "dora": ("llama", {**LINEAR, "use_dora": True}),
     "dora of gemma": ("gemma3", {**LINEAR, "use_dora": True}),
     "dora of conv1d with biases": ("gpt2", {**GPT2, "use_dora": True}),
@@ -50,8 +52,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 QUANTIZED = (
-    "biases of gemma", "biases beside biases", "table and head", "dora", "dora of gemma", "dora of conv1d with biases",
-    "tokens", "tokens of a tied table",
+    "table and head", "dora", "tokens", "biases of gemma", "dora of gemma", "tokens of a tied table",
+    *soak("biases beside biases", "dora of conv1d with biases"),
 )  # fmt: skip
 SCORED = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -93,8 +95,8 @@ def test_over_a_base_of_4_bits(engine: Make, model: Callable[[str], Path], tmp_p
             path = save_adapter(base, tmp_path / case, **CASES[case][1])
             llm.load_adapter("own", path)
             expected = adapted_logits(base, path, IDS)
-            assert difference(expected, llm.logits(IDS, adapter="own")) < 0.03
-            assert difference(expected, llm.logits(IDS)) > 0.1
+            assert difference(expected, llm.logits(IDS, adapter="own")) < 0.1
+            assert difference(expected, llm.logits(IDS)) > 0.3
 
 
 def test_a_mixed_batch_is_each_alone_bit_for_bit(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -144,8 +146,3 @@ def test_what_is_refused(engine: Make, model: Callable[[str], Path], tmp_path: P
     refused("llama", r"one for each trained token, is 17", r, **q, trainable_token_indices=[*range(20, 37)])
     refused("llama", r"lm_head.weight: the engine has no room for a magnitude", r, target_modules=["lm_head"], r=4,
             use_dora=True)  # fmt: skip
-    tokens = {**q, "trainable_token_indices": {"embed_tokens": [5]}}
-    refused(
-        "gemma3", r"lm_head.weight: the engine has no room for adapters there", "4x16:q_proj,embed_tokens", **tokens
-    )
-    refused("llama", r"stored as nf4g64, of which icc cannot read rows", r, "nf4", **q, use_dora=True)
