@@ -40,14 +40,21 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         return own
 
     for site in graph.sites:
-        slots, rank = graph.weights[site.b].slots, graph.weights[site.b].shape[-1]  # type: ignore[attr-defined]
-        columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
-        order = factors(site.parameter, "gguf_rows", site.gguf_rows)
-        places = pool(site.a), pool(site.b), site.row, site.experts
-        own = site.own_bias
-        own_bias = factors(site.parameter, "own_bias", None if own is None else own.load())
-        named = columns, rows, list(site.gguf), order, site.table, site.tied, pool(site.bias), pool(site.gain)
-        sites.append(AdapterSite(site.parameter, *site.shape[-2:], *places, *named, *_base(site, builder), own_bias))
+        handle = graph.weights[site.b]
+        assert isinstance(handle, AdapterPool)
+        slots, rank = handle.slots, handle.shape[-1]
+        called = site.parameter
+        base, base_row = _base(site, builder)
+        n, k = site.shape[-2:]
+        sites.append(
+            AdapterSite(
+                called, n, k, pool(site.a), pool(site.b), site.row, site.experts,
+                columns=factors(called, "columns", site.columns), rows=factors(called, "rows", site.rows),
+                gguf=list(site.gguf), gguf_rows=factors(called, "gguf_rows", site.gguf_rows), table=site.table,
+                tied=site.tied, bias=pool(site.bias), gain=pool(site.gain), base=base, base_row=base_row,
+                base_bias=factors(called, "own_bias", None if site.own_bias is None else site.own_bias.load()),
+            )
+        )  # fmt: skip
     return AdapterPlan(slots, rank, list(pools.values()), sites, graph.gguf)
 
 

@@ -83,7 +83,9 @@ class Lowerer:
                 self._in_output |= _written_to_output(graph, outputs[LOGITS])
         self._narrow = narrow_values(graph)
         self._multiplied = self._shared_with_linear()
-        self._screened = self._screened_heads() | (set() if beside is None else beside._screened)
+        self._screened = self._screened_heads()
+        if beside is not None:
+            self._screened |= beside._screened
 
     @contextmanager
     def section(self, name: str) -> Generator[None]:
