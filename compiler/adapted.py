@@ -23,7 +23,7 @@ def adapted_graph(graph: Graph, slots: AdapterSlots, policy: Eviction | None, so
     layer.
     """
     adapted = graph.copy()
-    for phase in (pipelines.adapters(slots), pipelines.attention(policy), pipelines.fuse()):
+    for phase in (pipelines.attention(policy), pipelines.adapters(slots), pipelines.fuse()):
         run_passes(adapted, phase, PassContext())
     _name_for_llama_cpp(adapted, source)
     return adapted
@@ -31,11 +31,7 @@ def adapted_graph(graph: Graph, slots: AdapterSlots, policy: Eviction | None, so
 
 def _name_for_llama_cpp(graph: Graph, source: ModelSource) -> None:
     """Say of each place for adapters what llama.cpp calls it."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for site in graph.sites:
-        matrix = graph.weights[site.b].shape[-2], graph.weights[site.a].shape[-1]
-        shapes[site.parameter] = (site.experts, *matrix) if site.experts else matrix
-    names = names_of(source, shapes)
+    names = names_of(source, {site.parameter: site.shape for site in graph.sites})
     if names is None:
         return
     orders = {name: torch.from_numpy(order).float() for name, order in names.orders.items()}

@@ -185,7 +185,7 @@ class CompileOptions:
     adapters: str | None = setting(
         None,
         "Room for adapters (LoRA) that come at run time: 8x16 for 8 of rank 16 in memory at once.",
-        metavar="SLOTSxRANK[:TARGETS]",
+        metavar="SLOTSxRANK[+dora][:TARGETS]",
         unset="no room",
         calibration=False,
         plan=True,

@@ -86,10 +86,10 @@ def parallel(tensors: int, experts: int) -> list[Pass]:
 
 
 def adapters(slots: AdapterSlots) -> list[Pass]:
-    """Room for adapters, in a copy of the quantized graph that runs where a batch has some."""
+    """Room for adapters, in a copy of the quantized graph, behind `attention`, that runs where a batch has some."""
     from .adapters.insert import InsertAdapters
 
-    return ordered([InsertAdapters(slots)], canonicalize())
+    return ordered([InsertAdapters(slots)], [*canonicalize(), *attention()])
 
 
 def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[Pass]:

@@ -112,11 +112,12 @@ def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
     """The adapters of an engine that has room for such."""
     if engine is None or not isinstance(executor, AdaptingExecutor) or executor.adapters is None:
         return None
+    from .adapters.base_weights import BaseWeights
     from .adapters.bases import model_of
     from .adapters.resident import ResidentAdapters
 
-    weights, model = engine.weights, model_of(engine)
-    return ResidentAdapters(executor.adapters, executor, lambda name: weights.view(name).view(np.float32), model=model)
+    base = BaseWeights(engine.program.weights, engine.weights.view)
+    return ResidentAdapters(executor.adapters, executor, base, model=model_of(engine))
 
 
 class LLM:

@@ -7,7 +7,8 @@ from torch import Tensor
 from ...runtime.format.adapters import AdapterPlan, AdapterSite, Pool
 from ..graph.graph import Graph
 from ..weights.formats.dense import F32
-from ..weights.handles import Constant
+from ..weights.handles import Constant, RowConcat
+from ..weights.pool import AdapterPool, PoolSite
 from .builder import ProgramBuilder, WeightSource
 from .profile import Profile
 
@@ -26,17 +27,45 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
     sites: list[AdapterSite] = []
     pools: dict[str, Pool] = {}
     slots = rank = 0
+
+    def pool(name: str) -> str:
+        """The program's name of a pool, which the plan lists."""
+        if not name:
+            return ""
+        handle = graph.weights[name]
+        assert isinstance(handle, AdapterPool)
+        own = names[id(handle)]
+        layout = builder.weights[own].layout
+        pools[own] = Pool(own, handle.slots, *handle.part, layout.format.name, layout.tile, handle.first)
+        return own
+
     for site in graph.sites:
-        a, b = graph.weights[site.a], graph.weights[site.b]
-        slots, rank = b.shape[0] // max(site.experts, 1), b.shape[-1]
-        for handle in (a, b):
-            name = names[id(handle)]
-            layout = builder.weights[name].layout
-            _, n, k = handle.shape
-            pools[name] = Pool(name, slots, max(site.experts, 1), n, k, layout.format.name, layout.tile)
-        columns, rows = factors(site.parameter, "columns", site.columns), factors(site.parameter, "rows", site.rows)
-        order = factors(site.parameter, "gguf_rows", site.gguf_rows)
-        places = names[id(a)], names[id(b)], site.row, site.experts
-        named = columns, rows, list(site.gguf), order
-        sites.append(AdapterSite(site.parameter, b.shape[-2], a.shape[-1], *places, *named))
+        handle = graph.weights[site.b]
+        assert isinstance(handle, AdapterPool)
+        slots, rank = handle.slots, handle.shape[-1]
+        called = site.parameter
+        base, base_row = _base(site, builder)
+        n, k = site.shape[-2:]
+        sites.append(
+            AdapterSite(
+                called, n, k, pool(site.a), pool(site.b), site.row, site.experts,
+                columns=factors(called, "columns", site.columns), rows=factors(called, "rows", site.rows),
+                gguf=list(site.gguf), gguf_rows=factors(called, "gguf_rows", site.gguf_rows), table=site.table,
+                tied=site.tied, bias=pool(site.bias), gain=pool(site.gain), base=base, base_row=base_row,
+                base_bias=factors(called, "own_bias", None if site.own_bias is None else site.own_bias.load()),
+            )
+        )  # fmt: skip
     return AdapterPlan(slots, rank, list(pools.values()), sites, graph.gguf)
+
+
+def _base(site: PoolSite, builder: ProgramBuilder) -> tuple[str, int]:
+    """The weight of the program with a site's values, and the first of its rows; "" where there is none: its columns
+    may lie in another order."""
+    for name, source in builder.weights.items() if site.base is not None else ():
+        pieces = source.handle.pieces if isinstance(source.handle, RowConcat) else (source.handle,)
+        row = 0
+        for piece in pieces:
+            if piece is site.base:
+                return name, row
+            row += piece.shape[0]
+    return "", 0

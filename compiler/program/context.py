@@ -30,7 +30,7 @@ from .steps.pointwise import Pointwise
 from .storage import narrow_values
 
 aten = torch.ops.aten
-LINEAR = OPS["linear"].overload
+LINEAR, EXPERTS = OPS["linear"].overload, OPS["expert_linear"].overload
 POINT = OPS["pointwise"].overload
 ALL_GATHER = OPS["all_gather"].overload
 _COPY = Body.parse("t0 = copy a0")
@@ -84,6 +84,8 @@ class Lowerer:
         self._narrow = narrow_values(graph)
         self._multiplied = self._shared_with_linear()
         self._screened = self._screened_heads()
+        if beside is not None:
+            self._screened |= beside._screened
 
     @contextmanager
     def section(self, name: str) -> Generator[None]:
@@ -284,6 +286,8 @@ def _written_to_output(graph: Graph, output: fx.Node) -> set[fx.Node]:
             return found
         size = type_of(graph.output).shape[-1]
         alike = [n for n in node.args[0] if n.op == "call_function" and type_of(n).shape[-1:] == (size,)]  # type: ignore[union-attr]
+        if len(alike) == 2 and _behind_views(alike[0]).target is EXPERTS:  # which adds to what is there
+            alike.pop(0)
         if len(alike) != 1:
             return found
         node = alike[0]

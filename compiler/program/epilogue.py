@@ -15,15 +15,17 @@ from typing import ClassVar
 import msgspec
 
 from ...runtime.format.operands import BufferOperand, Operand, OutputOperand
+from ..ops.body import Body
 from .builder import ProgramBuilder
 from .profile import Profile
 from .rewrite import StepRewrite
-from .steps.linear import Columns, Epilogue, ExpertProduct, Extra, Product
+from .steps.linear import Columns, Epilogue, ExpertLinear, ExpertProduct, Extra, Product
 from .steps.pointwise import Pointwise
 from .strides import Access, view_strides
 
 MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 MAX_EXTRAS = 3
+_ADD = Body.parse("t0 = add a0 a1")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class FuseEpilogues(StepRewrite):
     name: ClassVar[str] = "fuse-epilogues"
 
     def applies(self, profile: Profile) -> bool:
-        return profile.epilogues
+        return profile.epilogues or profile.adds
 
     def run(self, builder: ProgramBuilder, profile: Profile) -> int:
         records = builder.records
@@ -54,12 +56,19 @@ class FuseEpilogues(StepRewrite):
                 if records[source].section != record.section:
                     continue
                 fused = _fuse(products[source], point)
-                if fused is not None:
+                if fused is not None and (profile.epilogues or adds_in_place(fused)):
                     records[at] = replace(record, step=fused)
                     removed.add(source)
                     break
         builder.records = [r for i, r in enumerate(records) if i not in removed]
         return len(removed)
+
+
+def adds_in_place(product: Product) -> bool:
+    """Whether all that a product with an expert per row ends in is y = y + product."""
+    if not isinstance(product, ExpertLinear) or product.topk > 1 or not product.x_per_slot or product.index is None:
+        return False
+    return product.extras == (product.y,) and product.epilogue == Epilogue(_ADD, (Columns(0, 1), Extra(1)), product.n)
 
 
 def _place(operand: Operand, section: str = "") -> tuple[type[Operand], str, str]:

@@ -96,6 +96,10 @@ class LoraConfig(msgspec.Struct, frozen=True):
         rank, alpha = self.rank(module), _matching(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
+    def trains_whole(self, module: str) -> bool:
+        """Whether all of a module was trained; PEFT saves embeddings that were not, too."""
+        return any(ends_with(module, re.escape(name)) for name in self.modules_to_save or ())
+
     def token_ids(self, module: str) -> tuple[int, ...]:
         """The rows of an embedding that were trained, in the order of their values."""
         found = self.trainable_token_indices

@@ -120,7 +120,8 @@ class _KeyReader:
         rows = self._rows(module, parts)
         if low_rank is not None or whole is not None or rows is not None:
             start = self._config.start if "lora_A" in given else None
-            found[f"{module}.weight"] = Change(whole, rows, start, low_rank, magnitude, bias, transposed)
+            frozen = whole is not None and not self._config.trains_whole(module)
+            found[f"{module}.weight"] = Change(whole, rows, start, low_rank, magnitude, bias, transposed, frozen)
         own_bias = self._whole(module, parts, "bias")
         if own_bias is not None:
             found[f"{module}.bias"] = Change(own_bias)

@@ -20,10 +20,12 @@ import numpy as np
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
 from .adapter import Adapter, named_as
+from .base_weights import BaseWeights
 from .bases import other_base
 from .experts import with_experts_together
+from .fitting import check_fits
 from .gguf import GgufNames
-from .packing import Factors, check_fits, pack_slot, slot_bytes
+from .packing import pack_slot, slot_bytes
 from .reader import read_adapter, stamp_of
 
 log = logging.getLogger("icc.adapters")
@@ -68,14 +70,14 @@ class Loaded:
 class ResidentAdapters:
     """The adapters of one executor. Thread-safe.
 
-    plan: the room that there is. factors: see `AdapterSite`. host_bytes: memory for adapters that have left their slot,
-    or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, "" where
-    that is not known.
+    plan: the room that there is. base: the engine's own weights. host_bytes: memory for adapters that have left their
+    slot, or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, ""
+    where that is not known.
     """
 
     plan: AdapterPlan
     writer: PoolWriter
-    factors: Factors
+    base: BaseWeights
     host_bytes: int = HOST_BYTES
     model: str = ""
     _known: dict[str, Adapter] = field(default_factory=dict, init=False)
@@ -105,8 +107,8 @@ class ResidentAdapters:
         it keeps it. The adapter's own error, or RequestError where it does not fit."""
         stamp = stamp_of(path)  # before it is read: what changes meanwhile has another then
         adapter = self._read(path)
-        check_fits(self.plan, name, adapter)
-        packed = pack_slot(self.plan, adapter, self.factors)
+        check_fits(self.plan, name, adapter, self.base)
+        packed = pack_slot(self.plan, adapter, self.base)
         if told := other_base(adapter, self.model):
             log.warning("adapter %s: %s", name, told)
         with self._lock:
@@ -173,7 +175,7 @@ class ResidentAdapters:
         if not self.plan.gguf:
             return None
         named = [site for site in self.plan.sites if site.gguf]
-        orders = {site.parameter: self.factors(site.gguf_rows).astype(int) for site in named if site.gguf_rows}
+        orders = {site.parameter: self.base.vector(site.gguf_rows).astype(int) for site in named if site.gguf_rows}
         return GgufNames(self.plan.gguf, {site.parameter: tuple(site.gguf) for site in named}, orders)
 
     def _check(self, name: str) -> Adapter:
@@ -204,12 +206,12 @@ class ResidentAdapters:
             again = self._read(adapter.path, adapter.digest if is_as_it_was else b"")
             if again.digest != adapter.digest:
                 raise RequestError(f"{adapter.path} has changed since it was loaded", "load it again", field="adapter")
-            packed = pack_slot(self.plan, again, self.factors, scale)
+            packed = pack_slot(self.plan, again, self.base, scale)
             with self._lock:
                 self._keep(key, packed)
         for pool in self.plan.pools:
             part = packed[pool.weight]
-            self.writer.write_pool(pool.weight, slot * part.nbytes, part)
+            self.writer.write_pool(pool.weight, (pool.first + slot) * part.nbytes, part)
 
     def _keep(self, key: bytes, packed: Packed) -> None:
         self._packed[key] = packed

@@ -14,7 +14,8 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """One weight of a program that is written at run time, `slots` parts of equal size: of each, matrices [n, k].
 
     The file of weights has no bytes of it; it begins as zeros. Elements of type `dtype` lie in rows, or, where `tile`
-    is more than 1, in tiles of so many rows: [n / tile, k, tile], the last tile filled up with zeros.
+    is more than 1, in tiles of so many rows: [n / tile, k, tile], the last tile filled up with zeros. first: how many
+    parts of that size lie before those of the slots, and stay zeros.
     """
 
     weight: str
@@ -24,6 +25,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     k: int
     dtype: str
     tile: int = 1
+    first: int = 0
 
 
 class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -34,6 +36,12 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     are multiplied, because the input of the layer was divided by it; rows: [n], the same of B's rows; "" for none.
     gguf: the tensors that llama.cpp has it as, one above the other; gguf_rows: a float32 weight [n], which of their
     rows each of its own is, "" where the order is the same.
+
+    table: it is an embedding of n tokens, whose rows of B are gathered; A lies turned, [k, rank]. tied: what the
+    checkpoint calls another layer with the same matrix, be it a site or not; "" for none. bias: the pool of a vector
+    [n] that is added, too. gain: the pool of a vector [n] of factors less 1, with which what the layer gives without an
+    adapter is multiplied (DoRA). base: the weight of the program that has the parameter's values from row `base_row`
+    on, where they may be asked for; base_bias: a float32 weight [n], what the layer adds by itself.
     """
 
     parameter: str
@@ -47,6 +55,13 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     rows: str = ""
     gguf: list[str] = []
     gguf_rows: str = ""
+    table: bool = False
+    tied: str = ""
+    bias: str = ""
+    gain: str = ""
+    base: str = ""
+    base_row: int = 0
+    base_bias: str = ""
 
 
 class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

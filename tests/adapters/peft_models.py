@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.weights.handles import QuantizedWeight
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
 
 
 def save_adapter(
@@ -49,3 +54,21 @@ def adapted_logits(model: Path, adapter: Path, ids: list[int], vocabulary: int =
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     """The largest difference, relative to the largest that is expected."""
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def save_dequantized(model: Path, folder: Path, quant: str) -> Path:
+    """A checkpoint with the values that a quantization without calibration, which leaves the head alone, has for it."""
+    from transformers import AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
+
+    graph = load_graph(model)
+    for phase in (pipelines.canonicalize(), pipelines.quantize(quant, "none", (), ())):
+        run_passes(graph, phase, PassContext())
+    found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    values = {name.split("#")[0]: w.load() for name, w in graph.weights.items() if isinstance(w, QuantizedWeight)}
+    for name, module in found.named_modules():
+        if (value := values.get(f"{name}.weight")) is not None:
+            module.weight.data.copy_(value.T if isinstance(module, Conv1D) else value)
+    assert len(values) > 6
+    found.save_pretrained(folder)
+    return folder

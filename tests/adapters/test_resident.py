@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc.runtime.adapters import resident
 from icc.runtime.adapters.adapter import Adapter, Change, LowRank
+from icc.runtime.adapters.base_weights import BaseWeights
 from icc.runtime.adapters.resident import Loaded, ResidentAdapters
 from icc.runtime.errors import RequestError
 from icc.runtime.format.adapters import AdapterPlan, AdapterSite, Pool
@@ -38,6 +39,12 @@ class Memory:
         assert (pool == pool[0, 0]).all()
         return float(pool[0, 0])
 
+    def scale(self, slot: int) -> float:
+        """What all of B in a slot is full of: ones, times the scale."""
+        pool = np.frombuffer(self.pools["b"], np.float32).reshape(SLOTS, 2, 16, 16)[slot, 0, :4]
+        assert (pool == pool[0, 0]).all()
+        return float(pool[0, 0])
+
 
 def adapter(number: int) -> Adapter:
     low = LowRank(np.full((4, 8), number, np.float32), np.ones((20, 4), np.float32), 1.0)
@@ -51,39 +58,44 @@ def read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(host_bytes: int = 1 << 20) -> tuple[ResidentAdapters, Memory]:
     memory = Memory()
-    found = ResidentAdapters(PLAN, memory, lambda name: np.zeros(0), host_bytes)
+    found = ResidentAdapters(PLAN, memory, BaseWeights({}, np.zeros), host_bytes)
     for number in range(1, 9):
         found.add(f"n{number}", Path(str(number)))
     return found, memory
 
 
-def place(adapters: ResidentAdapters, name: str) -> Loaded | None:
+def place(adapters: ResidentAdapters, name: str, scale: float = 1.0) -> Loaded | None:
     """Placed now or after it has arrived; None where there is no slot."""
-    found = adapters.place(name)
+    found = adapters.place(name, scale)
     if found is None:
         adapters.wait(5.0)
-        found = adapters.place(name)
+        found = adapters.place(name, scale)
     return found
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=40), st.sampled_from([1, 1 << 20]))
-def test_whoever_runs_has_its_own_slot(asked: list[tuple[int, bool]], host_bytes: int) -> None:
-    """Loads and ends in any order, with and without host memory: no slot in use is written, or another's."""
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.sampled_from([1.0, 0.5, -2.0]), st.booleans()), max_size=40),
+    st.sampled_from([1, 1 << 20]),
+)
+def test_whoever_runs_has_its_own_slot(asked: list[tuple[int, float, bool]], host_bytes: int) -> None:
+    """Loads and ends in any order, at any scale, with and without host memory: no slot in use is written, or
+    another's, or of another scale."""
     adapters, memory = made(host_bytes)
-    running: list[tuple[int, Loaded]] = []
+    running: list[tuple[tuple[int, float], Loaded]] = []
     try:
-        for number, ends in asked:
+        for number, scale, ends in asked:
             if ends and running:
                 adapters.release(running.pop(number % len(running))[1])
             used = {loaded.slot for _, loaded in running}
-            found = place(adapters, f"n{number}")
+            found = place(adapters, f"n{number}", scale)
             if found is None:
-                assert len(used) == SLOTS and number not in {one for one, _ in running}
+                assert len(used) == SLOTS and (number, scale) not in {one for one, _ in running}
             else:
-                running.append((number, found))
+                running.append(((number, scale), found))
             for one, loaded in running:
-                assert memory.holds(loaded.slot) == one
+                assert (memory.holds(loaded.slot), memory.scale(loaded.slot)) == one
+            assert len({loaded.slot for _, loaded in running}) == len({one for one, _ in running})
     finally:
         adapters.close()
 

@@ -219,8 +219,9 @@ def test_what_has_no_room(engine: Make, model: Callable[[str], Path], llm: LLM, 
 
     refused("q_proj.weight: its rank is 32, the engine has room for 16", r=32, target_modules=["q_proj"])
     refused("lm_head.weight: the engine has no room for adapters there", r=4, target_modules=["lm_head"])
-    refused("a magnitude per row", r=4, target_modules=["q_proj"], use_dora=True)
-    refused("cannot compute with a bias", r=4, target_modules=["q_proj"], lora_bias=True)
+    refused(r"no room for a magnitude per row \(DoRA\)", r=4, target_modules=["q_proj"], use_dora=True)
+    refused("cannot compute with a whole weight", r=4, target_modules=["q_proj"], modules_to_save=["k_proj"])
+    refused("embed_tokens.weight: the engine has no room", r=4, target_modules=["q_proj"], trainable_token_indices=[5])
     assert "refused" not in llm.adapters.names  # type: ignore[union-attr]
     with icc.load(engine("llama")) as plain, pytest.raises(RequestError, match="no room for adapters"):
         plain.load_adapter("any", tmp_path)

@@ -137,13 +137,15 @@ def test_targets_are_ends_of_names(tiny: ModuleType, tmp_path: Path) -> None:
     found = [site.parameter.removeprefix("model.layers.") for site in with_room(graph, slots).sites]
     mlp = [f"1.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     assert sorted(found) == sorted(["0.self_attn.q_proj.weight", "1.self_attn.q_proj.weight", *mlp])
-    with pytest.raises(UsageError, match="'v_prj' is no linear layer that can have adapters"):
+    with pytest.raises(UsageError, match="'v_prj' is no layer that can have adapters"):
         with_room(graph, AdapterSlots(1, 16, ("q_proj", "v_prj")))
-    with pytest.raises(UsageError, match="'lm_head'"):
-        with_room(graph, AdapterSlots(1, 16, ("lm_head",)))
+    slots = read_adapter_slots("1x16+dora:embed_tokens,lm_head,all-linear")
+    assert slots.dora and len(with_room(graph, slots).sites) == 2 + len(with_room(graph, AdapterSlots(1, 16)).sites)
 
 
-@pytest.mark.parametrize("text", ["8", "8x", "x16", "8x16:", "0x16", "8x0", "9999x16", "8x512", "8x16:a:b", "-1x8"])
+@pytest.mark.parametrize(
+    "text", ["8", "8x", "x16", "8x16:", "0x16", "8x0", "9999x16", "8x512", "8x16:a:b", "-1x8", "8x16+lora"]
+)
 def test_what_is_no_room(text: str) -> None:
     with pytest.raises(UsageError, match="--adapters"):
         read_adapter_slots(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,12 +15,19 @@ from fake_cuda import OnDisk
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.merging import merge_adapter
+from icc.compiler.program.steps.linear import ExpertProduct
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
 from icc.runtime.adapters import resident
-from icc.runtime.adapters.adapter import Adapter, Change, LowRank
+from icc.runtime.adapters.adapter import Adapter, Change, LowRank, RowChange
+from icc.runtime.adapters.base_weights import BaseWeights
 from icc.runtime.adapters.resident import ResidentAdapters
 from icc.runtime.executor.player import Player
 from icc.runtime.format.adapters import AdapterSite
 from icc.runtime.format.manifest import Limits
+from icc.runtime.format.operands import OutputOperand
+from icc.runtime.format.program import LOGITS
 from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
@@ -37,6 +45,12 @@ def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def roomy(model: Path) -> GpuEngine:
+    """With room for every kind, over weights of 4 bits."""
+    return build(model, "rtn4", LIMITS, adapters="2x16+dora:all-linear,lm_head,embed_tokens")
+
+
+@pytest.fixture(scope="module")
 def built(model: Path) -> GpuEngine:
     return build(model, "none", LIMITS, adapters="2x16")
 
@@ -50,13 +64,55 @@ def adapter(sites: list[AdapterSite], number: int) -> Adapter:
     return Adapter(Path(str(number)), bytes([number]), "", (), changes)
 
 
+def of_every_kind(sites: list[AdapterSite]) -> Adapter:
+    """Magnitudes and biases, A and B of the table and the head, and rows of the table."""
+    random, changes = np.random.default_rng(0), dict(adapter(sites, 0).changes)
+    for site in sites:
+        change = changes[site.parameter]
+        if site.gain:
+            size = random.uniform(0.5, 1.5, site.n).astype(np.float32)
+            change = replace(change, magnitude=size)
+        elif site.bias:
+            change = replace(change, bias=random.normal(0, 0.2, site.n).astype(np.float32))
+        elif site.table:
+            change = replace(change, rows=RowChange((5, 70), random.normal(0, 0.1, (2, site.k)).astype(np.float32)))
+        changes[site.parameter] = change
+    return Adapter(Path("all"), b"all", "", (), changes)
+
+
+def test_every_kind_in_an_interpreted_plan(roomy: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, executor = roomy.program.adapters, roomy.executor()
+    assert plan is not None and sum(bool(site.gain) for site in plan.sites) == len(plan.sites) - 2
+    asked = of_every_kind(plan.sites)
+    monkeypatch.setattr(resident, "read_adapter", lambda path, *_: asked)
+    graph = load_graph(model, LIMITS.max_seq_len)
+    run_passes(graph, [*pipelines.canonicalize(), *pipelines.quantize("rtn4", "int8", (), ())], PassContext())
+    merge_adapter(graph, asked)
+    expected = interpret(graph, IDS).numpy()
+    with LLM(roomy.manifest, executor) as llm:
+        base = BaseWeights(roomy.program.weights, lambda name: roomy.packed[name])
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, base)
+        before = llm.logits(IDS)
+        llm.load_adapter("all", "x")
+        found = llm.logits(IDS, adapter="all")
+        assert np.abs(found - expected).max() < 3e-2 * np.abs(expected).max()
+        assert np.abs(before - expected).max() > 1e-1 * np.abs(expected).max()
+        assert np.array_equal(llm.logits(IDS), before)
+
+
+def test_the_head_adds_in_place(roomy: GpuEngine) -> None:
+    """No buffer of the width of the vocabulary lies beside the logits."""
+    [step] = (s for s in roomy.program.steps if isinstance(s, ExpertProduct) and isinstance(s.y, OutputOperand))
+    assert isinstance(step.extras[0], OutputOperand) and step.extras[0].name == step.y.name == LOGITS
+
+
 def check(executor: Player[Any], built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
     """Adapters take turns in two slots; steps without one are as they were before."""
     plan = built.program.adapters
     assert plan is not None
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
     with LLM(built.manifest, executor) as llm:
-        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, BaseWeights({}, np.zeros))
         before = llm.logits(IDS)
         for number in set(numbers):
             llm.load_adapter(f"n{number}", str(number))
@@ -113,7 +169,7 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
     params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     with LLM(built.manifest, executor := built.executor()) as llm:
-        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, lambda name: np.zeros(0))
+        llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, BaseWeights({}, np.zeros))
         llm.load_adapter("one", "1")
         [plain] = llm.generate([IDS[:4]], params, adapter="one")
         llm.loop.speculator = Speculator(TreeDrafter(lambda _: plain.token_ids, 0.6), adaptive=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from ....program.epilogue import adds_in_place
 from ....program.steps.base import QuantizedRows
 from ....program.steps.linear import (
     ExpertLinear,
@@ -126,7 +127,14 @@ class LinearQParams(QuantParams[LinearQ]):
 class ExpertLinearParams(DenseParams[ExpertLinear]):
     """Dense experts."""
 
-    template: ClassVar[str] = "cpp/linear/expert_linear.cpp.jinja"
+    @classmethod
+    def refusal(cls, step: ExpertLinear) -> str:
+        ends_otherwise = step.epilogue is not None and not adds_in_place(step)
+        return "only products that add in place have an epilogue" if ends_otherwise else super().refusal(step)
+
+    @property
+    def template(self) -> str:  # type: ignore[override]
+        return f"cpp/linear/expert_{'add' if self.step.epilogue else 'linear'}.cpp.jinja"
 
     @property
     def takes_turns(self) -> bool:

@@ -1,0 +1,199 @@
+"""What room for adapters is in a graph. An adapter among several is an expert: linear(x, W) +
+expert_linear(expert_linear(x, A, slot), B, bias, slot), where slot -1 gives zeros. A, B and bias are pools, written at
+run time. Layers that read one value share one product with their As.
+
+Where tokens are embedded, rows of B are gathered: embedding(t, W) + expert_linear(embedding(slot * tokens + t, B), A,
+slot). Where there is room for magnitudes (DoRA), y * gain[slot] comes on top, with y = linear(x, W), see PoolSite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...compiler.adapter_slots import ADAPTER, AdapterSlots
+from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ...compiler.ops import OPS
+from ...compiler.weights.pool import AdapterPool, PoolSite
+from ..quantize.fold import COLUMN_FACTORS, ROW_FACTORS
+from ..quantize.select import plain_name
+
+aten = torch.ops.aten
+EXPERTS, EMBEDDING, SELECT = (OPS[name].overload for name in ("expert_linear", "embedding", "select_rows"))
+
+
+class Room:
+    """Adds room to a graph: for `targets`, layers by the names of their parameters."""
+
+    def __init__(self, graph: Graph, slots: AdapterSlots, targets: Mapping[fx.Node, str]) -> None:
+        self._graph, self._slots, self._parameters = graph, slots, targets
+        self._pools: dict[str, AdapterPool] = {}
+        self._input = graph.declare(ADAPTER)
+        self._selected: fx.Node | None = None
+        self._columns: dict[fx.Node, fx.Node] = {}
+
+    def of_products(self, members: Sequence[fx.Node]) -> list[PoolSite]:
+        """Room behind products that read one value (and, of experts, one routing)."""
+        graph, first, rank = self._graph, members[0], self._slots.rank
+        x: Any = first.args[0]
+        shape = graph.weight(first.args[1]).shape  # type: ignore[arg-type]
+        experts = shape[0] if first.target is EXPERTS else 0
+        slot = self._column(first)
+        sites: list[PoolSite] = []
+        changes: list[fx.Node] = []
+        behind = first.next if _is_late(first) else first
+        with graph.fx.inserting_before(behind):
+            index = _expert_index(graph, slot, first, experts) if experts else slot
+            if not experts:
+                x = self._shaped(x, 1, shape[-1])
+            name = "+".join(self._parameters[node] for node in members)
+            a = self._matrices(f"{name}.A", max(experts, 1), rank * len(members), shape[-1])
+            low = graph.call(EXPERTS, x, a, None, index, origin=first)
+            for number, node in enumerate(members):
+                own = low
+                if len(members) > 1:
+                    own = graph.call(aten.slice.Tensor, low, 2, number * rank, (number + 1) * rank, 1, origin=node)
+                site, change = self._up(node, own, index, experts)
+                sites.append(replace(site, a=str(a.target), row=number * rank))
+                changes.append(change)
+        gains = [self._gain(node, site, behind) for node, site in zip(members, sites, strict=True)]
+        for node, change, gain in zip(members, changes, gains, strict=True):
+            self._add(node, change, gain, behind if _is_late(node) else node.next)
+        return [s if g is None else replace(s, gain=_source(g)) for s, g in zip(sites, gains, strict=True)]
+
+    def _up(self, node: fx.Node, low: fx.Node, index: fx.Node, experts: int) -> tuple[PoolSite, fx.Node]:
+        """The product with B, and the bias, of one layer."""
+        graph, parameter, shape = self._graph, self._parameters[node], type_of(node).shape
+        b = self._matrices(f"{parameter}.B", max(experts, 1), shape[-1], self._slots.rank)
+        bias = None if experts else self._vectors(f"{parameter}.bias", shape[-1])
+        change = self._shaped(graph.call(EXPERTS, low, b, bias, index, origin=node), *shape)
+        site = self._site(node, experts)
+        return replace(site, b=str(b.target), bias="" if bias is None else str(bias.target)), change
+
+    def of_table(self, node: fx.Node) -> PoolSite:
+        """Room behind an embedding."""
+        graph, parameter, rank = self._graph, self._parameters[node], self._slots.rank
+        ids: Any = node.args[0]
+        tokens, width = graph.weight(node.args[1]).shape  # type: ignore[arg-type]
+        column = self._column(node)
+        with graph.fx.inserting_before(node):
+            row = graph.call(aten.add.Tensor, graph.call(aten.mul.Tensor, self._input, tokens), ids)
+            b = self._pool(f"{parameter}.B", (self._slots.count * tokens, rank))
+            low = self._shaped(graph.call(EMBEDDING, row, b, origin=node), 1, rank)
+            a = self._matrices(f"{parameter}.A", 1, width, rank)
+            change = graph.call(EXPERTS, low, a, None, column, origin=node)
+            change = self._shaped(change, *type_of(node).shape)
+        self._add(node, change, None, node.next)
+        return replace(self._site(node, 0), a=str(a.target), b=str(b.target), table=True)
+
+    def _site(self, node: fx.Node, experts: int) -> PoolSite:
+        """What is to be said of a layer, but for its pools."""
+        graph, is_table, other = self._graph, node.target is EMBEDDING, _other_reader(self._graph, node)
+        tied = "" if other is None else parameter_of(graph, other)
+        weight = graph.weight(node.args[1])  # type: ignore[arg-type]
+        own = None if is_table or experts else node.args[2]
+        few = weight.shape[0] <= self._slots.rank  # as a head that scores has: new ones are a change of that rank
+        asked = not experts and (is_table or few or _is_late(node) or self._slots.dora)
+        return PoolSite(
+            self._parameters[node], tuple(weight.shape), "", "", experts=experts,
+            columns=node.meta.get(COLUMN_FACTORS), rows=node.meta.get(ROW_FACTORS), tied=tied,
+            base=weight if asked else None, own_bias=None if own is None else graph.weight(own),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _gain(self, node: fx.Node, site: PoolSite, before: fx.Node) -> fx.Node | None:
+        """The factors less 1 of each row's adapter, zeros where it has none; experts and the LM head have no room."""
+        if not self._slots.dora or site.experts or _is_late(node):
+            return None
+        graph, shape = self._graph, type_of(node).shape
+        place = self._place(node)
+        with graph.fx.inserting_before(before):
+            pool = self._vectors(f"{site.parameter}.gain", shape[-1], first=1)
+            return graph.call(EMBEDDING, graph.call(aten.add.Tensor, place, 1), pool, origin=node)
+
+    def _add(self, node: fx.Node, change: fx.Node, gain: fx.Node | None, before: fx.Node) -> None:
+        """What an adapter adds to the result of a layer, for all that read that."""
+        graph, own = self._graph, set[fx.Node]()
+        with graph.fx.inserting_before(before):
+            if gain is not None:
+                factor = self._shaped(gain, *type_of(node).shape)
+                more = graph.call(aten.mul.Tensor, node, factor, origin=node)
+                change = graph.call(aten.add.Tensor, change, more, origin=node)
+                own.add(more)
+            both = (change, node) if _is_late(node) else (node, change)
+            total = graph.call(aten.add.Tensor, *both, origin=node)
+        node.replace_all_uses_with(total, delete_user_cb=lambda user: user not in {total, *own})
+
+    # -- slots and pools ----------------------------------------------------------------------------------------------
+
+    def _place(self, node: fx.Node) -> fx.Node:
+        """The slot of each row of a value: of its tokens, or of its logit rows."""
+        if type_of(node).rows == TOKENS:
+            return self._input
+        if self._selected is None:
+            with self._graph.fx.inserting_after(self._input):
+                self._selected = self._graph.call(SELECT, self._input, self._graph.fixed_input(LOGIT_ROWS))
+        return self._selected
+
+    def _column(self, node: fx.Node) -> fx.Node:
+        """`_place` as a column, which says of a product with experts which one it is."""
+        place = self._place(node)
+        if place not in self._columns:
+            with self._graph.fx.inserting_after(place):
+                self._columns[place] = self._graph.call(aten.view.default, place, [-1, 1])
+        return self._columns[place]
+
+    def _matrices(self, name: str, each: int, n: int, k: int) -> fx.Node:
+        return self._pool(name, (self._slots.count * each, n, k))
+
+    def _vectors(self, name: str, n: int, first: int = 0) -> fx.Node:
+        return self._pool(name, (self._slots.count + first, n), torch.float32, first)
+
+    def _pool(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, first: int = 0) -> fx.Node:
+        """A pool, one for all layers of that name."""
+        name = f"adapters.{name}"
+        made = AdapterPool(shape, dtype or self._graph.info.dtype, self._slots.count, first)
+        return self._graph.add_weight(name, self._pools.setdefault(name, made))
+
+    def _shaped(self, node: fx.Node, *shape: int) -> fx.Node:
+        """A value [T, ..] with another shape behind the tokens."""
+        if type_of(node).shape == shape:
+            return node
+        return self._graph.call(aten.view.default, node, [-1, *shape], origin=node)
+
+
+def _is_late(node: fx.Node) -> bool:
+    """Whether a layer is as wide as the logits, which are few rows: it is computed first, where its result is wanted,
+    so that what is added needs no room beside it."""
+    return type_of(node).rows == LOGIT_ROWS and node.target is not EMBEDDING
+
+
+def parameter_of(graph: Graph, node: fx.Node) -> str:
+    """The name in the checkpoint of the weight of a layer; of a matrix that an embedding shares with the LM head, which
+    has one name, what each of them would call it."""
+    return plain_name(node.args[1]) if _other_reader(graph, node) is None else f"{node.meta['module']}.weight"  # type: ignore[arg-type]
+
+
+def _other_reader(graph: Graph, node: fx.Node) -> fx.Node | None:
+    """A product with the matrix of an embedding, or an embedding with that of a product; None where there is none."""
+    name, is_table = plain_name(node.args[1]), node.target is EMBEDDING  # type: ignore[arg-type]
+    readers = [user for n in graph.nodes if n.op == "get_attr" and plain_name(n) == name for user in n.users]
+    others = (one for one in readers if (one.target is EMBEDDING) is not is_table and one.meta.get("module"))
+    return next(others, None) if node.meta.get("module") else None
+
+
+def _source(gain: fx.Node) -> str:
+    return str(gain.args[1].target)  # type: ignore[union-attr]
+
+
+def _expert_index(graph: Graph, slot: fx.Node, node: fx.Node, experts: int) -> fx.Node:
+    """The number of the matrix of a slot and an expert, -1 where a row has no adapter or a token no expert."""
+    routed: Any = node.args[3]
+    both = graph.call(aten.add.Tensor, graph.call(aten.mul.Tensor, slot, experts), routed)
+    absent = graph.call(aten.lt.Scalar, slot, 0)
+    below, above = graph.call(aten.lt.Scalar, routed, 0), graph.call(aten.ge.Scalar, routed, experts)
+    none = graph.call(aten.logical_or.default, absent, graph.call(aten.logical_or.default, below, above))
+    return graph.call(aten.where.ScalarSelf, none, -1, both)
