@@ -185,9 +185,13 @@ class EngineLoop:
         if self.speculator is None or self.requests.trial.running:
             return {}
         decoding = [self.requests.generation(request_id) for request_id in self.scheduler.decoding]
-        drafts = self._ask(lambda speculator: speculator.drafts([g for g in decoding if g is not None]), {})
         vocab_size = self.manifest.model.vocab_size
-        return {i: d for i, d in drafts.items() if 0 <= min(d.token_ids) and max(d.token_ids) < vocab_size}
+
+        def sound(speculator: Speculator) -> dict[int, Draft]:
+            drafts = speculator.drafts([g for g in decoding if g is not None])
+            return {i: draft for i, draft in drafts.items() if draft.is_sound(vocab_size)}
+
+        return self._ask(sound, {})
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""

@@ -600,6 +600,6 @@ def test_the_kernel_waits_before_it_touches_memory_that_kernels_write(name: str)
 def test_every_template_has_a_snapshot_and_no_snapshot_is_left_over() -> None:
     own = {file.relative_to(TRITON).as_posix() for file in TRITON.rglob("*.jinja")}
     own -= {name.removeprefix("triton/") for name in shared_parts()}
-    own = {name for name in own if not name.startswith(("layouts/", "kv/"))}  # macros of the others
+    own = {name for name in own if not name.startswith(("layouts/", "kv/"))}  # macros of others, their check
     assert {name.split("__")[0] for name in SPECS} == {f.removesuffix(".py.jinja").replace("/", "_") for f in own}
     assert {file.stem for file in FOLDER.iterdir()} == set(SPECS)
