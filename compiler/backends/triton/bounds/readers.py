@@ -1,4 +1,4 @@
-"""What operations other than arithmetic make of linear forms: a form, or None where nothing is known of the result."""
+"""The forms of results of operations other than arithmetic; None where nothing is known of a result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _unsigned(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
 
 
 def _loaded(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
-    """A number out of memory lies where its argument says."""
+    """A number that is loaded: between the bounds that `Memory` gives for its argument."""
     try:
         root, _ = known.pointer(op.operands[0], view)
     except UnclearError:
@@ -65,7 +65,7 @@ def _chosen(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
 
 
 def _anywhere(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
-    """Elements in another order: between the least and the most of all."""
+    """Elements in another order: between the least and the largest of all operands."""
     views = known.operand_views(op, view)
     forms = [known.form(*operand) for operand in views[: 1 if op.name == "tt.gather" else None]]
     low, high = forms[0].low, forms[0].high
@@ -75,7 +75,7 @@ def _anywhere(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
 
 
 def _reduced(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
-    """Sums, and the least and most of what there is."""
+    """Reductions by sum, minimum and maximum."""
     source = op.operands[op.results.index(name)] if len(op.results) > 1 else op.operands[0]
     if not known.integer(source):
         return None
@@ -104,7 +104,7 @@ def _summed(known: Values, op: TtirOp, name: str, view: View, source: str, form:
 
 
 def _one_hot(known: Values, name: str) -> bool:
-    """Whether of the elements of a value all but one are 0: where(lane == one, .., 0)."""
+    """Whether all elements of a value but one are 0, as in where(position == one, .., 0)."""
     choice = known.ops.get(name)
     if choice is None or choice.name != "arith.select" or len(known.types[name].shape) != 1:
         return False
