@@ -42,12 +42,12 @@ class CacheParams(KernelParams[C]):
 
     @property
     def integer(self) -> bool:
-        """Whether its products are of integers."""
+        """Whether queries and keys are multiplied as integers."""
         return CPU_CACHES.find(self.step.cache).integer
 
     @property
     def mixed(self) -> bool:
-        """Whether its vectors are mixed before they are rounded, see kv.h."""
+        """Whether the cache's vectors are multiplied by a Hadamard matrix before they are rounded; see kv.h."""
         return find_kv_format(self.step.cache).mixed
 
 

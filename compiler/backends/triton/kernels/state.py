@@ -121,7 +121,7 @@ class GatedChunksKernel(StateKernel[steps.GatedScan]):
 
     @property
     def parts(self) -> range:
-        """All of them."""
+        """The numbers of the parts that the rows of a state are cut into."""
         return range(-(-self.step.key_dim // self.part))
 
     @property
