@@ -150,10 +150,12 @@ class ScheduledBatch(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all sequences, guesses included."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     @property
     def num_logit_rows(self) -> int:
+        """Rows of logits that are wanted, of all sequences."""
         return sum(sequence.num_logits for sequence in self.sequences)
 
     def last_rows(self) -> dict[int, int]:

@@ -29,6 +29,7 @@ class BlockReader(Reader):
 
     @property
     def fine(self) -> int:
+        """Bits of a code that lie in the line before the codes: those above `base`; 0 for none."""
         assert self.form is not None
         return self.form.bits - self.base
 

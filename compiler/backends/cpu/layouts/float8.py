@@ -44,6 +44,7 @@ class Float8Tiles(ValueTiles, MatrixLayout):
         return ""
 
     def tile_bytes(self, k: int) -> int:
+        """Bytes of a tile of k columns: a header with scales for each block of K, and the codes; a multiple of 64."""
         return round_up(HEADER * self.format.blocks(k) + TILE * k, 64)
 
     def tile_size(self, k: int) -> str:

@@ -36,6 +36,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @property
     def qk_type(self) -> str:
+        """Triton's type of both operands of q k'."""
         return product_type(self.step.q.dtype, self.cached)
 
     @property

@@ -99,10 +99,12 @@ class KvKernel(StepKernel[C]):
 
     @property
     def key_pad(self) -> int:
+        """A power of two that holds a key's elements, in a page and outside."""
         return power_of_two(max(self.step.kv.key_dim, self.key_width))
 
     @property
     def value_pad(self) -> int:
+        """A power of two that holds a value's elements, in a page and outside."""
         return power_of_two(max(self.step.kv.value_dim, self.value_width))
 
     @property
@@ -151,10 +153,12 @@ class KvKernel(StepKernel[C]):
 
     @property
     def key_width_pad(self) -> int:
+        """A power of two that holds `key_width`."""
         return power_of_two(self.key_width)
 
     @property
     def value_width_pad(self) -> int:
+        """A power of two that holds `value_width`."""
         return power_of_two(self.value_width)
 
     def mixing(self, dim: int) -> tuple[MixedPiece, ...]:
@@ -229,14 +233,17 @@ class KvWriteKernel(RotatingKernel[KvWrite]):
 
     @property
     def heads_per_program(self) -> int:
+        """KV heads that a program stores."""
         return min(self.step.kv.kv_heads, _ROWS)
 
     @property
     def tokens_per_program(self) -> int:
+        """Tokens that a program stores."""
         return max(1, _ROWS // self.step.kv.kv_heads)
 
     @property
     def rows_per_program(self) -> int:
+        """A power of two that holds the (token, head) pairs of a program."""
         return power_of_two(self.heads_per_program * self.tokens_per_program)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:

@@ -45,6 +45,7 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def x(self) -> Operand:
+        """The rows that are multiplied, as values of 16 or 32 bits."""
         assert not isinstance(self.step.x, QuantizedRows)
         return self.step.x
 
