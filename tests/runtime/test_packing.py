@@ -34,6 +34,13 @@ def test_a_tree_has_its_depths_its_parents_and_what_each_guess_sees() -> None:
     assert (array(packed, "parents") == -1).all() and not array(packed, "tree_masks").any(), "nothing of it is left"
 
 
+def test_what_arrays_from_elsewhere_hold_is_cleared_by_the_first_step() -> None:
+    given = {name: np.full(size, 5, np.int32) for name, size in (("parents", 64), ("tree_masks", 128))}
+    packed = PackedBatch(LIMITS, [4], given)
+    packed.pack(ScheduledBatch((CHUNK,)))
+    assert (given["parents"] == -1).all() and not given["tree_masks"].any() and not packed.has_trees
+
+
 def test_a_tree_of_more_guesses_than_half_a_mask_has_bits() -> None:
     parents = (*range(-1, 38), -1)  # a chain, and another guess of the first token
     tree = ScheduledSequence(2, tuple(range(41)), 0, (tuple(range(11)),), 41, Draft(tuple(range(1, 41)), parents))
