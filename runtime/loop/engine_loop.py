@@ -35,7 +35,8 @@ class EngineLoop:
 
     `step` gives outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
     loop. `speculator` guesses; None if nobody does, or it has failed. `on_fault` gets every exception that a step has
-    met and survived. tail: what is behind the pooling of an engine that embeds.
+    met and survived. tail: what is behind the pooling of an engine that embeds. `last_step_tokens`: how many tokens ran
+    in the last call of `step`, 0 where nothing did.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class EngineLoop:
         If a step fails, its requests begin anew in an empty cache, in groups (see `Trial`), and the one that fails
         alone ends with "error". If the device has failed for good, all do, and the exception goes on.
         """
-        start = time.perf_counter()
+        start, self.last_step_tokens = time.perf_counter(), 0
         if self.requests.trial.group_done:
             self.requests.next_group()
         try:

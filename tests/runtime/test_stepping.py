@@ -39,6 +39,16 @@ class Numbered(FakeDevice):
         return super().collect(ticket)
 
 
+def test_a_loop_knows_how_many_tokens_its_last_step_had(toy_manifest: Callable[..., Manifest]) -> None:
+    with LLM(toy_manifest(), FakeExecutor()) as llm:
+        counts = [llm.loop.last_step_tokens]
+        llm.loop.add([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+        for _ in range(3):
+            llm.loop.step()
+            counts.append(llm.loop.last_step_tokens)
+        assert counts == [0, 3, 1, 0], "a step without work has none"
+
+
 def test_all_steps_under_way_are_dropped_the_oldest_first() -> None:
     device = Numbered(more_groups=[GroupConfig(4, 4, 0, Window(4))])
     stepper = Stepper(device)
