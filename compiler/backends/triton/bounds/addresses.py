@@ -15,7 +15,7 @@ import numpy as np
 from .forms import Form, lower, upper
 from .readers import READERS
 from .ttir import TtirBlock, TtirFunction, TtirOp
-from .values import Memory, Samples, UnclearError, Values, View, joined, whole_range
+from .values import KernelValues, Memory, Samples, UnclearError, View, joined, whole_range
 
 _PASSES = 4  # times that a loop is walked before what it passes on is taken to be any number
 _ENDS = ("tt.load", "scf.for", "scf.while", "scf.if", "tt.reduce", "tt.scan")  # whose results are new numbers
@@ -42,7 +42,7 @@ def address_faults(function: TtirFunction, memory: Mapping[int, Memory], samples
 class _Walk:
     def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
         self.faults: dict[str, None] = {}
-        self._memory, self._values = memory, Values(function, memory, samples, READERS)
+        self._memory, self._values = memory, KernelValues(function, memory, samples, READERS)
         self._quiet = 0  # while a loop is looked at for what it carries
 
     def blocks(self, blocks: Sequence[TtirBlock], facts: tuple[Form, ...]) -> TtirOp | None:

@@ -20,7 +20,7 @@ _MOST = 120  # combinations of each number of facts that are tried, at most
 
 
 @dataclass(eq=False)
-class Unknown:
+class UnknownInteger:
     """An integer from `low` to `high` that `divisor` divides. Each of its facts is a form that is at most 0."""
 
     low: Number
@@ -34,10 +34,10 @@ class Form:
     """constant + sum of terms, each an unknown times a factor that is not 0 everywhere."""
 
     constant: Number
-    terms: dict[Unknown, Number] = field(default_factory=dict)
+    terms: dict[UnknownInteger, Number] = field(default_factory=dict)
 
     @staticmethod
-    def of(unknown: Unknown) -> Form:
+    def of(unknown: UnknownInteger) -> Form:
         """The form 1 * unknown."""
         return Form(0, {unknown: 1})
 
@@ -104,7 +104,7 @@ def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Numb
         never = never | (fact.constant > 0) if fact.known else never
     best = least(form.high, np.where(never, -_NEVER, _NEVER)) if np.any(never) else form.high
     for depth in range(_DEEPEST + 1):
-        best = least(best, _Search(goal).upper(form, tuple(facts), depth))
+        best = least(best, _BoundSearch(goal).upper(form, tuple(facts), depth))
         if goal is not None and np.all(best <= goal):
             break
     return best
@@ -126,7 +126,7 @@ def _ratio(factor: Number, by: np.ndarray) -> int:
     return times if times > 0 and np.array_equal(times * by, np.broadcast_to(factor, by.shape)) else 0
 
 
-class _Search:
+class _BoundSearch:
     """Fourier-Motzkin elimination: facts are added so that one unknown after the other cancels, at most `depth`."""
 
     def __init__(self, goal: Number | None) -> None:

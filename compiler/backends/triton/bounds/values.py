@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from .arithmetic import DIVISIONS, OPERATIONS, Operation
-from .forms import Form, Number, Unknown, least, lower, most, upper
+from .forms import Form, Number, UnknownInteger, least, lower, most, upper
 from .ttir import TtirFunction, TtirOp, TtirType
 
 Range = tuple[Number, Number, int]  # an integer's least and largest value, and a number that divides it
@@ -50,7 +50,7 @@ class Samples:
     integers: Mapping[int, Number]
 
 
-Reader = Callable[["Values", TtirOp, str, View], Form | None]
+Reader = Callable[["KernelValues", TtirOp, str, View], Form | None]
 """Gives the form of an operation's result from the values, the operation, the result's name and a view; None where
 nothing is known of it."""
 
@@ -59,7 +59,7 @@ class UnclearError(Exception):
     """A pointer is made in a way that this analysis does not know; the message says how."""
 
 
-class Values:
+class KernelValues:
     """What is known of the values of a kernel; `_Walk` in addresses.py fills it while it goes through the kernel.
 
     Values are named as in the IR. A fact is a form that is at most 0.
@@ -97,7 +97,7 @@ class Values:
         self._arguments = {name: number for number, (name, _) in enumerate(function.arguments)}
         self.memory, self.samples, self._readers = memory, samples, readers
         self._forms: dict[tuple[str, View], Form] = {}
-        self._unknowns: dict[object, Unknown] = {}
+        self._unknowns: dict[object, UnknownInteger] = {}
         self._widened: dict[str, dict[str, None]] = {}  # for a value of booleans, the integers 0 and 1 made of it
 
     def define(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
@@ -190,7 +190,7 @@ class Values:
 
     def unknown(self, key: object, low: Number, high: Number, divisor: int = 1) -> Form:
         """A form of one unknown alone: the one that `key` stands for, with these bounds and no facts of its own."""
-        found = self._unknowns.setdefault(key, Unknown(low, high))
+        found = self._unknowns.setdefault(key, UnknownInteger(low, high))
         found.low, found.high, found.divisor, found.facts = low, high, divisor, []
         return Form.of(found)
 

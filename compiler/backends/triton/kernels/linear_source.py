@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ....program.coded_rows import MICRO_STEP
 from .body import translate
-from .epilogue import EpilogueOperands, ExtraOperand, Part, epilogue_operands
+from .epilogue import ColumnPart, EpilogueOperands, ExtraOperand, epilogue_operands
 from .norm import NormKernel
 from .product_operands import ProductOperands
 
@@ -153,7 +153,7 @@ class ProductSource(ProductOperands):
         return lines, result.tensor
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ColumnPart, ...]:
         """The columns of the product that the epilogue reads, each with sums of its own; one without an epilogue."""
         return self._operands.parts
 
