@@ -112,7 +112,7 @@ def _expect_ready(rank: int, connection: socket.socket) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Of a process that imports this package, which may lie within an engine."""
+    """The environment of a process that is to import this package, which may lie within an engine."""
     top, *inner = str(__package__).split(".")
     if top != "runtime":
         return dict(os.environ)
