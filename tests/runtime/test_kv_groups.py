@@ -222,3 +222,15 @@ def test_nobody_waits_for_blocks_of_a_cache_that_keeps_nothing(policy: CachePoli
     sequence = sequence_of(cache, 9)
     cache.open(sequence, cache.prefix(sequence, cache.cached_length(sequence)))
     assert len(cache._pending) == blocks and cache.is_being_computed(sequence_of(cache, 9), 0) == bool(blocks)
+
+
+def test_blocks_of_one_token_are_looked_up_as_others_are() -> None:
+    cache = KVCache((GroupConfig(20, 1),))
+    assert cache.cached_length(sequence_of(cache, 2)) == 0, "nobody has computed the first"
+
+
+def test_tables_hold_what_their_shortest_has_blocks_for() -> None:
+    cache = KVCache((GroupConfig(20, 4), GroupConfig(20, 2)))
+    sequence = sequence_of(cache, 9)
+    cache.grow(sequence, 5)  # two blocks of 4, three of 2
+    assert [cache.holds(sequence, count) for count in (5, 6, 7, 8)] == [True, True, False, False]
