@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from .compiler.progress import CompileProgress
     from .runtime.async_llm import AsyncLLM, load_async
     from .runtime.errors import IccError
-    from .runtime.llm import LLM, load
+    from .runtime.llm import LLM
+    from .runtime.loading import load
     from .runtime.reading.parts import ToolCall
     from .runtime.requests.generation import Completion
     from .runtime.requests.increment import Increment
@@ -38,7 +39,7 @@ _LAZY = {
     "compile": (".compiler.api", "compile_model"),
     "refit": (".compiler.api", "refit_model"),
     "CompileProgress": (".compiler.progress", "CompileProgress"),
-    "load": (".runtime.llm", "load"),
+    "load": (".runtime.loading", "load"),
     "LLM": (".runtime.llm", "LLM"),
     "load_async": (".runtime.async_llm", "load_async"),
     "AsyncLLM": (".runtime.async_llm", "AsyncLLM"),

@@ -33,7 +33,7 @@ from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize import auto
-from icc.runtime.llm import open_llm
+from icc.runtime.loading import open_llm
 from icc.runtime.options import LoadOptions
 
 Row = dict[str, Any]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .kv_formats import KVFormat, find_kv_format
+from .kv_formats import KVFormat, find_kv_format, read_cache_option
 
 if TYPE_CHECKING:
     from .graph.graph import Graph
 
 _LEADING = (5, 3)
+_SAME_CODES = 0.97  # the others lie between two codes, and are rounded by other arithmetic
 _MOST_LOST = 0.7  # of normal vectors, as norms; 2 bits lose 0.33
 
 
@@ -43,24 +44,53 @@ def check_kv_format(form: KVFormat, dim: int = 24) -> None:
         raise ValueError(f"{form.name}: NaN is kept as a number")
 
 
-def cached_logits(model: Path, ids: Sequence[int], form: str) -> tuple[np.ndarray, np.ndarray]:
+def check_triton_codes(form: KVFormat) -> None:
+    """ValueError where the Triton macros of a format of 8 bits make other codes of vectors than `encode`, read them as
+    other numbers than `decode`, or keep a number for NaN. Codes may be a step apart where a vector lies between two.
+
+    Runs in Triton's interpreter: the environment needs TRITON_INTERPRET=1 before triton is imported (RuntimeError).
+    """
+    from .backends.triton.cache_check import interpreted_codes
+
+    if form.numbers.bits != 8:
+        raise ValueError(f"{form.name}: elements of {form.numbers.bits} bits; only those of 8 are checked so")
+    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
+    x[3], x[5, 7] = 0.0, float("nan")
+    sound = torch.arange(16) != 5
+    codes, scales, values = interpreted_codes(form.name, x, form.numbers.scaled)
+    wanted, beside = form.encode(x[sound])
+    if not torch.allclose(values[sound], form.decode(codes[sound], scales[sound], 32), rtol=1e-3, atol=1e-6):
+        raise ValueError(f"{form.name}: `unpack` gives other numbers than decode")
+    if beside is not None and not torch.allclose(scales[sound], beside, rtol=1e-3, atol=1e-6):
+        raise ValueError(f"{form.name}: `quantize` gives other scales than encode")
+    same = (codes[sound] == wanted).float().mean()
+    if same < _SAME_CODES:
+        raise ValueError(f"{form.name}: of the codes that `quantize` gives, {float(same):.0%} are those of encode")
+    if values[5, 7].isfinite():
+        raise ValueError(f"{form.name}: NaN is kept as a number by `quantize`")
+
+
+def cached_logits(model: str | Path, ids: Sequence[int], form: str) -> tuple[np.ndarray, np.ndarray]:
     """The logits [tokens, vocabulary], float32, of a model over caches of the KV format `form`, and over exact ones.
 
-    An engine with right kernels is nearer to the first than these are to each other.
+    model: what `icc compile` takes. ids: the tokens of one text. form: as `--kv-cache` says it. An engine with right
+    kernels is nearer to the first logits than these are to the second. UsageError if there is no such format,
+    UnsupportedModel if icc cannot compile the model.
     """
     from ..passes import pipelines
     from ..passes.base import PassContext
     from ..passes.manager import run_passes
     from .frontend.load import load_graph
 
-    graph = load_graph(model)
+    name = read_cache_option(form)
+    graph = load_graph(Path(model))
     for phase in (pipelines.canonicalize(), pipelines.attention()):
         run_passes(graph, phase, PassContext())
-    return rounded_logits(graph, ids, form)
+    return rounded_logits(graph, ids, name)
 
 
 def rounded_logits(graph: Graph, ids: Sequence[int], form: str) -> tuple[np.ndarray, np.ndarray]:
-    """As `cached_logits`, of a graph whose attention is paged."""
+    """As `cached_logits`, of a graph whose attention is paged. form: the format's own name, `i8` for `int8`."""
     from ..passes.quantize.cache_damage import cache_readers, rounding
     from .graph.together import MODEL, run_together
 

@@ -27,7 +27,8 @@ class Option:
 
     @classmethod
     def of(cls, form: StorageFormat | None, nbytes: int, damage: float) -> Option:
-        """That of a weight."""
+        """The option to store a weight as `form` says; None: as it is stored now. nbytes: its size then. damage: see
+        `Allocation.damage`."""
         return cls("as stored" if form is None else form.name, nbytes, damage, form)
 
 
@@ -67,7 +68,7 @@ class Allocation:
         return sum(option.damage for option in self.options)
 
     def as_json(self) -> dict[str, Any]:
-        """As report.json shows it."""
+        """The choices, bytes and at most some 40 points of the frontier, as plain values for report.json."""
         steps = max(1, len(self.frontier) // 40)
         return {
             "budget": self.budget,

@@ -15,7 +15,8 @@ from .chat_options import ChatOptions
 from .embed_prompts import EmbedOptions
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
-from .llm import LLM, load_with_fields, open_llm
+from .llm import LLM
+from .loading import load_with_fields, open_llm
 from .loop.engine_thread import EngineThread, News, Question
 from .options import LoadOptions
 from .prompting import Prompt, Prompting

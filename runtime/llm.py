@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, wraps
-from inspect import signature
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -16,13 +14,11 @@ from .chat_options import ChatOptions, RenderOptions
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
 from .executor.base import AdaptingExecutor, Executor
-from .executor.open import Resources, open_executor
+from .executor.open import open_executor
 from .format.load import Engine
 from .format.manifest import Manifest
 from .loop.driver import NO_ROOM, EngineTask, LoopDriver
 from .loop.engine_loop import EngineLoop
-from .opening import Begun, begin
-from .options import LoadOptions
 from .prompting import Prompt, Prompting
 from .query import Adapters, Query, adapted
 from .requests.embedding import Ranked, ranked, stacked
@@ -45,67 +41,6 @@ else:
 
 _DEFAULT = "default"  # what `use_adapter` calls its adapter
 Progress = Callable[[int, int], object]  # so many of so many
-Fields = ParamSpec("Fields")
-Loaded = TypeVar("Loaded")
-
-
-def load_with_fields(
-    options: Callable[Fields, LoadOptions],
-) -> Callable[[Callable[[LoadOptions], Loaded]], Callable[Fields, Loaded]]:
-    """A function of LoadOptions as one of their fields: its signature is theirs."""
-
-    def decorate(opener: Callable[[LoadOptions], Loaded]) -> Callable[Fields, Loaded]:
-        @wraps(opener)
-        def load(*args: Fields.args, **kwargs: Fields.kwargs) -> Loaded:
-            return opener(options(*args, **kwargs))
-
-        result = opener.__annotations__["return"]
-        load.__signature__ = signature(options).replace(return_annotation=result)  # type: ignore[attr-defined]
-        return load
-
-    return decorate
-
-
-@load_with_fields(LoadOptions)
-def load(options: LoadOptions) -> LLM:
-    """Load an engine directory, ready to generate. The keywords are the fields of LoadOptions, which says what each is
-    for. Errors are IccErrors."""
-    return open_llm(options)
-
-
-def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
-    """The engine loaded as the options say; see `load`. begun: where `begin` was called already."""
-    begun = begun or begin(options)
-    engine = begun.opening.finish()
-    try:
-        own = Resources(
-            gpu=begun.gpu,
-            threads=options.threads,
-            cores=options.core_set,
-            kv_bytes=options.kv_bytes,
-            swap_bytes=options.swap_bytes,
-        )
-        executor = open_executor(engine, resources=own)
-        if options.verify_answers:
-            _check_answers(engine, executor)
-        tokenizer_json = engine.tokenizer_json()
-        tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
-        second = partial(open_executor, resources=replace(own, kv_bytes=None, swap_bytes=0))
-        speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
-    except BaseException:
-        engine.close()
-        raise
-    return LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
-
-
-def _check_answers(engine: Engine, executor: Executor) -> None:
-    from .answers import verify_answers
-
-    try:
-        verify_answers(engine, executor)
-    except BaseException:
-        executor.close()
-        raise
 
 
 def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:

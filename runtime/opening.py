@@ -25,7 +25,8 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 def begin(options: LoadOptions) -> Begun:
-    """Begin to load an engine; `llm.open_llm` ends it. What is imported in between costs no time where hashing does."""
+    """Begin to load an engine; `loading.open_llm` ends it. What is imported in between costs no time where files are
+    compared meanwhile."""
     manifest = read_manifest(Path(options.path))
     if manifest.backend == "cpu" and options.device is not None:
         raise UsageError(f"device = {options.device}: the engine runs on the CPU", "leave it out; see also cores")

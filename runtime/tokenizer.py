@@ -166,7 +166,7 @@ class Detokenizer:
         return self._piece(flush=len(self._window) - self._shown >= _PATIENCE)
 
     def flush(self) -> str:
-        """What is still held back, as it is."""
+        """The text of the tokens still held back; half a character becomes U+FFFD."""
         return self._piece(flush=True)
 
     def _piece(self, flush: bool) -> str:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from acme_package import BLOCKS, install, write_acme
+from icc.runtime import extensions
+from icc.runtime.errors import ExtensionError
+from icc.runtime.speculate.choose import _of_a_package
 
 
 def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -122,9 +125,24 @@ def test_the_pass_and_the_drafter_in_an_engine(acme: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     done = python(acme, ENGINE)
     assert not done.returncode, done.stderr
-    unknown, odd = icc(acme, "compile model --passes acme-softsin", "run made --spec acme-pear --ids 5")
+    unknown, odd, many = icc(
+        acme,
+        "compile model --passes acme-softsin",
+        "run made --spec acme-pear --ids 5",
+        "run made --spec acme-pairs:many --ids 5",
+    )
+    assert many[0] == 2 and "'many' is no number of guesses" in many[2]
     assert unknown[0] == 2 and "acme-softsign" in unknown[2]
     assert odd[0] == 2 and "acme-pairs or draft:ENGINE" in odd[2]
+
+
+def test_a_drafter_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of a package is one line that says whose it is."""
+    monkeypatch.setattr(extensions, "load", lambda group, name: lambda argument, engine, executor: int(argument))
+    with pytest.raises(ExtensionError, match=r"'pairs' fails for 'many', .*: ValueError: invalid literal"):
+        _of_a_package("pairs", "many", None, None)  # type: ignore[arg-type]
+    with pytest.raises(ExtensionError, match="'pairs' makes no Drafter but 5"):
+        _of_a_package("pairs", "5", None, None)  # type: ignore[arg-type]
 
 
 def test_nothing_is_loaded_before_it_is_asked_for(acme: Path) -> None:
@@ -179,6 +197,10 @@ def six():
 def drawn(x: torch.Tensor) -> torch.Tensor:
     return x + 0.0
 
+@op(Traits(elementwise=True), namespace="odd")
+def looks(x: torch.Tensor) -> torch.Tensor:
+    return x if x.max() > 0 else -x
+
 def short():
     @op(Traits(elementwise=True), namespace="odd", instructions=lambda body, x: body("add", x, x))
     def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -201,7 +223,9 @@ def test_mistakes_of_a_package_are_said_in_one_line(tmp_path: Path) -> None:
     passes = {"nothing": "odd:Nothing", "other": "odd:Nothing", "packet": "odd_packet:PATTERN", "short": "odd_short:X"}
     install(tmp_path, {"icc.ops": {"odd": "odd"}, "icc.passes": passes, "icc.kv_formats": {"six": "odd_six:SIX"}})
     (tmp_path / "graph.txt").write_text(GRAPH)
+    (tmp_path / "looks.txt").write_text(GRAPH.replace("drawn", "looks"))
     lines = {
+        "opt looks.txt -p fuse": "odd.looks.default fails on tensors that have shapes and no values: ",
         "opt graph.txt -p fuse": "instructions of odd.drawn.default: there is no opcode 'softmax'",
         "opt graph.txt -p nothing": "pass 'nothing': run must return a PassResult, and returned None",
         "opt graph.txt -p other": "icc.passes 'other': the name of Nothing is 'nothing'",

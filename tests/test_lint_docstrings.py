@@ -19,6 +19,22 @@ class Derived(Base):
 
     def bare(self): ...
 
+    def own(self): ...
+
+class Further(Derived["Base"], Protocol[T]):
+    """A class."""
+
+    def bare(self): ...
+
+    def own(self): ...
+
+    def further(self): ...
+
+class Foreign(Derived, elsewhere.Other):
+    """A class."""
+
+    def unknown(self): ...
+
 def told():
     """Of nothing."""
 
@@ -31,8 +47,10 @@ def _hidden():
 
 
 def test_faults() -> None:
-    expected = [(lint.MISSING, "Base"), (lint.MISSING, "Base.bare"), (lint.OPENS, "told"), (lint.OPENS, "_hidden")]
-    assert list(lint.faults(ast.parse(SOURCE))) == expected
+    missing = ["Base", "Base.bare", "Derived.own", "Further.further"]
+    expected = [*((lint.MISSING, name) for name in missing), (lint.OPENS, "told"), (lint.OPENS, "_hidden")]
+    tree = ast.parse(SOURCE)
+    assert list(lint.faults(tree, lint.classes_of([tree]))) == expected
 
 
 def test_a_fault_is_told_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ...runtime.format.batch import BatchArray, declaration_problem
+from ..errors import ExtensionError
 from ..ops import AttentionSpec, named_arguments, traits_of
 from ..weights.formats.dense import short_dtype
 from ..weights.handles import Weight
@@ -300,7 +301,10 @@ def _types(node: fx.Node) -> tuple[TensorType, ...]:
 
 
 def infer_type(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
-    """The type of a call, found by running its target on meta tensors; raises what the target raises."""
+    """The type of a call, found by running its target on meta tensors.
+
+    Raises what the target raises; of an op of another package that is an ExtensionError.
+    """
     if node.target is operator.getitem:
         source, index = node.args
         return source.meta["type"][index]  # type: ignore[union-attr, index]
@@ -325,9 +329,19 @@ def _signature(value: Any) -> Any:
     return type(value), value
 
 
+def _run_on_meta(target: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return target(*args, **kwargs)
+    except Exception as error:
+        if getattr(target, "namespace", "icc") in ("icc", "aten", "prims"):
+            raise
+        said = str(error).partition("\n")[0]
+        raise ExtensionError(f"{target} fails on tensors that have shapes and no values: {said}") from error
+
+
 def _infer(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
     args = fx.map_arg(node.args, lambda n: n.meta["type"].meta())
-    result = node.target(*args, **node.kwargs)  # type: ignore[operator]
+    result = _run_on_meta(node.target, args, node.kwargs)
     rows = _rows_of(node)
 
     def strip(value: torch.Tensor) -> TensorType:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...runtime.errors import MissingIsaError
-from ...runtime.llm import load
+from ...runtime.loading import load
 
 
 def check_answers(engine: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from ...passes.quantized import QuantRecord
 from ...runtime.errors import DeviceError
 from ...runtime.format.manifest import GateFacts
-from ...runtime.llm import LLM, open_llm
+from ...runtime.llm import LLM
+from ...runtime.loading import open_llm
 from ...runtime.options import LoadOptions
 from ..errors import GateError, UsageError
 from ..gates import Gate, GatePlan

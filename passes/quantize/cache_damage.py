@@ -27,7 +27,7 @@ class CacheRounding(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in programs."""
+        """The format's name in programs, such as i8."""
         ...
 
     def kept(self, x: Tensor) -> Tensor:
@@ -55,7 +55,8 @@ def measure_caches(
 
 
 def guess_caches(sizes: Sizes) -> tuple[Curve, ...]:
-    """As if all layers were alike; nothing is read."""
+    """Curves that take all layers to be equally sensitive, for a plan without weights: damage falls to a quarter per
+    bit."""
     largest = max((options[0][1] for options in sizes.values()), default=1)
     return curves(sizes, lambda layer, form, nbytes: largest * 4.0 ** (-16 * nbytes / sizes[layer][0][1]))
 

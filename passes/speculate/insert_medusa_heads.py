@@ -34,13 +34,19 @@ class Head(Protocol):
     [hidden, hidden] in front of the model's, if any."""
 
     @property
-    def blocks(self) -> tuple[tuple[Weight, Weight], ...]: ...
+    def blocks(self) -> tuple[tuple[Weight, Weight], ...]:
+        """Weight [hidden, hidden] and bias [hidden] of each residual block."""
+        ...
 
     @property
-    def lm_head(self) -> Weight | None: ...
+    def lm_head(self) -> Weight | None:
+        """The head's own LM head [vocab, hidden]; None where it uses the model's."""
+        ...
 
     @property
-    def projection(self) -> Weight | None: ...
+    def projection(self) -> Weight | None:
+        """A projection [hidden, hidden] in front of the model's LM head; None for none."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ Packed = dict[str, np.ndarray]
 class PoolWriter(Protocol):
     """What writes pools; see `Device.write_pool`."""
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None: ...
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """Put `values` at byte `offset` of the pool `name`."""
+        ...
 
 
 @dataclass(eq=False)

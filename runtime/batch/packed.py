@@ -74,9 +74,8 @@ class PackedBatch:
         )
         self._slots, self._moves = (_parts(flat[name], limits.groups) for name in ("slot_mapping", "moves"))
         self._tables = [_parts(row, limits.groups) for row in _parts(flat["block_tables"], limits.seqs)]
-        _fill(self._parents, 0, limits.tokens, -1)
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
-        self.has_trees = False
+        self.has_trees = True  # in arrays that nobody has filled there may be anything
         self._rows: list[tuple[tuple[int, ...], ...] | None] = [None] * limits.seqs  # what block_tables holds
 
     def pack(self, batch: ScheduledBatch) -> None:

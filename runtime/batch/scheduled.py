@@ -55,6 +55,15 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def is_sound(self, vocab_size: int) -> bool:
+        """Whether it has guesses, all of them tokens, each behind a guess before it or behind the last token."""
+        follows = all(-1 <= parent < guess for guess, parent in enumerate(self.parents))
+        return (
+            follows
+            and len(self.parents) == len(self.token_ids) > 0
+            and (0 <= min(self.token_ids) and max(self.token_ids) < vocab_size)
+        )
+
     def first_chain(self) -> Draft:
         """The guesses that follow one another from the first one on."""
         if self.is_chain:
@@ -141,10 +150,12 @@ class ScheduledBatch(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all sequences, guesses included."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     @property
     def num_logit_rows(self) -> int:
+        """Rows of logits that are wanted, of all sequences."""
         return sum(sequence.num_logits for sequence in self.sequences)
 
     def last_rows(self) -> dict[int, int]:

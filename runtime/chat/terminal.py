@@ -13,9 +13,13 @@ _PROMPT, _MORE, _QUOTES = ">>> ", "... ", '"""'
 class Shown(Protocol):
     """An answer that is being written."""
 
-    def write(self, piece: str) -> None: ...
+    def write(self, piece: str) -> None:
+        """Show a further piece of the answer."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The answer is whole, or was interrupted."""
+        ...
 
 
 class Terminal:

@@ -38,7 +38,7 @@ def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json
     if prompts is not None:
         return _compare_drafters(load, options, prompts, always, as_json)
     from ..commands import bench
-    from ..llm import open_llm
+    from ..loading import open_llm
 
     with open_llm(load) as llm, open_display() as display, display.stage("bench") as progress:
         results = bench.run_bench(llm, options, progress)
@@ -47,7 +47,7 @@ def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json
 
 def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, always: bool, as_json: bool) -> None:
     from ..commands import bench_spec
-    from ..llm import open_llm
+    from ..loading import open_llm
 
     drafters = (load.spec or "ngram").split(",")
     with open_llm(replace(load, spec="none")) as llm:

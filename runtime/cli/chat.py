@@ -48,7 +48,7 @@ def chat_command(
     template = None if chat_template is None else read_template_file(chat_template)
     begun = begin(load)  # before the imports that take long
     from ..chat.chat import chat
-    from ..llm import open_llm
+    from ..loading import open_llm
 
     with open_llm(load, begun) as llm:
         if lora is not None:

@@ -29,7 +29,7 @@ def eval_command(load: LoadOptions, text: Path, window: int | None, stride: int 
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{text} cannot be read as UTF-8 text: {error}") from error
     from ..commands.evaluate import evaluate_text
-    from ..llm import open_llm
+    from ..loading import open_llm
 
     with open_llm(load) as llm, open_display() as display, display.stage("eval") as update:
         result = evaluate_text(

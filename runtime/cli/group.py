@@ -37,6 +37,7 @@ class Lazy(msgspec.Struct, frozen=True):
     needs: str = ""
 
     def load(self) -> click.Command:
+        """Import the command."""
         return getattr(import_module(self.module), self.attribute)
 
 
@@ -49,10 +50,12 @@ class Cli(click.Group):
         self._lazy = dict(commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands; in a copy inside an engine those that the engine can run."""
         own = own_engine(ctx)
         return [name for name, lazy in self._lazy.items() if own is None or own.can(lazy.needs)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, imported now; None where there is none. An IccError where the engine cannot run it."""
         lazy = self._lazy.get(cmd_name)
         if lazy is None:
             return None
@@ -64,12 +67,14 @@ class Cli(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first two words or the first word name, and the arguments behind it."""
         two = " ".join(args[:2])
         if two in self._lazy and len(args) > 1:
             return two, self.get_command(ctx, two), args[2:]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what it raises becomes one line and an exit code."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # whoever read our output has what it wanted
@@ -114,12 +119,14 @@ class Command(click.Command):
             self.params.append(_debug())
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters; in a copy inside an engine those that apply to it, and no ENGINE."""
         own, found = own_engine(ctx), super().get_params(ctx)
         if own is None:
             return found
         return [p for p in found if p.name != "engine" and own.can(getattr(p, "needs", ""))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; in a copy inside an engine, ENGINE is that one."""
         own = own_engine(ctx)
         if own is not None:  # what get_params leaves out; before click, which makes None of its mark for "no default"
             there = {param.name for param in self.get_params(ctx)}
@@ -129,6 +136,7 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and behind them what the values of some stand for."""
         super().format_options(ctx, formatter)
         for param in self.get_params(ctx):
             found = param.explained() if isinstance(param, EngineOption) and param.explained else {}

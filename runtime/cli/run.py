@@ -91,7 +91,7 @@ def run_command(
     begun = begin(load)  # before the imports that take long
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
-    from ..llm import open_llm
+    from ..loading import open_llm
 
     with open_llm(load, begun) as llm:
         if lora is not None:

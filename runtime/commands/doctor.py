@@ -61,7 +61,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """That of the first check that failed, or 0."""
+        """The exit code of the first check that failed; 0 if none did."""
         return next((check.exit_code or 1 for check in self.checks if check.state == "failed"), 0)
 
     def as_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ..errors import IccError
-from ..llm import open_llm
+from ..loading import open_llm
 from ..options import LoadOptions
 
 

@@ -45,7 +45,8 @@ class AskedSection:
         return count, given
 
     def results(self, device: Device, tokens: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
-        """What it gave for `count` rows behind a step of so many tokens, by name."""
+        """The section's outputs by name, [count, ..] each, for `count` rows asked for behind a step of `tokens`
+        tokens."""
         for name, at, row_bytes, dtype, shape in self._outputs:
             yield name, device.read(at, tokens, count * row_bytes).view(dtype).reshape(count, *shape)
 

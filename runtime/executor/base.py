@@ -22,22 +22,34 @@ class Executor(Protocol):
     """
 
     @property
-    def groups(self) -> tuple[GroupConfig, ...]: ...
+    def groups(self) -> tuple[GroupConfig, ...]:
+        """The KV groups, and how many blocks each has."""
+        ...
 
     @property
-    def inputs(self) -> tuple[BatchArray, ...]: ...
+    def inputs(self) -> tuple[BatchArray, ...]:
+        """What a request may give per token besides its ids."""
+        ...
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
 
     @property
-    def max_batch_size(self) -> int: ...
+    def max_batch_size(self) -> int:
+        """Sequences of a step, at most."""
+        ...
 
     @property
-    def max_step_tokens(self) -> int: ...
+    def max_step_tokens(self) -> int:
+        """Tokens of a step, at most."""
+        ...
 
     @property
-    def max_logit_rows(self) -> int: ...
+    def max_logit_rows(self) -> int:
+        """Rows of logits of a step, at most."""
+        ...
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: writes the KV of its tokens, returns float32 `[batch.num_logit_rows, vocab]`.
@@ -59,7 +71,9 @@ class AdaptingExecutor(Protocol):
     """
 
     @property
-    def adapters(self) -> AdapterPlan | None: ...
+    def adapters(self) -> AdapterPlan | None:
+        """The engine's room for adapters; None for none."""
+        ...
 
     def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
         """Put contiguous `values` at byte `offset` of a pool, where no step that is under way reads. Any thread may."""
@@ -74,7 +88,9 @@ class GreedyExecutor(Protocol):
     """
 
     @property
-    def chooses(self) -> bool: ...
+    def chooses(self) -> bool:
+        """Whether it finds the tokens of the largest logits itself."""
+        ...
 
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
         """As `Executor.step`, but of each logit row only the token of the largest logit (the first of equals), -1 where

@@ -40,25 +40,39 @@ class Device(Protocol):
     """
 
     @property
-    def program(self) -> Program: ...
+    def program(self) -> Program:
+        """The steps that it runs."""
+        ...
 
     @property
-    def plan(self) -> LaunchPlan | None: ...
+    def plan(self) -> LaunchPlan | None:
+        """What the steps launch; None where a step of any size is one call."""
+        ...
 
     @property
-    def limits(self) -> BatchLimits: ...
+    def limits(self) -> BatchLimits:
+        """The sizes of the largest step."""
+        ...
 
     @property
-    def cache(self) -> KVMemory: ...
+    def cache(self) -> KVMemory:
+        """The KV cache's blocks, by group."""
+        ...
 
     @property
-    def host(self) -> KVMemory: ...
+    def host(self) -> KVMemory:
+        """The blocks that the host keeps of preempted requests; none where nothing is swapped."""
+        ...
 
     @property
-    def turns(self) -> int: ...
+    def turns(self) -> int:
+        """How many steps may be under way."""
+        ...
 
     @property
-    def logits(self) -> np.ndarray: ...
+    def logits(self) -> np.ndarray:
+        """Logits on the host, float32 [L, vocab], of the step that was waited for last."""
+        ...
 
     def arrays(self, turn: int) -> Mapping[str, Any]:
         """The host's side of a step, for the largest there can be: `INPUTS` and what the program declares, contiguous

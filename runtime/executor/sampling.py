@@ -68,7 +68,9 @@ class SamplingExecutor(Protocol):
     """
 
     @property
-    def samples(self) -> bool: ...
+    def samples(self) -> bool:
+        """Whether it can sample for its engine."""
+        ...
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Any:
         """Start a step that samples one token per logit row, except where the host will (None); returns at once.

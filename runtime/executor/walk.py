@@ -51,7 +51,7 @@ class LaunchArgument:
     per_token: int = 0
 
     def value(self, sizes: Mapping[str, int]) -> LaunchPointer | int:
-        """What it is in a batch."""
+        """The argument in a batch with these sizes: an integer, or where a pointer points."""
         if not self.space:
             return sizes[self.name]
         return LaunchPointer(self.space, self.offset + self.per_token * sizes["num_tokens"], self.name)

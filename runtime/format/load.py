@@ -80,6 +80,7 @@ class Engine(msgspec.Struct, frozen=True):
         return None if file is None else decode(self.files.read(file), file, Canaries)
 
     def close(self) -> None:
+        """Unmap the weights; arrays over them may not be read any more."""
         self.weights.close()
 
 

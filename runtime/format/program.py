@@ -155,7 +155,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return next((number for number, section in enumerate(self.sections) if section.name == name), None)
 
     def samples_in(self, name: str) -> bool:
-        """Whether a run of a section gives logits, as one of the program itself, "", does."""
+        """Whether a run of a section gives logits; True for "", the program itself."""
         number = self.section(name)
         return number is None or self.sections[number].is_step
 

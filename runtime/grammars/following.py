@@ -236,7 +236,7 @@ class JsonFollower:
         return not (repeated or self._checks.close) or self._checks.possible(value, path)
 
     def _path(self) -> list[str | int]:
-        """Where the innermost open part is."""
+        """The keys and indices that lead from the whole value to its innermost part that is still open."""
         return [one.count if one.is_array else one.name for one in self._stack[:-1]]
 
     def _partial(self) -> Any:

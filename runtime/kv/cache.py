@@ -137,7 +137,9 @@ class KVCache:
             group.open(table, opening, prefix.length)
         sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
         sequence.num_saved_tokens = sequence.publish_at = 0
-        for index in range(prefix.length // self._multiple, 0 if self.whole else sequence.num_tokens // self._multiple):
+        if self.whole:
+            return
+        for index in range(prefix.length // self._multiple, sequence.num_tokens // self._multiple):
             self._pending.setdefault(sequence.key(index, self._multiple), sequence)
 
     def publish(self, sequence: CachedSequence) -> None:

@@ -35,7 +35,8 @@ class Places(Protocol):
         ...
 
     def kept(self, position: int) -> Sequence[range]:
-        """See CachePolicy; of places, not of positions."""
+        """The places that hold what is kept when `position` tokens are computed; places where CachePolicy has
+        positions."""
         ...
 
     def most_blocks(self, length: int, block_size: int) -> int:
@@ -71,7 +72,7 @@ class HeavyHitters(Places):
         return min(length, self.budget)
 
     def kept(self, position: int) -> Sequence[range]:
-        """As many as there are; which, differs between heads."""
+        """All places that are used; heads differ in which positions they hold there."""
         return (range(self.place(position, 0)),) if position else ()
 
 
@@ -98,5 +99,5 @@ class CompressedPrompt(Places):
         return length
 
     def kept(self, position: int) -> Sequence[range]:
-        """As of a sequence that is all prompt: the most there can be."""
+        """All positions, as of a sequence that is all prompt: there can be no more."""
         return (range(position),) if position else ()

@@ -35,7 +35,8 @@ class EngineLoop:
 
     `step` gives outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
     loop. `speculator` guesses; None if nobody does, or it has failed. `on_fault` gets every exception that a step has
-    met and survived. tail: what is behind the pooling of an engine that embeds.
+    met and survived. tail: what is behind the pooling of an engine that embeds. `last_step_tokens`: how many tokens ran
+    in the last call of `step`, 0 where nothing did.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class EngineLoop:
         If a step fails, its requests begin anew in an empty cache, in groups (see `Trial`), and the one that fails
         alone ends with "error". If the device has failed for good, all do, and the exception goes on.
         """
-        start = time.perf_counter()
+        start, self.last_step_tokens = time.perf_counter(), 0
         if self.requests.trial.group_done:
             self.requests.next_group()
         try:
@@ -185,9 +186,13 @@ class EngineLoop:
         if self.speculator is None or self.requests.trial.running:
             return {}
         decoding = [self.requests.generation(request_id) for request_id in self.scheduler.decoding]
-        drafts = self._ask(lambda speculator: speculator.drafts([g for g in decoding if g is not None]), {})
         vocab_size = self.manifest.model.vocab_size
-        return {i: d for i, d in drafts.items() if 0 <= min(d.token_ids) and max(d.token_ids) < vocab_size}
+
+        def sound(speculator: Speculator) -> dict[int, Draft]:
+            drafts = speculator.drafts([g for g in decoding if g is not None])
+            return {i: draft for i, draft in drafts.items() if draft.is_sound(vocab_size)}
+
+        return self._ask(sound, {})
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""

@@ -21,12 +21,18 @@ class Opened(Protocol):
     """A loaded model: its loop, its room for adapters if it has any, and how to let go of it."""
 
     @property
-    def loop(self) -> EngineLoop: ...
+    def loop(self) -> EngineLoop:
+        """The loop that runs the model's requests."""
+        ...
 
     @property
-    def adapters(self) -> ResidentAdapters | None: ...
+    def adapters(self) -> ResidentAdapters | None:
+        """The model's room for adapters; None for none."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop threads and free all memory."""
+        ...
 
 
 if TYPE_CHECKING:
@@ -72,6 +78,7 @@ class EngineThread(Generic[Model]):
         self._thread.start()
 
     def ask(self, question: Question) -> None:
+        """Queue a question; `tell` of it hears of all that comes of it. From any thread."""
         self._messages.put(question)
 
     def cancel(self, question: Question) -> None:

@@ -41,12 +41,12 @@ class Tape:
         self._kept = []
 
     def put_back(self) -> None:
-        """As if nothing had been taken since `keep`."""
+        """Put back in front of the text what was taken since `keep`."""
         self.text = "".join(self._kept or ()) + self.text
         self._kept = None
 
     def forget(self) -> None:
-        """There is no way back."""
+        """Drop what was taken since `keep`, so that it cannot be put back."""
         self._kept = None
 
     # -- waiting -----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class EngineFacts:
 
     @property
     def num_layers(self) -> int:
-        """As many as the steps tell of."""
+        """Layers of the model: one more than the highest number that a step names; 0 if none names one."""
         return max((step.layer for step in self.steps), default=OUTSIDE) + 1
 
 

@@ -31,6 +31,7 @@ class Increment(str):
 
     @property
     def text(self) -> str:
+        """The piece as a plain string."""
         return str(self)
 
     def __repr__(self) -> str:

@@ -98,6 +98,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def prompt(self) -> tuple[int, ...]:
+        """The token ids that it began with."""
         return self.spec.token_ids
 
     @property

@@ -58,6 +58,7 @@ class ScheduledRequest(CachedSequence):
 
     @property
     def id(self) -> int:
+        """The number by which everybody knows the request."""
         return self.spec.request_id
 
     @property
@@ -87,6 +88,7 @@ class ScheduledRequest(CachedSequence):
 
     @property
     def num_new_tokens(self) -> int:
+        """Tokens that were sampled or accepted behind the prompt."""
         return len(self.tokens) - len(self.spec.token_ids)
 
     @property

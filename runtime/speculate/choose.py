@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import ExtensionError, UsageError
+from ..errors import ExtensionError, IccError, UsageError
 from ..executor.base import Executor, SectionExecutor
 from ..format.load import Engine, open_engine
 
@@ -80,7 +80,7 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
 
 def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) -> Drafter:
     """The drafter that the entry point `name` makes of what follows it in --spec ("" for nothing), the engine and what
-    runs it. UsageError where no package has one of that name."""
+    runs it. UsageError where no package has one of that name, ExtensionError where its package fails to make one."""
     from .. import extensions
     from .drafter import Drafter
 
@@ -88,7 +88,15 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
     if make is None:
         known = ["none", "medusa", "layer-skip", "ngram", "draft", *extensions.names(GROUP), "draft:ENGINE"]
         raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
-    drafter = make(argument, engine, executor)
+    try:
+        drafter = make(argument, engine, executor)
+    except IccError:
+        raise
+    except Exception as error:  # code of somebody else
+        said = f"{type(error).__name__}: {error}"
+        raise ExtensionError(
+            f"{GROUP} {name!r} fails for {argument!r}, what follows its name in --spec: {said}"
+        ) from error
     if not isinstance(drafter, Drafter):
         raise ExtensionError(f"{GROUP} {name!r} makes no Drafter but {drafter!r}")
     return drafter

@@ -22,7 +22,9 @@ MAX_GUESSES = 8
 class Closable(Protocol):
     """The engine behind the executor."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the engine owns."""
+        ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

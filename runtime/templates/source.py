@@ -34,10 +34,12 @@ class TemplateSource(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> list[str]:
+        """The names of the templates, "default" first where there is one of that name."""
         return [*(["default"] if self.text else []), *self.named]
 
     @property
     def all_texts(self) -> str:
+        """All templates, one behind the other."""
         return "\n".join([self.text, *self.named.values()])
 
     def check(self, name: str | None) -> None:

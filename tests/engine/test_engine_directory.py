@@ -119,7 +119,7 @@ def test_starting_an_engine_compiles_none_of_its_sources(compiled: Callable[...,
         sys.addaudithook(lambda event, args: event == "compile" and print(args[1]))
         sys.dont_write_bytecode = True
         sys.path.insert(0, sys.argv[1])
-        import runtime.cli.commands, runtime.llm, runtime.executor.cpu.device
+        import runtime.cli.commands, runtime.loading, runtime.executor.cpu.device
     """
 
     def sources() -> list[str]:

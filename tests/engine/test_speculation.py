@@ -18,7 +18,8 @@ from icc.runtime.errors import EngineChangedError, EngineFormatError
 from icc.runtime.executor.open import open_executor
 from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import ProgramEntry
-from icc.runtime.llm import LLM, load
+from icc.runtime.llm import LLM
+from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
 from msgspec.structs import replace

@@ -17,10 +17,12 @@ import torch
 from acme_package import write_acme
 from building import build
 from icc.compiler import kv_formats
+from icc.compiler.backends import render
+from icc.compiler.backends.triton.kernels.caches import TRITON_CACHES, CacheElements
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
-from icc.compiler.kv_check import check_kv_format, rounded_logits
+from icc.compiler.kv_check import check_kv_format, check_triton_codes, rounded_logits
 from icc.compiler.kv_formats import KVFormat
 from icc.compiler.options import CompileOptions
 from icc.passes import pipelines
@@ -106,6 +108,38 @@ def test_a_reference_that_breaks_its_word(numbers: KVNumbers, wrong: dict[str, A
         check_kv_format(form)
 
 
+@pytest.mark.parametrize("name", ["i8", "f8", "sq8", "e5m2"])
+def test_what_gpus_keep_is_what_the_reference_keeps(package: None, name: str) -> None:
+    check_triton_codes(kv_formats.find_kv_format(name))
+
+
+@pytest.mark.parametrize(
+    ("macro", "wrong", "said"),
+    [
+        ("return codes.to(tl.float32)", "return codes.to(tl.float32) * 1.01", "`unpack` gives other numbers"),
+        ("peak / 127.0,", "peak / 128.0,", "`quantize` gives other scales"),
+        ("+ 12582912.0 - 12582912.0", "- 0.5", "are those of encode"),
+        ('float("nan"))', "0.0)", "NaN is kept"),
+    ],
+)
+def test_macros_that_break_the_reference(macro: str, wrong: str, said: str, tmp_path: Path) -> None:
+    text = (render.TEMPLATES / "triton/kv/int8.py.jinja").read_text()
+    assert macro in text
+    (tmp_path / "wrong.py.jinja").write_text(text.replace(macro, wrong))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "_folders", [*render._folders, tmp_path])
+        render._environment.cache_clear()
+        patch.setitem(TRITON_CACHES._kinds, "i8", CacheElements("i8", macros="wrong.py.jinja"))
+        with pytest.raises(ValueError, match=said):
+            check_triton_codes(kv_formats.find_kv_format("i8"))
+    render._environment.cache_clear()
+
+
+def test_what_cannot_be_checked_so() -> None:
+    with pytest.raises(ValueError, match="elements of 4 bits; only those of 8"):
+        check_triton_codes(kv_formats.find_kv_format("i4"))
+
+
 @pytest.mark.parametrize("name", [*KV_NUMBERS, "sq8", "e5m2"])
 def test_references_keep_their_word(package: None, name: str) -> None:
     check_kv_format(kv_formats.find_kv_format(name))
@@ -138,7 +172,7 @@ def test_in_the_interpreted_plan(package: None, model: Path) -> None:
 
 def test_one_without_scales(package: None, model: Path, tmp_path: Path) -> None:
     """By the page's own test on CPUs, and in the interpreted plan."""
-    import_module("acme.test_kv").check(model, "e5m2", tmp_path / "e")
+    import_module("acme.test_kv").check(str(model), "e5m2", str(tmp_path / "e"))  # as its command line gives them
     limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=16)
     plan = build(model, "none", limits, block_size=4, kv="e5m2")
     with plan.llm() as llm:

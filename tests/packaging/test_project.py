@@ -148,7 +148,7 @@ def test_a_mistake_is_answered_before_torch_is_imported(mistake: str) -> None:
 
 def test_an_engine_is_loaded_without_what_its_first_token_does_not_need() -> None:
     """numpy alone is a third of the start of a small engine, see runtime/late.py."""
-    code = "import sys; import icc.runtime.llm; assert 'numpy' not in sys.modules"
+    code = "import sys; import icc.runtime.loading; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, check=True)
 
 

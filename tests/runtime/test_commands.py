@@ -18,7 +18,7 @@ from icc.runtime.commands.evaluate import evaluate_text, windows
 from icc.runtime.errors import CapacityError, UsageError
 from icc.runtime.executor.cpu.cores import usable_cores
 from icc.runtime.format.manifest import EmbeddingFacts
-from icc.runtime.llm import load
+from icc.runtime.loading import load
 
 Make = Callable[..., Path]
 HEAVY = ("torch", "transformers", "triton", "jinja2", "rich", "fastapi")

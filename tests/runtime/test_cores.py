@@ -12,7 +12,7 @@ from icc.runtime.cli.commands import COMMANDS, main
 from icc.runtime.errors import UsageError
 from icc.runtime.executor.cpu.cores import KernelCores, read_cores, usable_cores
 from icc.runtime.format.isa import cpu_flags
-from icc.runtime.llm import load
+from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core, on which all is anyway")

@@ -23,7 +23,7 @@ from icc.runtime.format.digest import digest_of
 from icc.runtime.format.isa import cpu_flags, select_library
 from icc.runtime.format.load import open_engine, read_manifest
 from icc.runtime.format.manifest import KERNEL_ABI, FileEntry, Manifest
-from icc.runtime.llm import load
+from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 
 Make = Callable[..., Path]

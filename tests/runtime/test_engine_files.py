@@ -15,7 +15,8 @@ from icc.runtime.format.digest import encode_sealed
 from icc.runtime.format.files import EngineFiles
 from icc.runtime.format.load import Engine, open_engine, read_manifest
 from icc.runtime.format.manifest import FileEntry
-from icc.runtime.llm import LLM, load
+from icc.runtime.llm import LLM
+from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 
 Make = Callable[..., Path]

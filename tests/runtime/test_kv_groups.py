@@ -7,7 +7,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.cache import KVCache
 from icc.runtime.kv.group import Group, GroupConfig
-from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
+from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window, WithinStep
 from icc.runtime.kv.prefix_cache import BlockKey
 from icc.runtime.kv.sequence import NO_BLOCK, CachedSequence
 from icc.runtime.scheduler.request import RequestSpec
@@ -214,3 +214,23 @@ def test_what_is_cut_is_what_the_next_token_does_not_need(tokens: int, computed:
     cache.cut(sequence)
     assert [len(table) for table in sequence.tables] == blocks
     assert [used(group) for group in cache.groups] == blocks, "and it is free again"
+
+
+@pytest.mark.parametrize(("policy", "blocks"), [(KeepAll(), 2), (WithinStep(), 0)])
+def test_nobody_waits_for_blocks_of_a_cache_that_keeps_nothing(policy: CachePolicy, blocks: int) -> None:
+    cache = KVCache((GroupConfig(20, 4, 0, policy),))
+    sequence = sequence_of(cache, 9)
+    cache.open(sequence, cache.prefix(sequence, cache.cached_length(sequence)))
+    assert len(cache._pending) == blocks and cache.is_being_computed(sequence_of(cache, 9), 0) == bool(blocks)
+
+
+def test_blocks_of_one_token_are_looked_up_as_others_are() -> None:
+    cache = KVCache((GroupConfig(20, 1),))
+    assert cache.cached_length(sequence_of(cache, 2)) == 0, "nobody has computed the first"
+
+
+def test_tables_hold_what_their_shortest_has_blocks_for() -> None:
+    cache = KVCache((GroupConfig(20, 4), GroupConfig(20, 2)))
+    sequence = sequence_of(cache, 9)
+    cache.grow(sequence, 5)  # two blocks of 4, three of 2
+    assert [cache.holds(sequence, count) for count in (5, 6, 7, 8)] == [True, True, False, False]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from icc.runtime import llm
+from icc.runtime import loading
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
@@ -73,7 +73,7 @@ def test_a_mismatch_is_told_in_words(
     root = make_engine()
     change(root)
     with pytest.raises(IccError, match=message) as caught:
-        llm.load(root)
+        loading.load(root)
     assert caught.value.exit_code == code and caught.value.hint and "\n" not in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_hashed_before(
     if cause not in ("page size", "dtype"):
         monkeypatch.setattr(files, "open", lambda self, path: pytest.fail(f"{path} is opened"))
     with pytest.raises(IccError):
-        llm.load(root)
+        loading.load(root)
 
 
 @pytest.mark.parametrize(("command", "row"), [("run", 2), ("serve", 4), *soak(("run", 0), ("run", 6))])
@@ -113,7 +113,7 @@ def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make
     """Also those of an engine from before the manifest stated it: the library itself tells."""
     words = rf"any\.so has kernel interface version 1, this runtime needs {KERNEL_ABI['cpu']}"
     with pytest.raises(IccError, match=words) as caught:
-        llm.load(make_engine(abi=1, kernel_abi=0))
+        loading.load(make_engine(abi=1, kernel_abi=0))
     assert caught.value.exit_code == 26 and caught.value.hint
 
 

@@ -23,7 +23,7 @@ from icc.runtime.format.footprint import LOGITS_BYTES, batch_limits
 from icc.runtime.format.isa import cpu_flags
 from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import open_engine, read_manifest
-from icc.runtime.llm import load
+from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 
 ARCHIVES = sorted((Path(__file__).parent / "golden").glob("engines.v*.tar.xz"))

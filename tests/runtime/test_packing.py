@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from icc.runtime.batch.packed import PackedBatch
 from icc.runtime.batch.padding import StepSize, padded_size
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
@@ -32,6 +33,21 @@ def test_a_tree_has_its_depths_its_parents_and_what_each_guess_sees() -> None:
     assert array(packed, "logit_rows")[:6].tolist() == [2, 3, 4, 5, 6, 7]
     packed.pack(ScheduledBatch((CHUNK,)))
     assert (array(packed, "parents") == -1).all() and not array(packed, "tree_masks").any(), "nothing of it is left"
+
+
+def test_what_arrays_from_elsewhere_hold_is_cleared_by_the_first_step() -> None:
+    given = {name: np.full(size, 5, np.int32) for name, size in (("parents", 64), ("tree_masks", 128))}
+    packed = PackedBatch(LIMITS, [4], given)
+    packed.pack(ScheduledBatch((CHUNK,)))
+    assert (given["parents"] == -1).all() and not given["tree_masks"].any() and not packed.has_trees
+
+
+def test_a_table_that_is_too_long_does_not_reach_into_the_next_sequences() -> None:
+    packed = PackedBatch(LIMITS, [4])
+    most = len(packed.arrays["block_tables"]) // LIMITS.seqs
+    packed.pack(ScheduledBatch((ScheduledSequence(1, (10,), 0, (tuple(range(most)),), 1),)))
+    with pytest.raises(ValueError):
+        packed.pack(ScheduledBatch((ScheduledSequence(1, (10,), 0, (tuple(range(most + 1)),), 1),)))
 
 
 def test_a_tree_of_more_guesses_than_half_a_mask_has_bits() -> None:

@@ -237,6 +237,29 @@ def test_guesses_that_are_no_tokens_are_not_verified(make_llm: MakeLLM) -> None:
     assert all(0 <= t < VOCAB for b in llm.executor.batches for s in b.sequences if s.start for t in s.token_ids[1:])
 
 
+@pytest.mark.parametrize(
+    "draft",
+    [Draft((3, 4), (1, -1)), Draft((3, 4), (-1, 1)), Draft((3,), (-2,)), Draft((3, 4), (-1,)), Draft((3,), (-1, 0))],
+)
+def test_guesses_that_are_no_tree_are_not_verified(make_llm: MakeLLM, draft: Draft) -> None:
+    class Wild(Oracle):
+        def propose(self, wishes: Any) -> dict[int, Proposal]:
+            return {w.generation.request_id: Proposal(draft, (0.9,) * len(draft)) for w in wishes}
+
+    llm = make_llm(Speculator(Wild(0.5), adaptive=False))
+    assert all(g.finish_reason == "length" for g in run(llm, [[7]]))
+    assert llm.executor.batches and all(s.draft is None for b in llm.executor.batches for s in b.sequences)
+
+
+def test_guesses_that_are_no_numbers_end_the_drafter(make_llm: MakeLLM) -> None:
+    class Wild(Oracle):
+        def propose(self, wishes: Any) -> dict[int, Proposal]:
+            return {w.generation.request_id: Proposal(Draft.chain(["a"]), (0.9,)) for w in wishes}  # type: ignore[list-item]
+
+    llm = make_llm(Speculator(Wild(0.5), adaptive=False))
+    assert all(g.finish_reason == "length" for g in run(llm, [[7]])) and llm.loop.speculator is None
+
+
 @pytest.mark.parametrize("how", ["raise", "nan", "id", "negative"])
 def test_a_sampler_that_fails_ends_its_request(make_llm: MakeLLM, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sampler.sample

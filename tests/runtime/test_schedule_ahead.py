@@ -21,6 +21,7 @@ from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.loop.engine_loop import EngineLoop
 from icc.runtime.loop.fake import FakeDevice, context_hash
+from icc.runtime.scheduler.request import RequestSpec, ScheduledRequest
 
 SEQUENCES, STOP = 64, 9
 FACTS: dict[str, Any] = {"vocab_size": 64, "max_seq_len": 2048, "eos_token_ids": [STOP]}
@@ -165,3 +166,13 @@ def test_tokens_do_not_depend_on_what_ran_ahead(toy_manifest: MakeManifest, seed
 
 def test_one_step_after_the_other_hides_nothing(toy_manifest: MakeManifest) -> None:
     assert idle(serve(toy_manifest(**FACTS), GROUPS["all"], ahead=False)) > 0.15
+
+
+def test_the_step_behind_which_a_request_has_all_its_tokens_is_its_last() -> None:
+    """Nothing of it is started ahead then."""
+    request = ScheduledRequest(spec=RequestSpec(1, (5, 6, 7), 3), arrival=0, tokens=[5, 6, 7])
+    found = []
+    for token in (8, 9, 10):
+        found.append(request.is_last_step)
+        request.tokens.append(token)
+    assert found == [False, False, True]

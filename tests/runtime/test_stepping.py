@@ -39,6 +39,29 @@ class Numbered(FakeDevice):
         return super().collect(ticket)
 
 
+def test_a_loop_knows_how_many_tokens_its_last_step_had(toy_manifest: Callable[..., Manifest]) -> None:
+    with LLM(toy_manifest(), FakeExecutor()) as llm:
+        counts = [llm.loop.last_step_tokens]
+        llm.loop.add([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+        for _ in range(3):
+            llm.loop.step()
+            counts.append(llm.loop.last_step_tokens)
+        assert counts == [0, 3, 1, 0], "a step without work has none"
+
+
+def test_a_speculator_forgets_each_generation_once_and_hears_of_no_other_request(
+    toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forgetting wakes one that rests."""
+    told: list[int] = []
+    monkeypatch.setattr(Speculator, "forget", lambda self, request_id: told.append(request_id))
+    loop = LLM(toy_manifest(), FakeExecutor(), speculator=Speculator(Fixed(TREE))).loop
+    [generation], score = loop.add([1, 2], SamplingParams(max_tokens=2)), loop.add_score([1, 2])
+    for request in (generation, score, generation):
+        loop.end(request)
+    assert told == [generation.request_id] and not loop.has_work()
+
+
 def test_all_steps_under_way_are_dropped_the_oldest_first() -> None:
     device = Numbered(more_groups=[GroupConfig(4, 4, 0, Window(4))])
     stepper = Stepper(device)

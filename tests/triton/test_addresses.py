@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from icc.compiler.backends.triton.bounds.addresses import address_faults
-from icc.compiler.backends.triton.bounds.forms import Form, Unknown, lower, upper
+from icc.compiler.backends.triton.bounds.forms import Form, UnknownInteger, lower, upper
 from icc.compiler.backends.triton.bounds.ttir import TtirType, parse
 from icc.compiler.backends.triton.bounds.values import Memory, Samples
 
@@ -125,17 +125,17 @@ def test_places_of_equal_blocks_along_other_axes_are_not_taken_for_one() -> None
 
 def test_facts_are_put_together() -> None:
     """token < end - start, so start + token < end; and the parts of a division."""
-    start, end, token = (Unknown(0, 100) for _ in range(3))
+    start, end, token = (UnknownInteger(0, 100) for _ in range(3))
     facts = [Form.of(token).plus(Form.of(end), -1).plus(Form.of(start)).plus(Form(1))]
     assert upper(Form.of(start).plus(Form.of(token)), facts) == 99
-    part = Unknown(0, 1000)
+    part = UnknownInteger(0, 1000)
     part.facts = [Form.of(part).times(16).plus(Form.of(token), -1)]
     assert upper(Form.of(part), []) == 6 and upper(Form.of(part).times(7), []) == 42
     assert lower(Form.of(token).plus(Form.of(part), -16), []) == 0
     nobody = Form(np.array([1, 0]))  # at most 0 in the second sample only
     assert upper(Form.of(token), [nobody], np.array([5, 100])).tolist()[1] == 100
     assert np.all(upper(Form.of(token), [nobody]) <= np.array([-1, 100]))
-    evens = Unknown(0, 101, 4)
+    evens = UnknownInteger(0, 101, 4)
     assert upper(Form.of(evens).times(3).plus(Form(1)), []) == 301
 
 

@@ -29,8 +29,9 @@ from icc.runtime.format.program import Buffer, WeightEntry
 from on_ptx import plain_ir
 from paged import cache
 from sizes import soak
+from snapshot_point import AROUND
 from step_making import make_step, rotary
-from test_triton_snapshots import AROUND, POINTS
+from test_triton_snapshots import POINTS
 
 LIMITS = Limits(max_seq_len=131072, max_batch_size=256, max_step_tokens=8192)
 SHAPES = (Shape(256, True), Shape(64, False), Shape(8192, False))

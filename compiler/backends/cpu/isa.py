@@ -24,6 +24,7 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
+        """What the kernels of the block are called by in the source and by the tuner."""
         return f"m{self.rows}_n{self.tiles}" + ("" if self.ahead is None else f"_p{self.ahead}")
 
 

@@ -71,7 +71,7 @@ class TritonBackend:
         return TRITON_CACHES.refusal(form, layer)
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
-        """The largest phase's."""
+        """Bytes of scratch memory that the phase needs that needs most."""
         return self._plan(program, limits).scratch_bytes
 
     def _plan(self, program: Program, limits: Limits) -> Planned:

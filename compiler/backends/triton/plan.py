@@ -50,7 +50,7 @@ class PlannedPhase:
         return {BEFORE: self.before, **self.specs, AFTER: self.after}
 
     def values(self, kernel: str, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
-        """See `TritonKernel.scratch_values`."""
+        """`TritonKernel.scratch_values` of the kernel of that name; empty for kernels that are no steps."""
         return self.made[kernel].scratch_values(sizes) if kernel in self.made else {}
 
     def all(self) -> dict[str, LaunchSpec]:

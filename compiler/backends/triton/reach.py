@@ -227,12 +227,13 @@ def _same(one: object, other: object) -> bool:
 
 
 def _one(values: np.ndarray) -> Number:
-    """A number where all are alike."""
+    """One integer if all values are equal, else the array."""
     return int(values[0]) if (values == values[0]).all() else values
 
 
 def _places(grid: list[int]) -> np.ndarray:
-    """[programs, 3]: where the programs of a grid are."""
+    """The numbers of the programs of a grid along its axes, int64 [programs, 3]: all, or some of each axis of a large
+    grid."""
     axes = [np.arange(size, dtype=np.int64) for size in grid]
     if int(np.prod(grid)) > _EVERY:
         axes = [_spread(size) for size in grid]
@@ -240,7 +241,7 @@ def _places(grid: list[int]) -> np.ndarray:
 
 
 def _spread(size: int) -> np.ndarray:
-    """Both ends of an axis and some places between."""
+    """Program numbers of an axis of `size` programs: all up to 24, else six at each end and twelve between."""
     if size <= 24:
         return np.arange(size, dtype=np.int64)
     ends = np.r_[np.arange(6), np.linspace(6, size - 7, 12).astype(np.int64), np.arange(size - 6, size)]

@@ -141,7 +141,8 @@ class CudaDevice:
         self._expected[_key(work)] = self.cuda.capture(partial(self._walk, work))
 
     def run(self, work: DeviceWork) -> None:
-        """As a graph where there is one or will be one, else launch by launch."""
+        """Run work as a CUDA graph once there is one of such work, or it has come often enough to capture one. Steps of
+        many tokens, and moves alone, run launch by launch."""
         graph = self._expected.get(_key(work))
         if work.moves_only or (graph is None and work.sizes["num_tokens"] > GRAPHED):
             self._walk(work)

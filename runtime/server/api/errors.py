@@ -41,9 +41,11 @@ class HttpError(IccError):
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
     def body(self) -> ErrorBody:
+        """The JSON body, in OpenAI's form."""
         return ErrorBody(Error(self.message, _TYPES.get(self.status, "server_error"), self.param, self.code))
 
     def headers(self) -> dict[str, str]:
+        """Headers of the answer: when to try again, and whether the connection ends."""
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         if self.code == "too_expensive":  # later it would be so again; OpenAI's clients read this
             headers["x-should-retry"] = "false"

@@ -46,6 +46,7 @@ class Prompt(EngineTask):
 
     @property
     def id(self) -> int:
+        """The number of the request, by which the worker's answers name it."""
         return self.submit.id
 
 

@@ -10,7 +10,7 @@ import time
 
 from ...answers import verify_answers
 from ...errors import IccError
-from ...llm import open_llm
+from ...loading import open_llm
 from ...options import LoadOptions
 from ...parent import die_with_parent
 from ..log import LogOptions, configure

@@ -42,12 +42,12 @@ class CacheParams(KernelParams[C]):
 
     @property
     def integer(self) -> bool:
-        """Whether its products are of integers."""
+        """Whether queries and keys are multiplied as integers."""
         return CPU_CACHES.find(self.step.cache).integer
 
     @property
     def mixed(self) -> bool:
-        """Whether its vectors are mixed before they are rounded, see kv.h."""
+        """Whether the cache's vectors are multiplied by a Hadamard matrix before they are rounded; see kv.h."""
         return find_kv_format(self.step.cache).mixed
 
 
@@ -63,6 +63,7 @@ class KvWriteParams(CacheParams[KvWrite]):
 
     @property
     def interleaved(self) -> str:
+        """Whether rotary embedding turns neighbouring pairs of a vector, as C++: "true" or "false"."""
         return _interleaved(self.step)
 
 
@@ -124,6 +125,7 @@ class AttentionParams(CacheParams[Attention]):
 
     @property
     def interleaved(self) -> str:
+        """Whether rotary embedding turns neighbouring pairs of a vector, as C++: "true" or "false"."""
         return _interleaved(self.step)
 
     @property
@@ -145,10 +147,12 @@ class AttentionParams(CacheParams[Attention]):
 
     @property
     def scale_text(self) -> str:
+        """The factor of the scores, as a C++ float."""
         return f"{float(self.step.scale)!r}f"
 
     @property
     def softcap_text(self) -> str:
+        """The bound c of c tanh(x / c) for the scores, as a C++ float; 0 for none."""
         return f"{float(self.step.softcap)!r}f"
 
     def _vectors(self, rows: int) -> int:

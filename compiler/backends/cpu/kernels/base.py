@@ -50,7 +50,7 @@ class KernelParams(Generic[S]):
 
     @property
     def shared_bytes(self) -> int:
-        """That all threads share."""
+        """Bytes of scratch memory that all threads share; 0 for none."""
         return 0
 
     def source(self) -> str:

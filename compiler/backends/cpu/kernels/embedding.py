@@ -24,6 +24,7 @@ class EmbeddingParams(KernelParams[Embedding]):
 
     @property
     def layout(self) -> Any:
+        """How the table lies in memory."""
         return LAYOUTS.of(self.step.stored)
 
     @property
@@ -40,4 +41,5 @@ class SelectRowsParams(KernelParams[SelectRows]):
 
     @property
     def ctype(self) -> str:
+        """The C++ element type of x and y."""
         return ctype(self.step.x)

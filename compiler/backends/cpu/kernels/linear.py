@@ -57,6 +57,7 @@ class DenseParams(KernelParams[P]):
 
     @property
     def layout(self) -> ValueTiles:
+        """How W lies in memory."""
         return LAYOUTS.of(self.step.stored)
 
     @property
@@ -83,10 +84,12 @@ class QuantParams(KernelParams[P]):
 
     @property
     def layout(self) -> CodeTiles:
+        """How W lies in memory."""
         return LAYOUTS.of(self.step.stored)
 
     @property
     def groups(self) -> int:
+        """Groups of a row of W, each with a scale."""
         return self.step.k // self.layout.group
 
     @property
@@ -111,6 +114,7 @@ class LinearQParams(QuantParams[LinearQ]):
 
     @property
     def screen_table(self) -> str:
+        """The C++ name of the table with the upper halves of the codes, which screening reads."""
         return f"{self.layout.table}_HIGH"
 
     @property
@@ -163,4 +167,5 @@ class QuantizeRowsParams(KernelParams[QuantizeRows]):
 
     @property
     def groups(self) -> int:
+        """Groups of a row of x, each with a scale."""
         return self.step.k // self.step.group

@@ -63,7 +63,8 @@ class QuantMicroParams:
 
     @property
     def together(self) -> int:
-        """Rows that pass while a piece of codes is in registers: their sums of 16 bits take half of those there are."""
+        """Rows of x that are multiplied with a piece of codes while it is in registers. The 16-bit sums of four rows
+        take half of the registers."""
         return 4
 
     @property

@@ -161,23 +161,28 @@ class PointwiseParams(KernelParams[Pointwise]):
 
     @property
     def dims(self) -> tuple[int, ...]:
+        """The dims per row that the loops go over, merged as far as the operands allow; at least one."""
         return self._walk[0]
 
     @property
     def inputs(self) -> tuple[Walk, ...]:
+        """The operands that are read."""
         return tuple(Walk.of(access, self.dims) for access in self._walk[1][:-1])
 
     @property
     def output(self) -> Walk:
+        """The operand that is written."""
         return Walk.of(self._walk[1][-1], self.dims)
 
     @property
     def body(self) -> tuple[str, ...]:
+        """The C++ lines that compute a piece of a line."""
         *inputs, output = self._walk[1]
         return tuple(_lines(self.step.body, inputs, output))
 
     @property
     def lines(self) -> int:
+        """Lines of a row: the product of all dims but the last."""
         return math.prod(self.dims[:-1])
 
 

@@ -23,6 +23,7 @@ class LinesParams(KernelParams[L]):
 
     @property
     def ctype(self) -> str:
+        """The C++ element type of x."""
         return ctype(self.step.x)
 
 
@@ -34,6 +35,7 @@ class ReduceParams(LinesParams[Reduce]):
 
     @property
     def out_ctype(self) -> str:
+        """The C++ element type of y."""
         return "int32_t" if self.step.reduction == "argmax" else self.ctype
 
 

@@ -29,6 +29,7 @@ class BlockReader(Reader):
 
     @property
     def fine(self) -> int:
+        """Bits of a code that lie in the line before the codes: those above `base`; 0 for none."""
         assert self.form is not None
         return self.form.bits - self.base
 
@@ -71,13 +72,14 @@ class BlockReader(Reader):
 
     @property
     def mins_at(self) -> int:
-        """Where the minima of blocks are in a header, or their zeros: no format has both."""
+        """Where the minima of blocks are in a header, in bytes from its beginning, or their zeros: no format has
+        both."""
         assert self.form is not None
         return self.blocks * TILE * SCALE_BYTES[self.form.scale]
 
     @property
     def group_scales_at(self) -> int:
-        """Where the integer scales are."""
+        """Where the integer scales of groups are in a header, in bytes from its beginning."""
         assert self.form is not None
         return self.mins_at + self.blocks * TILE * (2 * self.form.mins + self.form.zeros)
 

@@ -32,7 +32,7 @@ class BlockTiles(CodeTiles):
 
     @classmethod
     def of(cls, form: BlockFormat) -> BlockTiles:
-        """The tiles are named as the format is."""
+        """The layout of a format, under the format's name."""
         return cls(form.name, form)
 
     @property

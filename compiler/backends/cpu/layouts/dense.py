@@ -128,7 +128,7 @@ class Tiles(ValueTiles):
 
 
 def _shown(values: np.ndarray) -> np.ndarray:
-    """As float32; int32 as it is."""
+    """Stored values as float32, or as they are if they are int32."""
     if values.dtype == np.int32:
         return values
     return bf16_values(values) if values.dtype == np.uint16 else values.astype(np.float32)

@@ -29,7 +29,7 @@ class Float8Tiles(ValueTiles, MatrixLayout):
 
     @classmethod
     def of(cls, form: Float8) -> Float8Tiles:
-        """Named as the format is."""
+        """The layout of a format, under the format's name."""
         return cls(form.name, form)
 
     @property
@@ -44,6 +44,7 @@ class Float8Tiles(ValueTiles, MatrixLayout):
         return ""
 
     def tile_bytes(self, k: int) -> int:
+        """Bytes of a tile of k columns: a header with scales for each block of K, and the codes; a multiple of 64."""
         return round_up(HEADER * self.format.blocks(k) + TILE * k, 64)
 
     def tile_size(self, k: int) -> str:
@@ -70,7 +71,8 @@ class Float8Tiles(ValueTiles, MatrixLayout):
         return {"codes": codes.reshape(-1, k)[:n], "scales": scales.reshape(-1, scales.shape[2])[:n]}
 
     def _blocks(self, k: int) -> list[tuple[int, slice, slice, slice]]:
-        """Per block of K its number, where a tile has its scales and its codes, and which columns those are."""
+        """For each block of K: its number, the bytes of a tile that hold its scales, those that hold its codes, and its
+        columns."""
         found, size, at = [], self.format.group or k, 0
         for block, first in enumerate(range(0, k, size)):
             width = min(size, k - first)

@@ -28,6 +28,7 @@ class ReducedTiles(CodeTiles):
 
     @classmethod
     def of(cls, form: ReducedInt8) -> ReducedTiles:
+        """The layout of 7-bit codes, named "i7"."""
         return cls("i7", form)
 
     @property

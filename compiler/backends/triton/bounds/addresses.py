@@ -1,8 +1,8 @@
 """Which bytes a kernel touches, from its IR: whether every access lies in its buffer, and no index leaves 32 bits.
 
-The IR is walked once with an integer of a kernel as a linear form (forms.py): program numbers and sizes of the batch
-are known, the lanes of a block, counters of loops and numbers out of memory are unknowns with bounds. A mask, and the
-conditions on the way to an access, are facts that hold there. What cannot be shown is said.
+Each integer of the kernel is a linear form (forms.py). Program numbers and sizes of the batch are known; positions in
+a block, counters of loops and numbers read from memory are unknowns with bounds. A mask, and the conditions on the way
+to an access, are facts that hold there. What cannot be shown is reported in words.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import numpy as np
 from .forms import Form, lower, upper
 from .readers import READERS
 from .ttir import TtirBlock, TtirFunction, TtirOp
-from .values import Memory, Samples, UnclearError, Values, View, joined, whole_range
+from .values import KernelValues, Memory, Samples, UnclearError, View, joined, whole_range
 
-_PASSES = 4  # through a loop, until what it carries is taken to be anything
+_PASSES = 4  # times that a loop is walked before what it passes on is taken to be any number
 _ENDS = ("tt.load", "scf.for", "scf.while", "scf.if", "tt.reduce", "tt.scan")  # whose results are new numbers
 _GROWING = ("arith.addi", "arith.subi", "arith.muli", "arith.shli", "arith.trunci")
 
 
 class IndexFault(str):
-    """A fault of an index that may not fit its bits: what is read or written there may be anything."""
+    """What is said of an index that may not fit its bits, so that any memory may be read or written there."""
 
     __slots__ = ()
 
 
 def address_faults(function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> tuple[str, ...]:
-    """What cannot be shown of a kernel, in words: accesses outside of their buffers, indices beyond 32 bits.
+    """What cannot be shown to be right, in words: accesses that may lie outside their buffers, and integers that may
+    not fit their type (IndexFault). Empty where everything is shown.
 
-    memory: of its pointers, by the number of the argument.
+    memory: what the kernel's pointers point to, by the number of the argument. samples: the programs to examine.
     """
     walk = _Walk(function, memory, samples)
     walk.blocks(function.blocks, ())
@@ -41,11 +42,11 @@ def address_faults(function: TtirFunction, memory: Mapping[int, Memory], samples
 class _Walk:
     def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
         self.faults: dict[str, None] = {}
-        self._memory, self._values = memory, Values(function, memory, samples, READERS)
+        self._memory, self._values = memory, KernelValues(function, memory, samples, READERS)
         self._quiet = 0  # while a loop is looked at for what it carries
 
     def blocks(self, blocks: Sequence[TtirBlock], facts: tuple[Form, ...]) -> TtirOp | None:
-        """All of a region, where `facts` hold; its last operation."""
+        """Walk the blocks of a region, at whose beginning `facts` hold. Returns its last operation, if there is one."""
         reached: dict[str, list[tuple[Form, ...]]] = {}
         last = None
         for block in blocks:
@@ -132,14 +133,15 @@ class _Walk:
                     self._values.choices.setdefault(name, {})[value] = here
 
     def _carry(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
-        """What a loop begins with."""
+        """Give the values that a loop passes on the ranges of those that it begins with."""
         self._values.forget()  # what was found when the loop was walked before
         for name, value in op.carried:
             self._values.types[name] = self._values.types[value]
             self._set_range(name, value, facts)
 
     def _until_stable(self, op: TtirOp, once: Callable[[], list[str]], facts: tuple[Form, ...]) -> None:
-        """Walk a loop's body until what it carries is within what it was taken to be; only then does it say faults."""
+        """Walk a loop's body until the values that it passes on stay in the ranges assumed for them. Only the last walk
+        reports faults."""
         ranges, types = self._values.ranges, self._values.types
         first = {name: ranges[name] for name, _ in op.carried if name in ranges}
         self._quiet += 1
@@ -165,14 +167,14 @@ class _Walk:
         once()
 
     def _equal(self, one: str, other: str) -> tuple[Form, ...]:
-        """What is at most 0 as two integers are equal."""
+        """The two facts that two integers are equal."""
         if self._values.types[one].shape or not self._values.integer(one):
             return ()
         apart = self._values.form(one, ()).plus(self._values.form(other, ()), -1)
         return apart, apart.times(-1)
 
     def _set_range(self, name: str, value: str, facts: tuple[Form, ...]) -> None:
-        """What is known of `name`, that is given `value` where facts hold."""
+        """Widen the range of `name` by that of `value` where `facts` hold."""
         self._values.types.setdefault(name, self._values.types[value])
         if self._values.integer(name):
             self._values.ranges[name] = self._values.range_of(value, facts)
@@ -206,20 +208,21 @@ class _Walk:
             self._narrow(mask, view, facts, set())
 
     def _outside(self, pointer: str, view: View, facts: tuple[Form, ...]) -> tuple[int, int, int]:
-        """The argument that a pointer is derived from, and how many bytes before and behind it are touched."""
+        """The number of the argument that a pointer is derived from, and how many bytes before and behind its memory an
+        access may touch."""
         root, offset = self._values.pointer(pointer, view)
         end = offset.plus(Form(self._values.types[pointer].bits // 8)).plus(Form(self._memory[root].nbytes), -1)
         low, high = lower(offset, facts, 0), upper(end, facts, 0)
         return root, max(-int(np.min(low)), 0), max(int(np.max(high)), 0)
 
     def _mask_of(self, op: TtirOp) -> str:
-        """Its mask; "" if it has none."""
+        """The name of the mask of a load or store; "" if it has none."""
         operands = op.operands[1 if op.name == "tt.load" else 2 :]
         kinds = ((name, self._values.types[name]) for name in operands)
         return next((name for name, kind in kinds if kind.element == "i1" and not kind.pointer), "")
 
     def _narrow(self, name: str, view: View, facts: tuple[Form, ...], seen: set[tuple[str, View]]) -> None:
-        """Faults for integers on the way to a value that leave their type where facts hold."""
+        """A fault for each integer that `name` is computed from and that may not fit its type where `facts` hold."""
         op = self._values.ops.get(name)
         if (name, view) in seen or op is None or op.name in _ENDS:
             return

@@ -1,4 +1,5 @@
-"""What integer operations make of linear forms: a form again where it is one, else an unknown with bounds and facts."""
+"""The results of integer operations on linear forms: a form where the result is linear, else an unknown with bounds and
+facts."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def maximum(op: Operation, a: Form, b: Form) -> Form | None:
 
 
 def _extreme(op: Operation, a: Form, b: Form, sign: int) -> Form:
-    """The smaller of two, or the larger: sign -1."""
+    """The smaller of a and b with sign 1, the larger with sign -1."""
     pick = least if sign > 0 else most
     if a.known and b.known:
         return Form(pick(a.constant, b.constant))

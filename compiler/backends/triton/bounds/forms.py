@@ -1,8 +1,8 @@
 """Integers of a kernel as linear forms of unknowns, and what can be shown of them.
 
-A number is exact or an array with one entry per sample: a program of a grid at certain sizes of the batch. So whatever
-depends on program numbers and sizes alone is known, and what does not, lanes of a block, counters of loops and numbers
-out of memory, is an unknown between two bounds, with facts that relate it to others.
+A number is an integer, or an array with an entry for each sample: a program of the grid at given sizes of the batch.
+What depends on program numbers and sizes alone is therefore known. Positions in a block, counters of loops and numbers
+read from memory are unknowns between two bounds, with facts that relate them to others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 Number = int | np.ndarray
 _NEVER = 2**60
-_DEEPEST = 5  # facts that one proof puts together
-_MOST = 120  # combinations that are tried of each depth
+_DEEPEST = 5  # facts that are combined for one bound, at most
+_MOST = 120  # combinations of each number of facts that are tried, at most
 
 
 @dataclass(eq=False)
-class Unknown:
-    """An integer in [low, high], a multiple of `divisor`; of each fact it is known that it is at most 0."""
+class UnknownInteger:
+    """An integer from `low` to `high` that `divisor` divides. Each of its facts is a form that is at most 0."""
 
     low: Number
     high: Number
@@ -34,16 +34,16 @@ class Form:
     """constant + sum of terms, each an unknown times a factor that is not 0 everywhere."""
 
     constant: Number
-    terms: dict[Unknown, Number] = field(default_factory=dict)
+    terms: dict[UnknownInteger, Number] = field(default_factory=dict)
 
     @staticmethod
-    def of(unknown: Unknown) -> Form:
-        """That unknown alone."""
+    def of(unknown: UnknownInteger) -> Form:
+        """The form 1 * unknown."""
         return Form(0, {unknown: 1})
 
     @property
     def known(self) -> bool:
-        """Whether it is the same whatever the unknowns are."""
+        """Whether it has no unknowns."""
         return not self.terms
 
     def plus(self, other: Form, times: Number = 1) -> Form:
@@ -63,12 +63,12 @@ class Form:
 
     @property
     def low(self) -> Number:
-        """The least that it can be, by the bounds of its unknowns."""
+        """Its least value by the bounds of its unknowns; facts are not used."""
         return -self.times(-1).high
 
     @property
     def high(self) -> Number:
-        """The most that it can be, by the bounds of its unknowns."""
+        """Its largest value by the bounds of its unknowns; facts are not used."""
         total = self.constant
         for unknown, factor in self.terms.items():
             if isinstance(factor, int):
@@ -79,7 +79,7 @@ class Form:
 
     @property
     def divisor(self) -> int:
-        """A number that it is a multiple of; 0 of 0."""
+        """A number that divides it; 0 for the form 0."""
         found = _divisor(self.constant)
         for unknown, factor in self.terms.items():
             found = gcd(found, _divisor(factor) * unknown.divisor)
@@ -87,31 +87,31 @@ class Form:
 
 
 def least(one: Number, other: Number) -> Number:
-    """The smaller of two, by sample."""
+    """The smaller of two numbers, in each sample."""
     return min(one, other) if isinstance(one, int) and isinstance(other, int) else np.minimum(one, other)
 
 
 def most(one: Number, other: Number) -> Number:
-    """The larger of two, by sample."""
+    """The larger of two numbers, in each sample."""
     return max(one, other) if isinstance(one, int) and isinstance(other, int) else np.maximum(one, other)
 
 
 def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
-    """The most that a form can be where every fact is at most 0, as far as combinations of these and of its unknowns'
-    own facts tell. No more is tried when it is no more than `goal` everywhere."""
+    """A bound that a form does not exceed where every fact is at most 0, found by combining these facts and those of
+    the form's unknowns. The search ends early once the bound is `goal` or less in every sample."""
     never: bool | np.ndarray = False  # where a fact does not hold, whatever the unknowns are
     for fact in facts:
         never = never | (fact.constant > 0) if fact.known else never
     best = least(form.high, np.where(never, -_NEVER, _NEVER)) if np.any(never) else form.high
     for depth in range(_DEEPEST + 1):
-        best = least(best, _Search(goal).upper(form, tuple(facts), depth))
+        best = least(best, _BoundSearch(goal).upper(form, tuple(facts), depth))
         if goal is not None and np.all(best <= goal):
             break
     return best
 
 
 def lower(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
-    """The least that it can be; see `upper`."""
+    """A bound that a form does not fall below; see `upper`."""
     return -upper(form.times(-1), facts, None if goal is None else -goal)
 
 
@@ -126,8 +126,8 @@ def _ratio(factor: Number, by: np.ndarray) -> int:
     return times if times > 0 and np.array_equal(times * by, np.broadcast_to(factor, by.shape)) else 0
 
 
-class _Search:
-    """Fourier-Motzkin elimination, one unknown after the other, as deep as it is allowed."""
+class _BoundSearch:
+    """Fourier-Motzkin elimination: facts are added so that one unknown after the other cancels, at most `depth`."""
 
     def __init__(self, goal: Number | None) -> None:
         self._goal, self._left = goal, _MOST
@@ -166,7 +166,7 @@ class _Search:
 
     @staticmethod
     def _whole(form: Form, bound: Number) -> Number:
-        """A bound less what divisors of the terms leave no room for."""
+        """The largest value not above `bound` that the divisors of the terms allow."""
         step = 0
         for unknown, factor in form.terms.items():
             step = gcd(step, _divisor(factor) * unknown.divisor)

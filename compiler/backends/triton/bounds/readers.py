@@ -1,4 +1,4 @@
-"""What operations other than arithmetic make of linear forms: a form, or None where nothing is known of the result."""
+"""The forms of results of operations other than arithmetic; None where nothing is known of a result."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import numpy as np
 
 from .forms import Form, least, most
 from .ttir import TtirOp
-from .values import MOVING, PASSING, Reader, UnclearError, Values, View, own_view, whole_range
+from .values import MOVING, PASSING, KernelValues, Reader, UnclearError, View, own_view, whole_range
 
 
-def _constant(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _constant(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     found = op.constant
     return None if found is None else Form(found)
 
 
-def _place(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _place(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     axis = "xyz".index(op.text.split()[0])
     return Form((known.samples.place if op.name == "tt.get_program_id" else known.samples.grid)[axis])
 
 
-def _lanes(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _lanes(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     start, end = op.attribute("start"), op.attribute("end")
     return known.unknown((name, view), start, end - 1) if end - start > 1 else Form(start)
 
 
-def _alike(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _alike(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     if op.name == "arith.extsi" and known.types[op.operands[0]].element == "i1":
         return known.unknown((name, view), -1, 0)
     return known.form(*known.operand_views(op, view)[0])
 
 
-def _narrowed(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _narrowed(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     form, (low, high) = known.form(*known.operand_views(op, view)[0]), whole_range(known.types[name])
     return form if np.all(form.low >= low) and np.all(form.high <= high) else None
 
 
-def _unsigned(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _unsigned(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     source = known.types[op.operands[0]]
     if source.element == "i1":
         return known.unknown((name, view), 0, 1)
@@ -43,8 +43,8 @@ def _unsigned(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
     return form if np.all(form.low >= 0) else known.unknown((name, view), 0, 2**source.bits - 1)
 
 
-def _loaded(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
-    """A number out of memory lies where its argument says."""
+def _loaded(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
+    """A number that is loaded: between the bounds that `Memory` gives for its argument."""
     try:
         root, _ = known.pointer(op.operands[0], view)
     except UnclearError:
@@ -59,13 +59,13 @@ def _loaded(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
     return known.unknown((name, view), low, high)
 
 
-def _chosen(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
+def _chosen(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
     (condition, place), one, other = known.operand_views(op, view)
     return known.either((name, view), condition, place, known.form(*one), known.form(*other))
 
 
-def _anywhere(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
-    """Elements in another order: between the least and the most of all."""
+def _anywhere(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
+    """Elements in another order: between the least and the largest of all operands."""
     views = known.operand_views(op, view)
     forms = [known.form(*operand) for operand in views[: 1 if op.name == "tt.gather" else None]]
     low, high = forms[0].low, forms[0].high
@@ -74,8 +74,8 @@ def _anywhere(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
     return known.unknown((name, view), low, high)
 
 
-def _reduced(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
-    """Sums, and the least and most of what there is."""
+def _reduced(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
+    """Reductions by sum, minimum and maximum."""
     source = op.operands[op.results.index(name)] if len(op.results) > 1 else op.operands[0]
     if not known.integer(source):
         return None
@@ -87,7 +87,7 @@ def _reduced(known: Values, op: TtirOp, name: str, view: View) -> Form | None:
     return known.unknown((name, view), form.low, form.high) if picks else None
 
 
-def _summed(known: Values, op: TtirOp, name: str, view: View, source: str, form: Form) -> Form:
+def _summed(known: KernelValues, op: TtirOp, name: str, view: View, source: str, form: Form) -> Form:
     axis = op.attribute("axis")
     if op.name == "tt.reduce" and _one_hot(known, source):
         return known.unknown((name, view), form.low, form.high)
@@ -103,8 +103,8 @@ def _summed(known: Values, op: TtirOp, name: str, view: View, source: str, form:
     return found
 
 
-def _one_hot(known: Values, name: str) -> bool:
-    """Whether of the elements of a value all but one are 0: where(lane == one, .., 0)."""
+def _one_hot(known: KernelValues, name: str) -> bool:
+    """Whether all elements of a value but one are 0, as in where(position == one, .., 0)."""
     choice = known.ops.get(name)
     if choice is None or choice.name != "arith.select" or len(known.types[name].shape) != 1:
         return False

@@ -1,5 +1,5 @@
-"""Reads the text of Triton's IR without layouts (TTIR) into operations with their regions: as much of it as an analysis
-of addresses needs. The IR of a kernel is one function; all that it calls is inlined."""
+"""Reads the text of Triton's IR before layouts (TTIR) into operations with their regions, as far as the analysis of
+addresses needs it. The IR of a kernel is one function, in which everything that it calls is inlined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOCATION = re.compile(r"\s+loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)")
 
 @dataclass(frozen=True)
 class TtirType:
-    """`element` is i32, f16 and such, or of pointers what they point to; shape () is a scalar's."""
+    """The type of a value. element: i32, f16 and such; for pointers, of what they point to. shape: () for scalars."""
 
     shape: tuple[int, ...]
     element: str
@@ -45,10 +45,11 @@ class TtirType:
 
 @dataclass
 class TtirOp:
-    """One operation. text: all of its line behind the name. types: those behind the last colon, in their order.
+    """One operation. text: the rest of its line behind its name. types: those behind the last colon, in their order.
 
-    regions: their blocks. Of a loop, carried: what its body knows a value by, and the value that is the first; counter
-    and bounds: of one that counts, its begin, end and step.
+    regions: the blocks of each. carried: for each value that a loop passes from one iteration to the next, its name in
+    the body and that of its first value. counter, bounds: the name of a counting loop's counter, and those of its first
+    value, end and step.
     """
 
     name: str
@@ -70,7 +71,7 @@ class TtirOp:
 
     @property
     def constant(self) -> int | None:
-        """The integer that a constant is everywhere; None if it is no such."""
+        """The integer of a constant that has one value in all elements; None for other operations."""
         found = re.match(r" (?:dense<)?(-?\d+|true|false)>?(?: :|$)", self.text)
         if self.name != "arith.constant" or found is None:
             return None
@@ -78,7 +79,7 @@ class TtirOp:
 
     @property
     def result_types(self) -> list[TtirType]:
-        """The types of its results; none where regions make them, which know their types."""
+        """The types of its results; empty where its regions give the results."""
         if self.name == "arith.constant" and not self.types:
             return [TtirType((), "i1")]
         if not self.results or self.name in ("scf.for", "scf.while", "scf.if") or not self.types:
@@ -97,7 +98,7 @@ class TtirOp:
 
 @dataclass
 class TtirBlock:
-    """Operations in a row. label: of a block that is jumped to."""
+    """Operations that run one after the other. label: its name, "" for a block that nothing jumps to."""
 
     label: str = ""
     arguments: tuple[tuple[str, TtirType], ...] = ()
@@ -113,7 +114,8 @@ class TtirFunction:
 
 
 def parse(text: str) -> TtirFunction:
-    """The function of a module; ValueError where the text is of another form. Every value has a name of its own."""
+    """The function in the text of a module. Every value gets a name that no other value has. ValueError where the text
+    is of another form."""
     lines = iter([line.strip() for line in _LOCATION.sub("", text).splitlines()])
     for line in lines:
         if line.startswith("tt.func"):
@@ -126,7 +128,7 @@ def parse(text: str) -> TtirFunction:
 
 
 class _TtirReader:
-    """Regions that are beside each other use the same names for different values: they are told apart here."""
+    """Reads a text line by line. Where regions beside each other use one name for two values, these get two names."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines, self._count = lines, 0
@@ -137,7 +139,7 @@ class _TtirReader:
         return scope[name]
 
     def arguments(self, text: str, scope: dict[str, str]) -> Iterator[tuple[str, TtirType]]:
-        """Names and types in a list of either."""
+        """The names and types in a list of arguments `%name: type`."""
         for name, kind in re.findall(r"(%[\w.$-]+): ((?:tensor<[^%]*?>+|!tt\.ptr<\w+(?:, \d+)?>|\w+))", text):
             yield self._new(name, scope), TtirType.parse(kind)
 
@@ -186,7 +188,7 @@ class _TtirReader:
         return op
 
     def _loop(self, op: TtirOp, scope: dict[str, str], inner: dict[str, str]) -> None:
-        """What a loop counts by and carries."""
+        """Set a loop's counter, bounds and carried values."""
         text = op.text
         if op.name == "scf.for":
             found = re.match(r" (%[\w.$-]+) = (\S+) to (\S+) step (\S+?)(?: |$)", text)

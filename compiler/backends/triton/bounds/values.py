@@ -1,7 +1,8 @@
-"""The integers of a kernel's IR as linear forms, and its conditions as facts about them.
+"""What is known of the integers in a Triton kernel's IR: each value as a linear form, each condition as facts.
 
-A value is looked at along a view: the axes of a block by the names that who asks has for them. So a lane of one axis is
-not taken for the same lane of another, and a mask says something of an address only where their axes are the same.
+A value of the IR is a block with axes. A form is asked for along a view, which gives every axis a name. The position
+along an axis is an unknown of that name, so that positions along two axes are two unknowns, and a mask bounds an
+address only if both are seen with the same names.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from math import gcd
 import numpy as np
 
 from .arithmetic import DIVISIONS, OPERATIONS, Operation
-from .forms import Form, Number, Unknown, least, lower, most, upper
+from .forms import Form, Number, UnknownInteger, least, lower, most, upper
 from .ttir import TtirFunction, TtirOp, TtirType
 
-Range = tuple[Number, Number, int]  # least, most, and what it is a multiple of
-View = tuple[object, ...]  # for each axis of a value, what its place along it is called; None where it has one place
-# whose result has the elements of the one operand where they were, as axes go; whose result has them elsewhere
+Range = tuple[Number, Number, int]  # an integer's least and largest value, and a number that divides it
+View = tuple[object, ...]  # a name for each axis of a value; None for an axis of size 1
+# operations that keep the elements of their one operand in place along each axis, and those that put them elsewhere
 PASSING = ("tt.splat", "tt.expand_dims", "tt.broadcast", "tt.trans", "arith.extsi", "arith.index_cast")
 MOVING = ("tt.join", "tt.cat", "tt.split", "tt.gather", "tt.reshape")
-_FAR = 2**50  # no memory is so large; beyond, numbers of 64 bits are not followed
+_FAR = 2**50  # no memory has so many bytes; larger integers are taken for any integer of their type
 _OPPOSITE = {"slt": "sge", "sle": "sgt", "sgt": "sle", "sge": "slt", "ult": "uge", "eq": "ne", "ne": "eq"}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a pointer argument points to: its size in bytes, and between which numbers the integers there lie."""
+    """What a pointer argument points to: `nbytes` bytes, of integers from `low` to `high` (None: any)."""
 
     nbytes: Number
     low: Number | None = None
@@ -37,34 +38,44 @@ class Memory:
 
 @dataclass(frozen=True)
 class Samples:
-    """The programs that are looked at: their place in the grid, the grid, and what the integer arguments are."""
+    """The samples that are examined: programs of a launch, at some sizes of the batch.
+
+    place: the programs' numbers along the three axes of the grid, an array each with an entry for each sample. grid:
+    how many programs there are along each axis. integers: the values of the kernel's integer arguments, by the
+    argument's number.
+    """
 
     place: tuple[np.ndarray, np.ndarray, np.ndarray]
     grid: tuple[Number, Number, Number]
     integers: Mapping[int, Number]
 
 
-Reader = Callable[["Values", TtirOp, str, View], Form | None]
-"""What an operation makes of its result of that name along a view; None where nothing is known of it."""
+Reader = Callable[["KernelValues", TtirOp, str, View], Form | None]
+"""Gives the form of an operation's result from the values, the operation, the result's name and a view; None where
+nothing is known of it."""
 
 
 class UnclearError(Exception):
-    """A pointer that is not followed."""
+    """A pointer is made in a way that this analysis does not know; the message says how."""
 
 
-class Values:
+class KernelValues:
     """What is known of the values of a kernel; `_Walk` in addresses.py fills it while it goes through the kernel.
 
-    types, ops: the type of each value, and the operation that gives it.
-    facts: what holds where each value is computed.
-    ranges: the bounds of values that loops carry from one turn to the next.
-    choices: the values that a condition chooses from, each with what holds where it is chosen.
-    counters: begin, end and step of each loop's counter.
-    there: what holds where the access under examination is made, by its mask.
-    wrapped: values that may leave 64 bits.
+    Values are named as in the IR. A fact is a form that is at most 0.
+
+    types, ops: the type of each value, and the operation that computes it.
+    facts: the facts that hold where each value is computed.
+    ranges: the bounds of values that a loop passes from one iteration to the next.
+    choices: for the result of an `scf.if`, the values it may be, each with the facts that hold in its branch.
+    counters: first value, end and step of each loop's counter.
+    there: the facts that the mask of the access under examination gives.
+    wrapped: values, by name and view, that may be too large to be followed.
     sums: the results of the reductions of each value.
-    memory: what pointer arguments point to, by the argument's number; samples: the programs that are looked at.
-    readers: what operations make of forms, by their names (readers.py); those of arithmetic.py need not be there.
+    memory: what pointer arguments point to, by the argument's number.
+    samples: the programs that are examined.
+    readers: for names of operations, what gives the forms of their results (readers.py). Integer operations with two
+    operands (arithmetic.py) are known without them.
     """
 
     def __init__(
@@ -86,11 +97,11 @@ class Values:
         self._arguments = {name: number for number, (name, _) in enumerate(function.arguments)}
         self.memory, self.samples, self._readers = memory, samples, readers
         self._forms: dict[tuple[str, View], Form] = {}
-        self._unknowns: dict[object, Unknown] = {}
-        self._widened: dict[str, dict[str, None]] = {}  # bits: the same as integers
+        self._unknowns: dict[object, UnknownInteger] = {}
+        self._widened: dict[str, dict[str, None]] = {}  # for a value of booleans, the integers 0 and 1 made of it
 
     def define(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
-        """An operation that is met where facts hold."""
+        """Note an operation, its results and their types; `facts` hold where it is."""
         for name, kind in zip(op.results, op.result_types, strict=False):
             self.types[name], self.ops[name] = kind, op
         self.facts |= dict.fromkeys(op.results, facts)
@@ -100,21 +111,24 @@ class Values:
             self._widened.setdefault(op.operands[0], {})[op.results[0]] = None
 
     def forget(self) -> None:
-        """All that was found, as ranges have changed."""
+        """Drop all forms found up to now: call it when `ranges` have changed."""
         self._forms = {}
 
     def integer(self, name: str) -> bool:
-        """Whether a value is of integers."""
+        """Whether the elements of a value are integers, and not floats or pointers."""
         kind = self.types[name]
         return not kind.pointer and kind.element.startswith("i")
 
     def range_of(self, value: str, facts: tuple[Form, ...]) -> Range:
-        """The bounds and divisor of an integer where facts hold, wherever it is in a block."""
+        """The bounds of an integer where `facts` hold, over all elements of its block, and a number that divides it."""
         form = self.form(value, own_view(self.types[value], value))
         return lower(form, facts), upper(form, facts), form.divisor
 
     def operand_views(self, op: TtirOp, view: View) -> list[tuple[str, View]]:
-        """The operands of an operation, each with its view."""
+        """The operands of an operation whose result is seen along `view`, each with the view along which it is seen.
+
+        Where an operation moves elements, its operands have axes of their own names.
+        """
         match op.name:
             case "tt.splat":
                 return [(op.operands[0], ())]
@@ -138,7 +152,11 @@ class Values:
         return tuple(at if size > 1 else None for at, size in zip(view, self.types[name].shape, strict=True))
 
     def pointer(self, name: str, view: View) -> tuple[int, Form]:
-        """The argument that a pointer is derived from, and how many bytes behind its beginning it points."""
+        """The number of the argument that a pointer is derived from, and how many bytes behind it it points.
+
+        Raises UnclearError where an operation is not known, a loop passes the pointer on, or it may come from one of
+        two arguments.
+        """
         if name in self._arguments:
             return self._arguments[name], Form(0)
         op = self.ops.get(name)
@@ -159,20 +177,20 @@ class Values:
         raise UnclearError(f"{op.name} makes a pointer")
 
     def form(self, name: str, view: View) -> Form:
-        """An integer where the axes are called so."""
+        """The form of an integer along a view."""
         view = self._only_wide(name, view) if self.types[name].shape else ()
         key = name, view
         if key not in self._forms:
             found = self._evaluate(name, view)
-            if np.any(most(found.high, -found.low) > _FAR):  # a hash, or a packed key: it may wrap
+            if np.any(most(found.high, -found.low) > _FAR):  # a hash or a packed key, which may wrap around
                 self.wrapped.add(key)
                 found = self.unknown((key, "wrapped"), *whole_range(self.types[name]))
             self._forms[key] = found
         return self._forms[key]
 
     def unknown(self, key: object, low: Number, high: Number, divisor: int = 1) -> Form:
-        """The unknown of that name, with bounds that may have moved."""
-        found = self._unknowns.setdefault(key, Unknown(low, high))
+        """A form of one unknown alone: the one that `key` stands for, with these bounds and no facts of its own."""
+        found = self._unknowns.setdefault(key, UnknownInteger(low, high))
         found.low, found.high, found.divisor, found.facts = low, high, divisor, []
         return Form.of(found)
 
@@ -199,7 +217,7 @@ class Values:
     def _counter(self, name: str, view: View) -> Form:
         begin, end, step = self.counters[name]
         if begin.known and end.known and np.all(end.constant - begin.constant <= step):
-            return begin  # at most once
+            return begin  # there is one iteration at most
         high = most(end.high - 1, begin.low)
         if begin.known and step > 1:
             high = begin.constant + (high - begin.constant) // step * step
@@ -222,7 +240,10 @@ class Values:
         return OPERATIONS[op.name](Operation(self.types[name].bits, unknown, here, positive), a, b)
 
     def either(self, key: object, condition: str, place: View, one: Form, other: Form) -> Form:
-        """One of two, as a condition is."""
+        """A form that is `one` where a condition holds and `other` elsewhere.
+
+        key: what its unknown is found by. place: the view along which the condition is seen.
+        """
         yes, no = (tuple(self.given(condition, place, holds)) for holds in (True, False))
         if one.known and other.known and np.array_equal(one.constant, other.constant):
             return one
@@ -231,12 +252,12 @@ class Values:
         apart, [unknown] = one.plus(other, -1), found.terms
         if np.all(apart.high <= 0):
             one, other, apart = other, one, apart.times(-1)
-        if np.all(apart.low >= 0):  # whichever it is, it lies between them
+        if np.all(apart.low >= 0):  # other <= one: the result lies between them
             unknown.facts = [found.plus(one, -1), other.plus(found, -1)]
         return found
 
     def given(self, name: str, view: View, holds: bool) -> Iterator[Form]:
-        """What is at most 0 where a condition holds, or where it does not."""
+        """The facts that follow where the condition `name`, seen along `view`, is true, or false if not `holds`."""
         op = self.ops.get(name)
         if op is None:
             return
@@ -258,6 +279,7 @@ class Values:
 
 
 def _compared(kind: str, a: Form, b: Form) -> Iterator[Form]:
+    """The facts that `a kind b` gives, by MLIR's names of comparisons; none for "ne" and for those not listed."""
     apart = a.plus(b, -1)
     match kind:
         case "slt":
@@ -277,15 +299,15 @@ def _compared(kind: str, a: Form, b: Form) -> Iterator[Form]:
 
 
 def joined(one: Range, other: Range) -> Range:
-    """What holds of either."""
+    """The range that holds both."""
     return least(one[0], other[0]), most(one[1], other[1]), gcd(one[2], other[2])
 
 
 def whole_range(kind: TtirType) -> tuple[int, int]:
-    """All integers of a type, as far as they are followed."""
+    """The least and the largest integer of a type, neither beyond what is followed (2**50)."""
     return max(-(2 ** (kind.bits - 1)), -_FAR), min(2 ** (kind.bits - 1) - 1, _FAR)
 
 
 def own_view(kind: TtirType, name: str) -> View:
-    """A view for who asks only what a value can be anywhere."""
+    """A view whose names no other value has: for bounds over a whole block, whatever other blocks are."""
     return tuple((name, axis) if size > 1 else None for axis, size in enumerate(kind.shape))

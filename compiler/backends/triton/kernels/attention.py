@@ -36,6 +36,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @property
     def qk_type(self) -> str:
+        """Triton's type of both operands of q k'."""
         return product_type(self.step.q.dtype, self.cached)
 
     @property
@@ -205,7 +206,8 @@ class AttentionSource:
 
     @property
     def merged(self) -> int:
-        """As many splits as have 64 elements of the partial outputs per thread."""
+        """How many splits a program of the merge reads at a time: so many that a thread holds 64 elements of partial
+        outputs."""
         widest = max(piece.width for piece in self.value_pieces)
         return min(max(64 * 32 * self.warps // (self.members * widest), 1), self.most_splits)
 

@@ -50,7 +50,7 @@ class TritonValue:
 
     @property
     def tensor(self) -> str:
-        """As a tensor: methods and functions need one."""
+        """The expression as a tensor, which methods and functions of Triton need; literals become one."""
         if self.number is None:
             return self.text
         return f"tl.full((), {self.text}, {({'f': 'tl.float32', 'i': 'tl.int32', 'b': 'tl.int1'})[self.kind]})"

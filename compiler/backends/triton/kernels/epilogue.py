@@ -9,7 +9,7 @@ from .body import TritonValue
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnPart:
     """steps.Columns `offset + stride * c` of the product that the epilogue reads, as names in the source."""
 
     offset: int
@@ -61,7 +61,7 @@ class ExtraOperand:
 class EpilogueOperands:
     """Parts of the product, other operands, and each input of the epilogue as a value."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ColumnPart, ...]
     extras: tuple[ExtraOperand, ...] = ()
     arguments: tuple[TritonValue, ...] = ()
 
@@ -70,13 +70,13 @@ def epilogue_operands(step: steps.Product) -> EpilogueOperands:
     """What the step's epilogue reads; without one, the product itself."""
     epilogue = step.epilogue
     if epilogue is None:
-        return EpilogueOperands((Part(0, 1, 0),))
-    parts: dict[steps.Columns, Part] = {}
+        return EpilogueOperands((ColumnPart(0, 1, 0),))
+    parts: dict[steps.Columns, ColumnPart] = {}
     extras: list[ExtraOperand] = []
     arguments: list[TritonValue] = []
     for operand in epilogue.inputs:
         if isinstance(operand, steps.Columns):
-            part = parts.setdefault(operand, Part(operand.offset, operand.stride, len(parts)))
+            part = parts.setdefault(operand, ColumnPart(operand.offset, operand.stride, len(parts)))
             arguments.append(TritonValue(part.acc, "f"))
         else:
             found = step.extras[len(extras)]

@@ -105,6 +105,7 @@ class TakeRowsKernel(StepKernel[R]):
 
     @property
     def entry(self) -> str:
+        """The name of the rendered function; subclasses give it."""
         raise NotImplementedError
 
     @property

@@ -99,15 +99,17 @@ class KvKernel(StepKernel[C]):
 
     @property
     def key_pad(self) -> int:
+        """A power of two that holds a key's elements, in a page and outside."""
         return power_of_two(max(self.step.kv.key_dim, self.key_width))
 
     @property
     def value_pad(self) -> int:
+        """A power of two that holds a value's elements, in a page and outside."""
         return power_of_two(max(self.step.kv.value_dim, self.value_width))
 
     @property
     def scaled(self) -> bool:
-        """Whether something lies beside each vector, that its elements are multiplied by."""
+        """Whether each vector has a scale beside it that its elements are multiplied by."""
         return self.numbers.scaled
 
     @property
@@ -132,7 +134,7 @@ class KvKernel(StepKernel[C]):
 
     @property
     def value_row(self) -> int:
-        """How far the values of two slots are apart."""
+        """How far the values of two slots are apart, in elements."""
         return self.key_width if self.step.kv.shared else self.value_width
 
     @property
@@ -151,10 +153,12 @@ class KvKernel(StepKernel[C]):
 
     @property
     def key_width_pad(self) -> int:
+        """A power of two that holds `key_width`."""
         return power_of_two(self.key_width)
 
     @property
     def value_width_pad(self) -> int:
+        """A power of two that holds `value_width`."""
         return power_of_two(self.value_width)
 
     def mixing(self, dim: int) -> tuple[MixedPiece, ...]:
@@ -167,25 +171,30 @@ class KvKernel(StepKernel[C]):
 
     @property
     def page_stride(self) -> int:
+        """How far the pages are apart, in elements of the cache."""
         return self._page_bytes // self.numbers.item_size
 
     @property
     def values_offset(self) -> int:
+        """Where the values begin in a page, in elements; 0 where they are the beginning of the keys."""
         kv = self.step.kv
         return 0 if kv.shared else kv.kv_heads * self.step.block_size * self.key_width
 
     @property
     def scale_page_stride(self) -> int:
-        """As page_stride, in elements of four bytes; so are the two offsets below."""
+        """How far the pages are apart, in elements of four bytes."""
         return self._page_bytes // 4
 
     @property
     def key_scales_offset(self) -> int:
+        """Where the scales of keys begin in a page, in elements of four bytes."""
         kv = self.step.kv
         return (kv.kv_heads * self.step.block_size * (self.key_width + (0 if kv.shared else self.value_width)) + 3) // 4
 
     @property
     def value_scales_offset(self) -> int:
+        """Where the scales of values begin in a page, in elements of four bytes; those of keys where values are
+        shared."""
         kv = self.step.kv
         return self.key_scales_offset + (0 if kv.shared else kv.kv_heads * self.step.block_size)
 
@@ -207,7 +216,7 @@ def product_type(q: str, cached: CacheElements) -> str:
 
 @dataclass(frozen=True)
 class RotatingKernel(KvKernel[R]):
-    """One that rotates vectors as it reads them."""
+    """A kernel that rotates keys or queries (rotary embedding) as it reads them."""
 
     @property
     def rope_vector(self) -> int:
@@ -224,14 +233,17 @@ class KvWriteKernel(RotatingKernel[KvWrite]):
 
     @property
     def heads_per_program(self) -> int:
+        """KV heads that a program stores."""
         return min(self.step.kv.kv_heads, _ROWS)
 
     @property
     def tokens_per_program(self) -> int:
+        """Tokens that a program stores."""
         return max(1, _ROWS // self.step.kv.kv_heads)
 
     @property
     def rows_per_program(self) -> int:
+        """A power of two that holds the (token, head) pairs of a program."""
         return power_of_two(self.heads_per_program * self.tokens_per_program)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ....program.coded_rows import MICRO_STEP
 from .body import translate
-from .epilogue import EpilogueOperands, ExtraOperand, Part, epilogue_operands
+from .epilogue import ColumnPart, EpilogueOperands, ExtraOperand, epilogue_operands
 from .norm import NormKernel
 from .product_operands import ProductOperands
 
@@ -39,22 +39,22 @@ class ProductSource(ProductOperands):
 
     @staticmethod
     def all_of(*conditions: str | bool) -> str:
-        """The conjunction of those that apply; None if there are none."""
+        """The masks among `conditions` joined by &, as the source says it; "None" if there are none."""
         return " & ".join(c for c in conditions if isinstance(c, str)) or "None"
 
     @property
     def n_tail(self) -> bool:
-        """Whether a program's columns may lie outside."""
+        """Whether the last program of a row of tiles has columns beyond those of y, which it must mask."""
         return self.op.step.columns % self.tile.n != 0
 
     @property
     def k_tail(self) -> bool:
-        """Whether a program's elements of a row may."""
+        """Whether the last step of K reaches beyond the elements of a row, which it must mask."""
         return self.op.step.k % (self.tile.k * (self.tile.warps if self.tile.decode else 1)) != 0
 
     @property
     def word_tail(self) -> bool:
-        """Whether its words of powers of two may."""
+        """Whether the last step of K reaches beyond the words of a row's powers of two (MXFP8), which it must mask."""
         return self.micro_words * MICRO_STEP % self.tile.k != 0
 
     # -- what a kernel asks for while it waits ------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class ProductSource(ProductOperands):
 
     @property
     def norm(self) -> NormKernel | None:
-        """What the program that ends last does with all of y."""
+        """The norm that the program that ends last applies to y; None where the launch does no norm."""
         return self.op.norm if any(arg.name == "norm_y_ptr" for arg in self.args) else None
 
     @property
@@ -153,7 +153,7 @@ class ProductSource(ProductOperands):
         return lines, result.tensor
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ColumnPart, ...]:
         """The columns of the product that the epilogue reads, each with sums of its own; one without an epilogue."""
         return self._operands.parts
 

@@ -51,6 +51,7 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The dims per row, merged as far as the operands allow; () for one element."""
         return self._walk[0]
 
     @property
@@ -60,18 +61,22 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
     @property
     def inputs(self) -> tuple[Access, ...]:
+        """The operands that are read."""
         return self.accesses[:-1]
 
     @property
     def output(self) -> Access:
+        """The operand that is written."""
         return self.accesses[-1]
 
     @property
     def dims(self) -> tuple[int, ...]:
+        """`shape`, or (1,) where a row has one element."""
         return self.shape or (1,)
 
     @property
     def cols(self) -> int:
+        """Elements of a row."""
         return math.prod(self.dims)
 
     @property
@@ -81,6 +86,7 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
     @property
     def block_rows(self) -> int:
+        """Rows per program."""
         return BLOCK // self.block_cols
 
     @property

@@ -45,6 +45,7 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def x(self) -> Operand:
+        """The rows that are multiplied, as values of 16 or 32 bits."""
         assert not isinstance(self.step.x, QuantizedRows)
         return self.step.x
 
@@ -84,7 +85,7 @@ class WeightProduct(StepKernel[P]):
 
     @cached_property
     def norm(self) -> NormKernel | None:
-        """What normalizes y, where the step does."""
+        """The norm of y that the step ends with; None if it ends without."""
         normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
         return NormKernel(normed) if normed else None
 

@@ -99,7 +99,7 @@ class ProductOperands:
 
     @property
     def micro(self) -> bool:
-        """Whether they are, with a power of two per 32 values."""
+        """Whether rows are multiplied in 8 bits, with a power of two per 32 values (MXFP8)."""
         return self.mode.powers
 
     @property
@@ -119,7 +119,7 @@ class ProductOperands:
 
     @property
     def micro_words(self) -> int:
-        """Words of powers of two, of a row."""
+        """Words of 32 bits that hold the powers of two of a row: one for each 128 values."""
         return micro_words(self.op.step.k)
 
     @property
@@ -135,16 +135,16 @@ class ProductOperands:
 
     @property
     def scale_at(self) -> str:
-        """Which scales the rows of a program have."""
+        """The indices of the scales of a program's rows, as the source says it."""
         return f"{self.slot_row('slot')} + rows * 0" if self.op.experts else "rows"
 
     def slot_x(self, slot: str) -> str:
-        """Where a slot's row of x begins."""
+        """Where a slot's row of x begins, as the source says it: elements from x_ptr."""
         row = f"({slot} // TOPK).to(tl.int64) * {self.op.x.stride}"
         return f"{row} + {slot} % TOPK * K" if self.op.x_per_slot else row
 
     def slot_row(self, slot: str) -> str:
-        """The row of codes that a slot multiplies."""
+        """The number of the row of codes that a slot multiplies, as the source says it."""
         return slot if self.op.x_per_slot else f"({slot} // TOPK)"
 
     @property

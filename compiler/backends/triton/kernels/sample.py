@@ -45,6 +45,7 @@ class SampleKernel(TritonKernel):
 
     @property
     def row_stride(self) -> int:
+        """Elements from one row of logits to the next."""
         return self.stride or self.vocab
 
     @property
@@ -54,6 +55,7 @@ class SampleKernel(TritonKernel):
 
     @property
     def parts(self) -> int:
+        """Programs of the scan that share a row."""
         return -(-self.vocab // self.chunk)
 
     @property
@@ -63,18 +65,22 @@ class SampleKernel(TritonKernel):
 
     @property
     def groups(self) -> int:
+        """Groups that the tokens of a part are divided into; the scan finds the largest logit of each first."""
         return min(128, self.chunk)
 
     @property
     def parts_pad(self) -> int:
+        """A power of two that holds `parts`."""
         return power_of_two(self.parts)
 
     @property
     def list_pad(self) -> int:
+        """A power of two that holds the listed tokens of all parts of a row."""
         return power_of_two(self.parts * self.slots)
 
     @property
     def block(self) -> int:
+        """Tokens that a program reads at a time."""
         return min(power_of_two(self.vocab), 2048)
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:

@@ -26,10 +26,12 @@ class StateKernel(StepKernel[S]):
 
     @property
     def rounded(self) -> bool:
+        """Whether states are stored as bf16, not as float32."""
         return getattr(self.step, "rounded", False)
 
     @property
     def state_stride(self) -> int:
+        """Elements from one state of the layer to the next."""
         nbytes = KVLayer(state=self.step.state).block_bytes(self.step.block_size, KV_NUMBERS["f32"])
         return nbytes // (2 if self.rounded else 4)
 
@@ -66,6 +68,7 @@ class GatedScanKernel(StateKernel[steps.GatedScan]):
 
     @property
     def keys(self) -> int:
+        """A power of two that holds the rows of a state."""
         return power_of_two(self.step.key_dim)
 
     @property
@@ -121,7 +124,7 @@ class GatedChunksKernel(StateKernel[steps.GatedScan]):
 
     @property
     def parts(self) -> range:
-        """All of them."""
+        """The numbers of the parts that the rows of a state are cut into."""
         return range(-(-self.step.key_dim // self.part))
 
     @property
@@ -154,6 +157,7 @@ class SelectiveScanKernel(StateKernel[steps.SelectiveScan]):
 
     @property
     def states(self) -> int:
+        """A power of two that holds the states of a channel."""
         return power_of_two(self.step.states)
 
     @property

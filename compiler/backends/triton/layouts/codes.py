@@ -65,7 +65,7 @@ class CodeGroups(MatrixLayout):
     @property
     @abstractmethod
     def unpacking(self) -> Unpacking:
-        """What it costs."""
+        """What unpacking the codes costs."""
 
     @property
     def fields(self) -> int:

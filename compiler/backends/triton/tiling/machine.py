@@ -56,11 +56,12 @@ class LinearTiling:
 
     @staticmethod
     def of(config: Config) -> LinearTiling:
-        """From what the tuner picked."""
+        """The tiling whose fields the tuner picked, by name."""
         return LinearTiling(**config)
 
     def merges(self, tiles: int) -> bool:
-        """See `merges`. tiles: of the output."""
+        """Whether the last program of a tile adds up the others' sums; see the function. tiles: how many the output
+        has."""
         return merges(self.m, self.splits, tiles)
 
 

@@ -68,6 +68,7 @@ class InputMessage(Struct, tag_field="type", tag="message", frozen=True):
 
     @property
     def said(self) -> str:
+        """The text of the message, its parts joined."""
         return text_of(self.content)
 
 
