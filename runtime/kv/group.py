@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import ClassVar, NamedTuple
 
 from .block_pool import BlockPool
@@ -250,7 +251,8 @@ class Group:
     def spoil(self, sequence: CachedSequence, table: BlockTable) -> None:
         """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
         spoilt = list(table.held())
-        for key, block in zip(sequence.known_keys(self.block_size), table.blocks, strict=False):
+        keys = sequence.known_keys(self.block_size)
+        for key, block in zip_longest(keys, table.blocks[: len(keys)], fillvalue=NO_BLOCK):
             if block == NO_BLOCK and (found := self.cache.find(key)) is not None:  # given back, but still cached
                 spoilt.append(found)
         for block in spoilt:

@@ -19,13 +19,14 @@ class Beams:
     with all others (`fold`): one sequence reads the prompt again, and behind it all part as they were (`unfold`).
 
     members: those that have blocks, or wait for them, by number. folded: the tokens of all, while only the prompt of
-    one is to be read. running: whether it has blocks.
+    one is to be read. running: whether it has blocks. ended: those that did not go on, whose blocks may still be found.
     """
 
     width: int
     members: dict[int, ScheduledRequest]
     folded: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     running: bool = False
+    ended: list[ScheduledRequest] = field(default_factory=list[ScheduledRequest])
 
     @property
     def first(self) -> ScheduledRequest:
@@ -47,7 +48,8 @@ class Beams:
         they are now. The first choice of a member is itself; others are new ones."""
         chosen = {parent for parent, _ in choices}
         for number in [number for number in self.members if number not in chosen]:
-            kv.close(self.members.pop(number))
+            self.ended.append(self.members.pop(number))
+            kv.close(self.ended[-1])
         free = [number for number in range(self.width) if number not in chosen]
         free.reverse()
         placed: list[int] = []

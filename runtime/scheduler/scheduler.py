@@ -435,7 +435,7 @@ class Scheduler:
         member = beams.members.get(beam)
         if member is None or member.num_remaining > 0 or verdict is not Verdict.ERROR:
             return None
-        for each in beams.members.values():
+        for each in (*beams.members.values(), *beams.ended):
             self.kv.spoil(each)
             self.kv.close(each)
         self._remove(member)
