@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..tokenizer import Detokenizer, StopFinder
 from .params import SamplingParams
-from .sampler import Sampler, TokenLogprob, largest
+from .sampler import Sampler, TokenLogprob, largest_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +119,7 @@ class BeamSearch:
         return True
 
     def _row(self, scores: np.ndarray) -> _Row:
-        likeliest = largest(scores, self._looked_at)
+        likeliest = largest_of(scores, self._looked_at)
         tokens = [int(token) for token in likeliest if np.isfinite(scores[token])]
         top = tuple((token, float(scores[token])) for token in tokens[: self.params.logprobs or 0])
         return _Row(scores, tokens, top)

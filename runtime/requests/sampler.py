@@ -266,7 +266,7 @@ def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | N
     """
     assert params.temperature
     top_k, top_p, min_p = params.top_k or 0, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0
-    candidates = largest(logits, top_k) if 0 < top_k < len(logits) else None
+    candidates = largest_of(logits, top_k) if 0 < top_k < len(logits) else None
     kept = logits if candidates is None else logits[candidates]
     weights = np.exp((kept - kept.max()) / np.float32(params.temperature))
     if top_p < 1.0:
@@ -278,7 +278,7 @@ def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | N
     return candidates, weights
 
 
-def largest(values: np.ndarray, count: int) -> np.ndarray:
+def largest_of(values: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` largest values, largest first, lower index first among equals."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
@@ -295,7 +295,7 @@ def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
     goal = top_p * weights.sum(dtype=np.float64)
     size = len(weights) if ordered else min(_FIRST_GUESS, len(weights))
     while True:
-        order = np.arange(size) if ordered else largest(weights, size)
+        order = np.arange(size) if ordered else largest_of(weights, size)
         cumulative = np.cumsum(weights[order], dtype=np.float64)
         if cumulative[-1] >= goal or size == len(weights):
             return order[: int(np.searchsorted(cumulative, goal, side="left")) + 1]
@@ -306,6 +306,6 @@ def token_logprob(logits: np.ndarray, token: int, top: int) -> TokenLogprob:
     """Log-probability of `token` and of the `top` likeliest tokens, from float32 `[vocab]`."""
     largest = logits.max()
     log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    best = largest(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
+    best = largest_of(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
     pairs = tuple((int(index), float(logits[index]) - log_total) for index in best)
     return TokenLogprob(token, float(logits[token]) - log_total, pairs)
