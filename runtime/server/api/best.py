@@ -12,6 +12,14 @@ from .jobs import Job
 class Judge(Protocol):
     """Says how good answers are."""
 
+    async def start(self) -> None:
+        """Make it ready. IccError if that cannot be."""
+        ...
+
+    async def stop(self) -> None:
+        """Let go of what it has."""
+        ...
+
     async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
         """A number for each answer to the question, the higher the better."""
         ...
