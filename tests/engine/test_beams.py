@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import icc
 import numpy as np
 import pytest
+from sizes import soak
 
 from .conftest import Compiled
 
@@ -96,3 +98,67 @@ def test_texts_and_scores_are_those_of_transformers(compiled: Callable[..., Comp
             del together[: case["n"]]
         assert llm.loop.scheduler.kv.is_idle
         llm.loop.scheduler.check()
+
+
+class Forced:
+    """A grammar of one text."""
+
+    def __init__(self, tokens: list[int], vocab: int) -> None:
+        self._left, self._vocab = tokens, vocab
+
+    def allowed(self) -> np.ndarray:
+        return np.arange(self._vocab) == self._left[0]
+
+    def accept(self, token_id: int) -> bool:
+        self._left = self._left[1:]
+        return True
+
+    def copy(self) -> Forced:
+        return Forced(self._left, self._vocab)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("gemma3", {}),
+        ("deepseek_v3-latent_grouped_routing", {}),
+        ("qwen3_next-delta_rule", {}),
+        ("llama", {"kv_policy": "h2o:budget=64,recent=16"}),
+        *soak(
+            ("llama", {"kv_policy": "snapkv:budget=64,recent=16"}),
+            ("llama", {"kv_policy": "streaming:sinks=4,window=32"}),
+            ("llama", {"kv_cache": "int4"}),
+        ),
+    ],
+)
+def test_a_beam_sees_what_its_text_alone_would(
+    compiled: Callable[..., Compiled], model: str, options: dict[str, Any]
+) -> None:
+    """Each text that beams find, generated once more by itself, token by token, has the log-probabilities that it had
+    among the others, though beams were preempted on the way; with caches, too, that transformers does not have."""
+    made = compiled(model, **options)
+    prompt = random.Random(3).choices(range(3, 119), k=75)
+    params = icc.SamplingParams(beams=4, n=4, max_tokens=24, logprobs=0, ignore_eos=True, early_stopping="never")
+    with icc.load(made.engine, threads=1) as llm:
+        found = llm.generate([prompt], params)
+        again = llm.submit(llm.prompting.completion(prompt, params))
+        for step in itertools.count(1):
+            if again.done:
+                break
+            llm.driver.step()
+            if step % 7 == 0 and llm.loop.scheduler.num_running:
+                llm.loop.scheduler._preempt(llm.loop.scheduler._running[-1])
+        assert llm.loop.scheduler.num_preemptions >= 3
+        assert [one.completion().token_ids for one in again.generations] == [one.token_ids for one in found]
+        for one in found:
+            alone = llm.loop.add(
+                prompt,
+                icc.SamplingParams(max_tokens=24, logprobs=0, ignore_eos=True, temperature=0.0),
+                constrain=lambda tokens=list(one.token_ids): Forced(tokens, 120),
+            )[0]
+            while llm.loop.has_work():
+                llm.loop.step()
+            assert tuple(alone.token_ids) == one.token_ids and one.logprobs is not None
+            np.testing.assert_allclose(
+                [each.logprob for each in alone.logprobs], [each.logprob for each in one.logprobs], atol=1e-4
+            )
