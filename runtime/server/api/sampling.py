@@ -14,6 +14,8 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
         if getattr(request, name) != default and not request.use_beam_search:
             raise conflict(f"{name}: only a beam search has it: give use_beam_search", name)
+    if request.use_beam_search and request.temperature:
+        raise conflict("temperature: a beam search does not sample: leave it out, or give 0", "temperature")
     searched = {"length_penalty": request.length_penalty, "early_stopping": request.early_stopping}
     biases = {int(token): value for token, value in (request.logit_bias or {}).items()}
     return SamplingParams(

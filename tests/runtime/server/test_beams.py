@@ -85,6 +85,7 @@ def test_beams_follow_a_grammar(served: Served) -> None:
     ("fields", "named", "words"),
     [
         ({"use_beam_search": True, "n": 2, "temperature": 0.5}, "temperature", "does not sample"),
+        ({"use_beam_search": True, "temperature": 0.5}, "temperature", "does not sample"),
         ({"use_beam_search": True, "n": 4, "best_of": 2}, "best_of", "at least n = 4"),
         ({"use_beam_search": True, "n": 12}, None, "12 beams run at once, and the engine takes 8"),
         ({"early_stopping": True}, "early_stopping", "give use_beam_search"),
