@@ -78,17 +78,22 @@ def check(completions: list[icc.Completion], found: Any, oracle: Any, ends: list
         np.testing.assert_allclose([p.logprob for p in one.logprobs], share[: len(tokens)], atol=2e-4)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_texts_and_scores_are_those_of_transformers(compiled: Callable[..., Compiled], model: str) -> None:
-    """Five cases of each of six models, alone and all at the same time, where they share what they have in common."""
-    made = compiled(model)
+@pytest.mark.parametrize(
+    ("model", "options"), [*((model, {}) for model in MODELS), *soak(("llama", {"tensor_parallel": 2}))]
+)
+def test_texts_and_scores_are_those_of_transformers(
+    compiled: Callable[..., Compiled], model: str, options: dict[str, Any]
+) -> None:
+    """Five cases of each of six models, and of one that two processes run together; alone and all at the same time,
+    where they share what they have in common."""
+    made = compiled(model, **options)
     source = random.Random(7)
     asked = []
     for number, case in enumerate(CASES.values()):
         prompt = PROMPT[: 5 + 2 * number] + [source.randrange(3, 120) for _ in range(number)]
         asked.append((prompt, 9 + number, case))
     found = [transformers_beams(made.oracle, *one) for one in asked]
-    with icc.load(made.engine, threads=1) as llm:
+    with icc.load(made.engine, threads=2 if options else 1) as llm:
         params = [own_params(max_tokens, case) for _, max_tokens, case in asked]
         for (prompt, _, case), own, theirs in zip(asked, params, found, strict=True):
             check(llm.generate([prompt], own), theirs, made.oracle, case.get("ends", [2]))
