@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import re
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from icc import SamplingParams
+from icc.runtime.async_llm import AsyncLLM
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.format.manifest import Manifest, SamplingDefaults
 from icc.runtime.kv.group import GroupConfig
@@ -281,3 +283,16 @@ def test_nothing_is_generated_where_there_is_no_room(make: Callable[..., LLM]) -
     generations = llm.loop.add(list(range(64)), SamplingParams(beams=2, n=2))
     assert all(isinstance(one, Generation) and one.finish_reason == "length" for one in generations)
     assert not llm.loop.requests.live
+
+
+def test_many_at_once_from_asyncio(make: Callable[..., LLM]) -> None:
+    wanted = [texts(make().generate([prompt], params)) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+
+    async def ask() -> tuple[list[Any], list[str]]:
+        async with AsyncLLM(make) as llm:
+            asked = [llm.generate([prompt], params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+            found = await asyncio.gather(*asked)
+            return found, [piece async for piece in llm.stream(PROMPTS[1], PARAMS[1])]
+
+    found, pieces = asyncio.run(ask())
+    assert [texts(one) for one in found] == wanted and "".join(pieces) == found[1][0].text
