@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import ClassVar, NamedTuple
 
 from .block_pool import BlockPool
@@ -252,7 +251,8 @@ class Group:
         """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
         spoilt = list(table.held())
         keys = sequence.known_keys(self.block_size)
-        for key, block in zip_longest(keys, table.blocks[: len(keys)], fillvalue=NO_BLOCK):
+        missing = len(keys) - len(table)
+        for key, block in zip(keys, [*table.blocks, *[NO_BLOCK] * missing], strict=False):
             if block == NO_BLOCK and (found := self.cache.find(key)) is not None:  # given back, but still cached
                 spoilt.append(found)
         for block in spoilt:

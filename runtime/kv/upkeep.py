@@ -39,8 +39,9 @@ class Due:
 
     def upkeep(self) -> Upkeep:
         """What is due now."""
-        due = (self.zeros, self.moves, self.swap_outs, self.swap_ins, self.copies)
-        return Upkeep(*map(tuple, due))
+        return Upkeep(
+            tuple(self.zeros), tuple(self.moves), tuple(self.swap_outs), tuple(self.swap_ins), tuple(self.copies)
+        )
 
     def clear(self) -> None:
         """A step does it."""
