@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -160,6 +161,12 @@ class Detokenizer:
         self._window = list(prompt[-_CONTEXT:])  # tokens shown (up to `_shown`), then tokens held back
         self._shown = len(self._window)
 
+    def copy(self) -> Detokenizer:
+        """Another one at the same place."""
+        other = copy(self)
+        other._window = list(self._window)
+        return other
+
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""
         self._window.append(token_id)
@@ -207,6 +214,10 @@ class StopFinder:
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+    def copy(self) -> StopFinder:
+        """Another one at the same place."""
+        return copy(self)
 
     def flush(self) -> str:
         """What is held back: no stop string came of it."""

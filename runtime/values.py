@@ -62,3 +62,11 @@ def json_schema(text: str) -> dict[str, Any]:
         return json_object(text)
     except RecursionError as error:
         raise ValueError("is nested too deep") from error
+
+
+def stops_early(text: str) -> bool | str:
+    """Whether a beam search stops early: true, false or never."""
+    found = {"true": True, "false": False, "never": "never"}.get(text.lower())
+    if found is None:
+        raise ValueError("must be true, false or never")
+    return found

@@ -44,6 +44,12 @@ class Memory:
         for block, slot in upkeep.swap_outs:
             assert 0 <= slot < self.host_blocks and block != NO_BLOCK
             self.host[slot] = [self.slots.get(block * self.size + offset) for offset in range(self.size)]
+        for source, target in upkeep.copies:
+            assert min(source, target) >= 0 and source != target
+            for offset in range(self.size):
+                self.slots.pop(target * self.size + offset, None)
+                if (held := self.slots.get(source * self.size + offset)) is not None:
+                    self.slots[target * self.size + offset] = held
         for slot, block in upkeep.swap_ins:
             assert self.group.pool.references(block) <= 1, "a shared block is written"  # 0 where its request has ended
             for offset, held in enumerate(self.host.pop(slot)):
@@ -108,17 +114,22 @@ class Device:
         pairs = zip(scheduler.kv.groups, config.groups, strict=True)
         self.memories = [(States if of.holds_states else Memory)(group, of) for group, of in pairs]
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
+        self.beams: dict[int, dict[int, Tokens]] = {}  # request -> all tokens of each of its beams
+        self.looked_at: dict[int, set[int]] = {}  # request -> the beams whose logits have come
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
         self.last = ScheduledBatch(())
         self.computed = 0  # tokens
         self.seen: Counter[str] = Counter()  # steps by what is done before them
+        self.copied: Counter[str] = Counter()  # blocks for beams, and what else their steps did
         self.ahead: Counter[str] = Counter()  # what ran in steps that were scheduled before the one before was known
 
     def add(self, spec: RequestSpec) -> None:
         self.tokens[spec.request_id], self.salts[spec.request_id] = spec.token_ids, spec.salt
         if spec.max_new_tokens == 0:
             self.scoring.add(spec.request_id)
+        if spec.beams > 1:
+            self.beams[spec.request_id], self.looked_at[spec.request_id] = {0: spec.token_ids}, set()
 
     def run(self, batch: ScheduledBatch) -> list[StepOutcome]:
         config = self.config
@@ -126,13 +137,16 @@ class Device:
         assert batch.num_tokens <= config.max_step_tokens
         assert batch.num_logit_rows <= config.max_logit_rows
         assert len(batch.sequences) <= config.max_batch_size
-        assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
+        assert len({(sequence.request_id, sequence.beam) for sequence in batch.sequences}) == len(batch.sequences)
         if not batch.sequences:  # not run: what is due before it stays due
             return []
         for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
             assert len(upkeep.moves) == batch.num_moves
             memory.upkeep(upkeep)
             what = {"zeros": upkeep.zeros, "moves": upkeep.moves, "outs": upkeep.swap_outs, "ins": upkeep.swap_ins}
+            self.copied["copies"] += len(upkeep.copies)
+            self.copied["copies outs"] += bool(upkeep.copies and upkeep.swap_outs)
+            self.copied["copies moves"] += bool(upkeep.copies and upkeep.moves)
             self.seen[" ".join(name for name, due in what.items() if due)] += 1
         outcomes = []
         for sequence in batch.sequences:
@@ -141,6 +155,8 @@ class Device:
                 self.ahead["in vain"] += 1
                 continue
             tokens, salt = self.tokens[sequence.request_id], self.salts[sequence.request_id]
+            if sequence.request_id in self.beams:
+                tokens = self.beams[sequence.request_id][sequence.beam]
             if sequence.token_ids[0] < 0:
                 self._check_pending(sequence)
                 sequence = sequence._replace(token_ids=tokens[sequence.start :])
@@ -153,8 +169,12 @@ class Device:
                 memory.run(sequence, table, salt, prefixes)
             assert sequence.num_logits <= len(sequence.token_ids)
             if sequence.num_logits:
-                token = None if sequence.request_id in self.scoring else following(tokens)
-                outcomes.append(StepOutcome(sequence.request_id, token))
+                silent = sequence.request_id in self.scoring or sequence.request_id in self.beams
+                if sequence.request_id in self.beams:
+                    assert sequence.end == len(tokens), "the logits of a beam that is not whole"
+                    self.looked_at[sequence.request_id].add(sequence.beam)
+                token = None if silent else following(tokens)
+                outcomes.append(StepOutcome(sequence.request_id, token, beam=sequence.beam))
         self.last = batch
         return outcomes
 
@@ -177,9 +197,28 @@ class Device:
 
     def spoil(self, request_id: int) -> None:
         """The blocks that only this request has must be zeroed."""
-        tables = self.scheduler._requests[request_id].tables  # those of its last step may have been given back since
-        for memory, table in zip(self.memories, tables, strict=True):
-            memory.spoilt |= {block for block in table.held() if memory.group.pool.references(block) == 1}
+        request = self.scheduler._requests[request_id]  # its tables of its last step may have been given back since
+        members = [request] if request.beams is None else request.beams.members.values()
+        for number, memory in enumerate(self.memories):
+            held = Counter(block for member in members for block in member.tables[number].held())
+            memory.spoilt |= {b for b, count in held.items() if memory.group.pool.references(b) == count}
+
+    def branch(self, request_id: int, width: int, source: random.Random) -> None:
+        """Let a request whose beams have all been looked at go on in some ways."""
+        before = self.beams[request_id]
+        ways = [(parent, token) for parent in before for token in range(ALPHABET)]
+        source.shuffle(ways)
+        chosen = ways[: source.randint(1, width)]
+        placed = self.scheduler.branch(request_id, chosen)
+        assert len(set(placed)) == len(chosen) and max(placed) < width
+        pairs = zip(placed, chosen, strict=True)
+        self.beams[request_id] = {number: (*before[parent], token) for number, (parent, token) in pairs}
+        self.looked_at[request_id].clear()
+
+    def forget(self, request_id: int) -> Tokens:
+        """The tokens of a request that has ended."""
+        self.beams.pop(request_id, None), self.looked_at.pop(request_id, None)
+        return self.tokens.pop(request_id)
 
     def _verify(self, sequence: ScheduledSequence, tokens: tuple[int, ...], salt: bytes) -> StepOutcome:
         """Write a tree of guesses and follow it; what its first token reads must be there."""

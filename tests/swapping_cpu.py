@@ -8,7 +8,6 @@ from unittest import mock
 
 from icc.runtime.executor.cpu import device
 from icc.runtime.executor.cpu.memory import AnonymousMemory
-from icc.runtime.executor.device import DeviceWork
 from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import Engine
 
@@ -22,13 +21,6 @@ class SwappingCpu(device.CpuDevice):
             super().__init__(engine, threads)
         self.host = KVMemory(layout, tuple(host))
         self._kept = AnonymousMemory(self.host.nbytes)
-
-    def run(self, work: DeviceWork) -> None:
-        """Moves alone are a step that writes nothing else: the library makes them in front of every step."""
-        slots = self._arrays["slot_mapping"].cast("B") if work.moves_only else memoryview(bytearray())
-        kept, slots[:] = bytes(slots), b"\xff" * len(slots)
-        super().run(work._replace(trees=work.trees and not work.moves_only))
-        slots[:] = kept
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         assert cache + nbytes <= self.cache.nbytes and host + nbytes <= self.host.nbytes

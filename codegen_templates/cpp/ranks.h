@@ -8,7 +8,7 @@
 
 #define ICC_EXPORT __attribute__((visibility("default")))
 
-enum RankCommand : int32_t { RANK_RUN = 1, RANK_ZERO = 2, RANK_END = 3 };
+enum RankCommand : int32_t { RANK_RUN = 1, RANK_ZERO = 2, RANK_END = 3, RANK_COPY = 4 };
 constexpr int RANK_ROWS = 4096;  // logit rows that a section can be asked for
 
 struct RankControl {
@@ -21,7 +21,7 @@ struct RankControl {
     alignas(64) std::atomic<int32_t> done;    // ranks that have carried out the last command
     std::atomic<int32_t> done_sleepers;
     alignas(64) int32_t command, section, num_tokens, num_seqs, num_logit_rows, greedy, num_moves, has_trees, asks;
-    int64_t offset, nbytes;  // of RANK_ZERO: in the KV cache
+    int64_t offset, nbytes, source;  // of RANK_ZERO, and of RANK_COPY, which copies from `source`: in the KV cache
     int32_t rows[RANK_ROWS];
 };
 

@@ -71,6 +71,11 @@ class InterpretDevice:
         """Fill bytes [offset, offset + nbytes) of the KV cache with zeros."""
         self._spaces["kv"][offset : offset + nbytes] = 0
 
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `source` of the KV cache to its byte `target`."""
+        kv = self._spaces["kv"]
+        kv[target : target + nbytes] = kv[source : source + nbytes].clone()
+
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Copy `nbytes` bytes from byte `cache` of the KV cache to byte `host` of the host's blocks."""
         self._host[host : host + nbytes] = self._spaces["kv"][cache : cache + nbytes]

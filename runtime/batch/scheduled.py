@@ -97,7 +97,7 @@ class ScheduledSequence(NamedTuple):
     behind tokens that are no guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before
     the sequence does), or with `first_row` those of the first one. prompt: how many tokens it began with; in a group
     that evicts, a position has the place that its policy says in the table (kv/places.py). extras: of the request, for
-    all of its tokens.
+    all of its tokens. beam: which of the request's sequences it is, where a request goes on in several ways.
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -113,6 +113,7 @@ class ScheduledSequence(NamedTuple):
     first_row: bool = False
     prompt: int = 0
     extras: Extras = NO_EXTRAS
+    beam: int = 0
 
     @property
     def end(self) -> int:
@@ -144,9 +145,9 @@ class ScheduledBatch(NamedTuple):
         return len(self.upkeep[0].moves) if self.upkeep else 0
 
     @property
-    def swaps(self) -> bool:
-        """Whether any group copies blocks to host memory or back."""
-        return any(upkeep.swaps for upkeep in self.upkeep)
+    def copies_blocks(self) -> bool:
+        """Whether any group copies whole blocks: to host memory, back, or to another block."""
+        return any(upkeep.copies_blocks for upkeep in self.upkeep)
 
     @property
     def num_tokens(self) -> int:
@@ -180,13 +181,14 @@ class StepOutcome(NamedTuple):
     """What was sampled for one request whose logits the step gave. `token_id` is None if nothing was sampled.
 
     `accepted` are the guesses of its draft that were sampled before it, each following the one before: their tokens
-    come first, then `token_id`.
+    come first, then `token_id`. beam: of the request's sequences, the one that the logits are of.
     """
 
     request_id: int
     token_id: int | None
     verdict: Verdict = Verdict.CONTINUE
     accepted: tuple[int, ...] = ()
+    beam: int = 0
 
 
 class Finished(NamedTuple):

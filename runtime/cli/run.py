@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 )
 @field_options(SamplingParams, leave_out=["max_tokens"])
 @click.option("--lora", type=PATH, metavar="DIR", help="Answer with this adapter; needs an engine with --adapters.")
+@click.option("--best-of", type=click.IntRange(1, 16), default=1, metavar="N", help="Show the best of so many answers.")
+@click.option("--judge", type=PATH, metavar="ENGINE", help="The best is what this engine of --task rerank likes best.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @loads
 def run_command(
@@ -69,12 +71,15 @@ def run_command(
     chat_template: Path | None,
     max_tokens: int | None,
     lora: Path | None,
+    best_of: int,
+    judge: Path | None,
     as_json: bool,
     **parameters: Any,
 ) -> None:
     """Answer or complete a text with an engine, streamed.
 
-    Where neither the options nor the model's generation_config.json say how to sample, it is greedy.
+    Where neither the options nor the model's generation_config.json say how to sample, it is greedy. With --beams, and
+    with --best-of, the text comes when it is whole.
     """  # fmt: skip
     start = time.perf_counter()
     from ..commands.prompt import Asked, prepare
@@ -87,7 +92,9 @@ def run_command(
         template = read_template_file(chat_template)
     asked = Asked(_given(prompt, ids), chat, system, max_tokens, template)
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
-    params = SamplingParams(**limit, **taken(SamplingParams, parameters))
+    params = SamplingParams(**limit, **taken(SamplingParams, parameters), n=best_of)
+    if judge is not None and best_of == 1:
+        raise click.UsageError("--judge: there is one answer only; give --best-of N")
     begun = begin(load)  # before the imports that take long
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
@@ -97,7 +104,15 @@ def run_command(
         if lora is not None:
             llm.use_adapter(lora)
         load_s = time.perf_counter() - start
-        result = run_prompt(llm, *prepare(llm, asked, params), (lambda text: None) if as_json else _show)
+        chosen = (lambda text: None) if as_json else _show
+        if best_of == 1:
+            result = run_prompt(llm, *prepare(llm, asked, params), chosen)
+        else:
+            from ..commands.best import run_best
+
+            result = run_best(
+                llm, *prepare(llm, asked, params), chosen, None if judge is None else (judge, asked.prompt)
+            )
         speculator = llm.loop.speculator
     click.echo(json.dumps(shown(result, load_s), ensure_ascii=False) if as_json else "")
     completion = result.completion

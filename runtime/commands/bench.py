@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ..errors import CapacityError, UsageError
+from ..kv.group import Demand
 from ..llm import LLM
 from ..requests.params import SamplingParams
 from .options import BenchOptions
@@ -95,7 +96,7 @@ def _check(llm: LLM, options: BenchOptions, batch_size: int) -> None:
         )
     if batch_size > executor.max_batch_size:
         raise UsageError(f"batch size {batch_size} exceeds the engine's {executor.max_batch_size}")
-    if llm.loop.scheduler.kv.too_small([length] * batch_size) is not None:
+    if llm.loop.scheduler.kv.too_small([Demand(length)] * batch_size) is not None:
         raise CapacityError(f"{batch_size} sequences of {length} tokens do not fit in the KV cache at once")
 
 

@@ -33,7 +33,11 @@ def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show:
                 show(_text(llm, generation.outputs.popleft()))
     finally:
         llm.driver.abort(task)
-    completion = generation.completion()
+    return timed(generation.completion())
+
+
+def timed(completion: Completion) -> RunResult:
+    """A completion with the rates that follow from its times."""
     timing = completion.timing
     decode_s = timing.total - timing.ttft
     count = len(completion.token_ids)
@@ -60,6 +64,7 @@ def as_json(result: RunResult, load_s: float) -> dict[str, object]:
         "finish_reason": completion.finish_reason,
         "prompt_tokens": len(completion.prompt_token_ids),
         "completion_tokens": len(completion.token_ids),
+        **({} if completion.score is None else {"score": completion.score}),
         "load_s": round(load_s, 4),
         "ttft_ms": round(result.ttft_s * 1e3, 3),
         "prompt_tokens_per_s": round(result.prompt_tokens_per_s, 2),

@@ -84,6 +84,10 @@ class Device(Protocol):
         """Fill a part of the KV cache with zeros."""
         ...
 
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy from byte `source` of the KV cache to its byte `target`; the two parts do not overlap."""
+        ...
+
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Copy from byte `cache` of the KV cache to byte `host` of the host's blocks."""
         ...

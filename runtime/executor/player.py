@@ -156,11 +156,11 @@ class Player(Generic[D]):
         work = self._work(packed, greedy, self._ran)
         self._tokens = work.sizes["num_tokens"]
         device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
-        if batch.swaps:
+        if batch.copies_blocks:
             if batch.num_moves:  # they are part of every layer's steps: here they must come before the copies
                 device.run(work._replace(moves_only=True))
                 work = work._replace(sizes={**work.sizes, "num_moves": 0})
-            self._swap(batch.upkeep)
+            self._copy(batch.upkeep)
         device.run(work)
         host_samples = rows is None or None in rows or not count
         device.fetch(turn, count, host_samples)
@@ -200,12 +200,17 @@ class Player(Generic[D]):
             "max_blocks": self.device.limits.table_stride,
         }  # fmt: skip
 
-    def _swap(self, upkeeps: Sequence[Upkeep]) -> None:
-        """Blocks go to host memory, then others come from there."""
+    def _copy(self, upkeeps: Sequence[Upkeep]) -> None:
+        """Blocks go to host memory, then some are copied to others, then some come from host memory."""
         device = self.device
         for group, upkeep in enumerate(upkeeps):
             for place in copies(device.cache, device.host, group, upkeep.swap_outs):
                 device.swap_out(*place)
+        for group, upkeep in enumerate(upkeeps):
+            for source, target in upkeep.copies:
+                places = (device.cache.block_places(group, block) for block in (source, target))
+                for (here, nbytes), (there, _) in zip(*places, strict=True):
+                    device.copy(here, there, nbytes)
         for group, upkeep in enumerate(upkeeps):
             back = [(block, slot) for slot, block in upkeep.swap_ins]
             for place in copies(device.cache, device.host, group, back):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,13 @@ class GrammarConstraint:
             if not self._refused:
                 self._matcher.consume_token(token_id)
         return not self._refused
+
+    def copy(self) -> GrammarConstraint:
+        """Another completion's, at the same place."""
+        other = copy(self)
+        other._matcher, other._words = self._matcher.deep_copy(), self._words.copy()
+        other._follower = None if self._follower is None else self._follower.copy()
+        return other
 
     def _after(self, token_id: int) -> tuple[llguidance.LLMatcher, JsonFollower | None] | None:
         """The place after an allowed token; None if it must not come."""

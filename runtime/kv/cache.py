@@ -7,7 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 from .evicting_group import EvictingGroup
-from .group import Group, GroupConfig, TableOpening
+from .group import Demand, Group, GroupConfig, TableOpening
 from .places import Places
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
@@ -50,10 +50,10 @@ class KVCache:
 
     # -- how much there is -------------------------------------------------------------------------------------------
 
-    def too_small(self, lengths: Sequence[int]) -> Group | None:
-        """The group that cannot hold sequences of these lengths together, one token at a time; None if all can."""
+    def too_small(self, demands: Sequence[Demand]) -> Group | None:
+        """The group that cannot hold all this together, one token at a time; None if all can."""
         for group in self.groups:
-            if sum(group.most_blocks(length) for length in lengths) > group.pool.num_blocks:
+            if sum(map(group.most_together, demands)) > group.pool.num_blocks:
                 return group
         return None
 
@@ -179,6 +179,26 @@ class KVCache:
         self._release(sequence)
         sequence.num_saved_tokens = saved
         return saved > 0
+
+    # -- beams: sequences that begin alike ---------------------------------------------------------------------------
+
+    def fork(self, sequence: CachedSequence) -> tuple[BlockTable, ...]:
+        """Tables of a sequence that begins with all that is computed of this one: they have its blocks."""
+        pairs = zip(self.groups, sequence.tables, strict=True)
+        return tuple(group.fork(table, sequence.num_computed_tokens) for group, table in pairs)
+
+    def can_go_on(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """Whether a sequence that was forked can have tables for so many tokens, and copies of what it changes."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            copied = len(group.shared_ahead(table, sequence.num_computed_tokens))
+            if not group.pool.can_allocate(group.missing(table, num_tokens) + copied):
+                return False
+        return True
+
+    def own(self, sequence: CachedSequence) -> None:
+        """Give it copies of the blocks that its next token changes and others have, too. Requires `can_go_on`."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.own(table, sequence.num_computed_tokens)
 
     def close(self, sequence: CachedSequence) -> None:
         """Take all its blocks back, in host memory too."""

@@ -59,6 +59,13 @@ class EvictingGroup(Group):
     def cut(self, table: BlockTable, num_tokens: int) -> None:
         self.pool.release(table.cut(self.blocks_for(self.policy.held(num_tokens, table.prompt))))
 
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        return super().fork(table, len(table) * self.block_size)
+
+    def shared_ahead(self, table: BlockTable, position: int) -> list[int]:
+        """All that others have, too: a token that is read gets a score in its block, and may move to another one."""
+        return [number for number, block in enumerate(table.blocks) if self.pool.references(block) > 1]
+
     def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:
         return 0
 

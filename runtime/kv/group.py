@@ -36,6 +36,15 @@ class GroupConfig:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
 
 
+class Demand(NamedTuple):
+    """The most that a request needs at once: `width` sequences of `length` tokens, of which they share the first
+    `shared`."""
+
+    length: int
+    shared: int = 0
+    width: int = 1
+
+
 class TableOpening(NamedTuple):
     """What a sequence gets of a group when it is let in: a table of `size` blocks.
 
@@ -78,6 +87,12 @@ class Group:
     def most_blocks(self, num_tokens: int) -> int:
         """The most blocks that a sequence of so many tokens needs at once."""
         return self.policy.most_blocks(num_tokens, self.block_size)
+
+    def most_together(self, demand: Demand) -> int:
+        """The most blocks that a request needs at once. Sequences that keep all share the full blocks of their common
+        tokens; of others it is not reckoned with."""
+        shared = demand.shared // self.block_size if isinstance(self.policy, KeepAll) else 0
+        return shared + (self.most_blocks(demand.length) - shared) * demand.width
 
     def kept_blocks(self, position: int) -> list[range]:
         """The numbers of the blocks that hold what is kept at a position."""
@@ -200,6 +215,28 @@ class Group:
         """Take all its blocks back."""
         self.pool.release(table.clear())
 
+    # -- beams: sequences that begin alike ---------------------------------------------------------------------------
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """The table of a sequence that begins with the `num_tokens` that are computed: it has the same blocks."""
+        forked = table.forked(self.blocks_for(num_tokens))
+        for block in forked.held():
+            self.pool.share(block)
+        return forked
+
+    def shared_ahead(self, table: BlockTable, position: int) -> list[int]:
+        """The numbers of the blocks that others have, too, and that the token at `position` changes: the last one,
+        unless it is full."""
+        number, offset = divmod(position, self.block_size)
+        return [number] if offset and self.pool.references(table.blocks[number]) > 1 else []
+
+    def own(self, table: BlockTable, position: int) -> None:
+        """Put copies in the places of `shared_ahead`. Requires that the pool can allocate as many."""
+        numbers = self.shared_ahead(table, position)
+        fresh = self.pool.allocate(len(numbers))
+        self.due.copies += [(table.blocks[number], block) for number, block in zip(numbers, fresh, strict=True)]
+        self.pool.release([table.replace(number, block) for number, block in zip(numbers, fresh, strict=True)])
+
     def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:
         """How many of the first `num_tokens`, all or a multiple of `multiple`, host memory has room for: the sequence
         can go on behind them."""
@@ -213,7 +250,9 @@ class Group:
     def spoil(self, sequence: CachedSequence, table: BlockTable) -> None:
         """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
         spoilt = list(table.held())
-        for key, block in zip(sequence.known_keys(self.block_size), table.blocks, strict=False):
+        keys = sequence.known_keys(self.block_size)
+        missing = len(keys) - len(table)
+        for key, block in zip(keys, [*table.blocks, *[NO_BLOCK] * missing], strict=False):
             if block == NO_BLOCK and (found := self.cache.find(key)) is not None:  # given back, but still cached
                 spoilt.append(found)
         for block in spoilt:

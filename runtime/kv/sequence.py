@@ -67,6 +67,23 @@ class BlockTable:
             self._frozen = None
         return taken
 
+    def replace(self, number: int, block: int) -> int:
+        """Put another block in the place of one; that one, which the caller releases."""
+        taken, self.blocks[number] = self.blocks[number], block
+        self._frozen = None
+        return taken
+
+    def forked(self, length: int) -> BlockTable:
+        """A table of the first `length` blocks of this one, which the caller shares."""
+        return BlockTable(
+            self.prompt,
+            self.blocks[:length],
+            num_published=self.num_published,
+            released=dict(self.released),
+            stepped=set(self.stepped),
+            marked=self.marked,
+        )
+
     def clear(self) -> list[int]:
         """Forget everything but what is in host memory; the blocks, which the caller releases."""
         taken = self.cut(0)
@@ -122,6 +139,10 @@ class CachedSequence:
                 parent = apart_key(parent, self.own_salt, self.own_from - first)
             keys.append(child_key(parent, self.tokens[first : first + block_size]))
         return keys[index]
+
+    def keys_of(self, num_tokens: int) -> dict[int, list[BlockKey]]:
+        """The keys that are known, by block size, of a sequence that begins with so many of these tokens."""
+        return {size: keys[: num_tokens // size] for size, keys in self._keys.items()}
 
     def known_keys(self, block_size: int) -> list[BlockKey]:
         """The keys that were asked for so far."""

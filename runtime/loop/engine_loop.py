@@ -16,6 +16,7 @@ from ..requests.params import SamplingParams
 from ..requests.request import Output, Request, Standing
 from ..requests.sampler import Constrain
 from ..requests.scores import ScoreRequest
+from ..requests.search import SearchRequest
 from ..requests.table import RequestTable
 from ..requests.tail import Tail
 from ..scheduler.config import SchedulerConfig
@@ -170,7 +171,7 @@ class EngineLoop:
             request, reason = self.requests.live.get(outcome.request_id), reasons.get(outcome.request_id)
             if request is None:
                 continue
-            if isinstance(request, Generation):
+            if isinstance(request, Generation | SearchRequest):
                 if outcome.verdict is Verdict.ERROR and request.fault is not None:
                     self.on_fault(request.fault)
                 if request.first_token is None:

@@ -97,6 +97,8 @@ class FakeExecutor:
             slots[target] = slots[source]
         for block, slot in upkeep.swap_outs:
             host[slot] = blocks[block]
+        for source, target in upkeep.copies:
+            blocks[target] = blocks[source]
         for slot, block in upkeep.swap_ins:
             blocks[block], host[slot] = host[slot], -1
 

@@ -15,6 +15,7 @@ from ..requests.generation import Generation
 from ..requests.request import Request
 from ..requests.sampler import AcceptedTokens, SampledToken, TokenLogprob
 from ..requests.scores import ScoreRequest
+from ..requests.search import SearchRequest
 from ..speculate.verify import follow
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class Stepper:
             if isinstance(request, ScoreRequest):
                 assert logits is not None
                 outcomes.append(request.push(logits[start:end], sequence.start))
+                continue
+            if isinstance(request, SearchRequest):
+                assert logits is not None
+                outcomes.append(request.push(sequence.beam, logits[start]))
                 continue
             assert isinstance(request, Generation)
             if tokens and (not flight.rows or flight.rows[start] is not None):

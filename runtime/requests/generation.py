@@ -35,8 +35,9 @@ class Completion:
     finish_reason: "stop" (end token, stop id or stop string), "length" (max_tokens or the engine's max_seq_len),
     "abort", or "error" (the model's logits were not numbers; the tokens before are kept). `token_ids` include the token
     that ended it, `text` does not. `logprobs` are per token, if wanted. `index` counts the completions of one prompt.
-    Of a conversation `text` is what is said to the user; `reasoning` is what the model thought before, if it did, and
-    `tool_calls` are the tools that it wants called: finish_reason is "tool_calls" then.
+    `score` is what a beam search ranks by: the sum of the tokens' log-probabilities over their number to the power of
+    `length_penalty`. Of a conversation `text` is what is said to the user; `reasoning` is what the model thought
+    before, if it did, and `tool_calls` are the tools that it wants called: finish_reason is "tool_calls" then.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Completion:
     timing: Timing = field(default=Timing(0.0, 0.0), compare=False)
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    score: float | None = None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class Generation(Request, eq=False, kw_only=True):
     """A request that samples: its sampler, its text so far, and the outputs that nobody has taken yet.
 
     `detokenizer` and `stop_finder` are None in an engine without tokenizer. `end_ids` are the tokens that end it.
-    `index` counts the completions of one prompt.
+    `index` counts the completions of one prompt. `search`: what finds its tokens, where a beam search does.
     """
 
     params: SamplingParams
@@ -93,6 +95,8 @@ class Generation(Request, eq=False, kw_only=True):
     pieces: list[str] = msgspec.field(default_factory=list)
     outputs: deque[Output] = msgspec.field(default_factory=deque)
     first_token: float | None = None
+    score: float | None = None
+    search: Request | None = None
     _held: list[Output] = msgspec.field(default_factory=list)  # of the step under way, till it is known how it goes on
 
     @property
@@ -131,7 +135,7 @@ class Generation(Request, eq=False, kw_only=True):
             last = outputs.pop() if outputs else Output(self.request_id, None)
             text = last.text if reason == "stop" else last.text + self._last_words()
             stop = self.stop_finder.found if self.stop_finder is not None and reason == "stop" else None
-            outputs.append(last._replace(text=text, finish_reason=reason, stop=stop))
+            outputs.append(last._replace(text=text, finish_reason=reason, stop=stop, score=self.score))
             self.end(reason)
         self.outputs += outputs
         return outputs
@@ -185,4 +189,5 @@ class Generation(Request, eq=False, kw_only=True):
             logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
             index=self.index,
             timing=Timing(first - self.arrival, self.finished - self.arrival),
+            score=self.score,
         )

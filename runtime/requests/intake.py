@@ -10,10 +10,12 @@ from ..format.batch import BatchArray
 from ..format.manifest import EmbeddingFacts, Manifest
 from ..scheduler.request import RequestSpec
 from ..tokenizer import Detokenizer, StopFinder, Tokenizer
+from .beam_search import BeamSearch, Words
 from .extras import check_extras
 from .generation import Generation
 from .params import SamplingParams
 from .sampler import Constraint, Sampler
+from .search import SearchRequest
 from .tail import Tail
 
 
@@ -123,3 +125,24 @@ class Intake:
             stop_finder=None if tokenizer is None else StopFinder(params.stop, params.include_stop),
             index=index,
         )
+
+    def search(
+        self, spec: RequestSpec, generations: Sequence[Generation], constraint: Constraint | None
+    ) -> SearchRequest:
+        """What searches for the completions of a checked prompt."""
+        first = generations[0]
+        params = first.params
+        sampler = Sampler(params, spec.token_ids, self._manifest.model.vocab_size, first.end_ids, 0, constraint)
+        words = None
+        if params.stop and self._tokenizer is not None:
+            words = Words(
+                Detokenizer(self._tokenizer, spec.token_ids, params.skip_special_tokens), StopFinder(params.stop)
+            )
+        search = SearchRequest(
+            spec=spec,
+            search=BeamSearch(params, spec.max_new_tokens, first.end_ids, sampler, words),
+            generations=generations,
+        )
+        for generation in generations:
+            generation.search = search
+        return search

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
 from ..settings import setting
-from ..values import json_schema
+from ..values import json_schema, stops_early
 
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
@@ -28,8 +28,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 20),
     "n": (1, 16),
+    "beams": (1, 64),
+    "length_penalty": (-10.0, 10.0),
 }
-INTEGERS = frozenset({"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n"})
+_REQUIRED = frozenset(
+    {"max_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "n", "beams", "length_penalty"}
+)
+INTEGERS = frozenset({"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n", "beams"})
 MAX_STOPS = 64
 MAX_STOP_BYTES = 256
 MAX_STOP_IDS = 64
@@ -52,6 +57,12 @@ class SamplingParams:
     per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
     string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
     generated. allowed_token_ids: nothing else is sampled; None for any token.
+
+    beams: with 2 or more, beam search: the `n` best of the texts that so many beams find, instead of sampling.
+    length_penalty, early_stopping: as transformers has them. A text's score is the sum of its tokens' log-probabilities
+    over their number to the power of length_penalty. The search is over when as many texts have ended as there are
+    beams (early_stopping True), when a beam is unlikely to become better than those (False), or cannot ("never").
+    Penalties and biases are on log-probabilities then, and logprobs tell of what comes of that.
 
     What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
     regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
@@ -84,6 +95,11 @@ class SamplingParams:
     )
     regex: str | None = setting(None, "The text matches this regular expression.", metavar="REGEX")
     grammar: str | None = setting(None, "The text follows this grammar in Lark's EBNF.", metavar="TEXT")
+    beams: int = setting(1, "Beam search with so many beams, instead of sampling; 1 is none.")
+    length_penalty: float = setting(1.0, "Of beams: above 0 prefers longer texts, below 0 shorter ones.")
+    early_stopping: bool | str = setting(
+        False, "Of beams: true, false or never, as transformers has it.", metavar="WHEN", read=stops_early
+    )
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
@@ -107,6 +123,7 @@ class SamplingParams:
         if isinstance(self.json_schema, str):
             object.__setattr__(self, "json_schema", _read_schema(self.json_schema))
         _check_form(self.json_schema, self.regex, self.grammar)
+        _check_beams(self)
 
     @property
     def greedy(self) -> bool:
@@ -124,10 +141,10 @@ class SamplingParams:
         return replace(self, ignore_eos=False, min_tokens=0, stop=(), stop_token_ids=(), include_stop=False)
 
     def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
-        """These parameters with every None that has a default filled in."""
+        """These parameters with every None that has a default filled in. Beams do not sample."""
         return replace(
             self,
-            temperature=_first(self.temperature, defaults.temperature, 0.0),
+            temperature=0.0 if self.beams > 1 else _first(self.temperature, defaults.temperature, 0.0),
             top_p=_first(self.top_p, defaults.top_p, 1.0),
             top_k=int(_first(self.top_k, defaults.top_k, 0)),
             min_p=_first(self.min_p, defaults.min_p, 0.0),
@@ -158,7 +175,7 @@ def _invalid(name: str, value: object, rule: str) -> RequestError:
 
 
 def _check_number(name: str, value: object) -> None:
-    if value is None and name not in ("max_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "n"):
+    if value is None and name not in _REQUIRED:
         return
     low, high = BOUNDS[name]
     kind = int if name in INTEGERS else (int | float)
@@ -187,6 +204,20 @@ def _check_form(json_schema: object, regex: object, grammar: object) -> None:
             raise _invalid(name, value, "must be a JSON schema: an object")
         if name != "json_schema" and (not isinstance(value, str) or not value):
             raise _invalid(name, value, "must be a text that is not empty")
+
+
+def _check_beams(params: SamplingParams) -> None:
+    """What goes together with beams, and what only with them."""
+    if params.early_stopping not in (True, False, "never") or not isinstance(params.early_stopping, bool | str):
+        raise _invalid("early_stopping", params.early_stopping, 'must be true, false or "never"')
+    if params.beams == 1:
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(params, name) != default:
+                raise _invalid(name, getattr(params, name), "only a beam search has it: give beams, 2 or more")
+    elif params.temperature:
+        raise _invalid("temperature", params.temperature, "a beam search does not sample: leave it out, or give 0")
+    elif params.n > params.beams:
+        raise _invalid("n", params.n, f"must not exceed beams ({params.beams})")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

@@ -63,7 +63,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 class Output(NamedTuple):
     """At most one token that a step gave to one request, and the text that became safe to show. `stop` is the stop
-    string that ended it, if one did."""
+    string that ended it, if one did; `score` comes with the end of what was searched for, see Completion."""
 
     request_id: int
     token_id: int | None
@@ -71,6 +71,7 @@ class Output(NamedTuple):
     logprob: TokenLogprob | None = None
     finish_reason: str | None = None
     stop: str | None = None
+    score: float | None = None
 
 
 class Request(msgspec.Struct, eq=False, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -55,6 +56,10 @@ class Constraint(Protocol):
 
     def accept(self, token_id: int) -> bool:
         """Go on after an allowed token; False if it must not come after all. Then `allowed` is exact."""
+        ...
+
+    def copy(self) -> Constraint:
+        """Another one at the same place."""
         ...
 
 
@@ -122,6 +127,10 @@ class Sampler:
                 return None
         if token is None:
             return None
+        self._count(token)
+        return self._sample(logits, token)
+
+    def _count(self, token: int) -> None:
         self._num_sampled += 1
         if self.params.bad_words:
             self._recent = [*self._recent, token][-max(map(len, self.params.bad_words)) :]
@@ -129,7 +138,36 @@ class Sampler:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1
-        return self._sample(logits, token)
+
+    # -- beams -------------------------------------------------------------------------------------------------------
+
+    def log_probabilities(self, logits: np.ndarray) -> np.ndarray | None:
+        """Log-probabilities of the next token, float32 `[vocab]`, with penalties and biases on them, minus infinity
+        where it is not allowed; None if the logits are not numbers. As transformers has it, they are not scaled to add
+        up to 1 after that."""
+        best = float(logits.max())
+        if not isfinite(best):
+            return None
+        away = logits - np.float32(best)
+        return self._adjust(away - np.float32(np.log(np.exp(away).sum(dtype=np.float64))))
+
+    @property
+    def follows_grammar(self) -> bool:
+        """Whether a grammar has a say in what comes next."""
+        return self._constraint is not None
+
+    def after(self, token: int) -> tuple[Sampler, np.ndarray | None]:
+        """The sampler of this request behind one more token; and where its grammar does not take that, which it does,
+        bool `[vocab]`: then the sampler is of no use."""
+        other = copy(self)
+        if self._constraint is not None:
+            other._constraint = self._constraint.copy()
+            if not other._constraint.accept(token):
+                return other, other._constraint.allowed()
+        other._seen = None if self._seen is None else self._seen.copy()
+        other._counts = None if self._counts is None else self._counts.copy()
+        other._count(token)
+        return other, None
 
     def _choose(self, logits: np.ndarray, best: int) -> int | None:
         """A token; None if nothing is allowed that could be sampled."""
@@ -228,7 +266,7 @@ def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | N
     """
     assert params.temperature
     top_k, top_p, min_p = params.top_k or 0, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0
-    candidates = _largest(logits, top_k) if 0 < top_k < len(logits) else None
+    candidates = largest_of(logits, top_k) if 0 < top_k < len(logits) else None
     kept = logits if candidates is None else logits[candidates]
     weights = np.exp((kept - kept.max()) / np.float32(params.temperature))
     if top_p < 1.0:
@@ -240,7 +278,7 @@ def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | N
     return candidates, weights
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
+def largest_of(values: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` largest values, largest first, lower index first among equals."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
@@ -257,7 +295,7 @@ def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
     goal = top_p * weights.sum(dtype=np.float64)
     size = len(weights) if ordered else min(_FIRST_GUESS, len(weights))
     while True:
-        order = np.arange(size) if ordered else _largest(weights, size)
+        order = np.arange(size) if ordered else largest_of(weights, size)
         cumulative = np.cumsum(weights[order], dtype=np.float64)
         if cumulative[-1] >= goal or size == len(weights):
             return order[: int(np.searchsorted(cumulative, goal, side="left")) + 1]
@@ -268,6 +306,6 @@ def token_logprob(logits: np.ndarray, token: int, top: int) -> TokenLogprob:
     """Log-probability of `token` and of the `top` likeliest tokens, from float32 `[vocab]`."""
     largest = logits.max()
     log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    best = _largest(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
+    best = largest_of(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
     pairs = tuple((int(index), float(logits[index]) - log_total) for index in best)
     return TokenLogprob(token, float(logits[token]) - log_total, pairs)

@@ -17,6 +17,7 @@ from .params import SamplingParams
 from .request import Output, Request, Standing, State
 from .sampler import Constrain
 from .scores import ScoreRequest
+from .search import SearchRequest
 from .trial import Trial
 
 Admitted = TypeVar("Admitted", bound=Request)
@@ -53,6 +54,8 @@ class RequestTable:
         self.intake.check_generates()
         token_ids, params = self.intake.prompt(prompt), self.intake.params(params)
         room = min(params.max_tokens, self.intake.room(token_ids))
+        if params.beams > 1:
+            return self._add_search(self._spec(token_ids, standing, room), params, constrain)
         generations = [
             self.intake.generation(self._spec(token_ids, standing, room), params, index, constrain and constrain())
             for index in range(params.n)
@@ -62,6 +65,22 @@ class RequestTable:
                 self._admit(generation)
             else:
                 generation.deliver("length")
+        return generations
+
+    def _add_search(self, spec: RequestSpec, params: SamplingParams, constrain: Constrain | None) -> list[Generation]:
+        """Take up the completions of a prompt that a beam search finds: what is queued is the search."""
+        first = self._next_id + 1
+        self._next_id += params.n
+        generations = [
+            self.intake.generation(spec._replace(request_id=first + index), params, index, None)
+            for index in range(params.n)
+        ]
+        spec = spec._replace(beams=params.beams)
+        search = self.intake.search(spec, generations, constrain and constrain())
+        if spec.max_new_tokens:
+            self._admit(search)
+        else:
+            search.deliver("length")
         return generations
 
     def add_score(self, token_ids: Sequence[int], standing: Standing) -> ScoreRequest:
@@ -163,15 +182,24 @@ class RequestTable:
             if (request := self.live.get(outcome.request_id)) is not None:
                 if request.state is State.GUESSING:
                     request.settle()
-                if self.trial.running and outcome.token_id is not None:
+                if self.trial.running and (outcome.token_id is not None or isinstance(request, SearchRequest)):
                     self.trial.clear(outcome.request_id)
         try:
-            return {done.request_id: done.reason for done in self.scheduler.update(outcomes)}, None
+            reasons = {done.request_id: done.reason for done in self.scheduler.update(outcomes)}
+            for outcome in outcomes:
+                request = self.live.get(outcome.request_id)
+                if isinstance(request, SearchRequest) and outcome.request_id not in reasons:
+                    if (reason := request.advance(self.scheduler)) is not None:
+                        reasons[outcome.request_id] = reason
+            return reasons, None
         except Exception as error:
             return {o.request_id: o.verdict.value for o in outcomes if o.verdict is not Verdict.CONTINUE}, error
 
     def end(self, request: Request, reason: str) -> list[Output]:
-        """End a request, wherever it is: its last outputs. Nothing happens if it has ended."""
+        """End a request, wherever it is: its last outputs. Nothing happens if it has ended. Completions that are
+        searched for end together."""
+        if isinstance(request, Generation) and request.search is not None:
+            request = request.search
         if request.state is State.ENDED:
             return []
         self.scheduler.abort(request.request_id)

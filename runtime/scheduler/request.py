@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..batch.scheduled import NO_EXTRAS, Draft, Extras
+from ..kv.group import Demand
 from ..kv.sequence import CachedSequence
+
+if TYPE_CHECKING:
+    from .beams import Beams
 
 
 class RequestSpec(NamedTuple):
@@ -18,7 +22,7 @@ class RequestSpec(NamedTuple):
     step. salt: requests share KV blocks only with requests of the same salt. own_salt, own_from: see CachedSequence.
     use_cache: False to compute every token even if its KV is cached. first_turn: how many tokens the first turn of a
     conversation has, where the prompt is one. extras: what it gives per token besides ids; requests of other extras
-    have another salt.
+    have another salt. beams: in how many ways it goes on at once behind its prompt.
     """
 
     request_id: int
@@ -34,11 +38,22 @@ class RequestSpec(NamedTuple):
     extras: Extras = NO_EXTRAS
     own_salt: bytes = b""
     own_from: int = 0
+    beams: int = 1
 
     @property
     def max_cached_tokens(self) -> int:
         """Tokens whose KV the request may need at most: the last sampled token is never computed."""
         return len(self.token_ids) + max(self.max_new_tokens - 1, 0)
+
+    @property
+    def demand(self) -> Demand:
+        """What it needs of the KV cache at most."""
+        return Demand(self.max_cached_tokens, len(self.token_ids), self.beams)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that it asks for."""
+        return len(self.token_ids) + self.max_new_tokens * self.beams
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -47,6 +62,9 @@ class ScheduledRequest(CachedSequence):
 
     `num_computed_tokens` is all there is to prefill and decode: a step runs some of the tokens after it, and samples
     when it reaches the last one. Blocks that are full of computed tokens are never written again.
+
+    beams: of a request that goes on in several ways, of whose sequences this is number `beam`. folded: it reads the
+    prompt for all of them, and nobody wants its logits. parted: its last block may be another's, too.
     """
 
     spec: RequestSpec
@@ -55,6 +73,10 @@ class ScheduledRequest(CachedSequence):
     num_ahead_tokens: int = 0  # in the step after it, where that was scheduled already
     draft: Draft | None = None  # verified in the step under way
     num_preemptions: int = 0
+    beams: Beams | None = None
+    beam: int = 0
+    folded: bool = False
+    parted: bool = False
 
     @property
     def id(self) -> int:
@@ -62,9 +84,9 @@ class ScheduledRequest(CachedSequence):
         return self.spec.request_id
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        """The order of service; smaller is served first and preempted last."""
-        return (self.spec.priority, self.start, self.arrival)
+    def rank(self) -> tuple[int, int, int, int]:
+        """The order of service; smaller is served first and preempted last. Beams of a request stand together."""
+        return (self.spec.priority, self.start, self.arrival, self.beam)
 
     @property
     def num_remaining(self) -> int:
@@ -94,7 +116,7 @@ class ScheduledRequest(CachedSequence):
     @property
     def num_unused_tokens(self) -> int:
         """Tokens that were asked for and not sampled."""
-        return max(self.spec.max_new_tokens - self.num_new_tokens, 0)
+        return max(self.spec.max_new_tokens - self.num_new_tokens, 0) * self.spec.beams
 
     def take_accepted(self, accepted: tuple[int, ...], again: bool) -> list[tuple[int, int]]:
         """Count the accepted guesses of the draft as tokens whose KV is there; from which place each must be moved, and

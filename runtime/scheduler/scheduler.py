@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..batch.scheduled import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from ..errors import CapacityError, RequestError
 from ..kv.cache import KVCache, Prefix
+from .beams import Beams
 from .config import SchedulerConfig
 from .fairness import FairShare
 from .request import RequestSpec, ScheduledRequest
@@ -34,6 +35,7 @@ class Scheduler:
         self._requests: dict[int, ScheduledRequest] = {}
         self._running: list[ScheduledRequest] = []
         self._waiting: list[ScheduledRequest] = []
+        self._beams: dict[int, Beams] = {}  # of the requests that have such, by request id
         self._shares = FairShare()
         self._arrivals = 0
         self.num_preemptions = self.num_swaps = 0  # swaps: preemptions whose KV went to host memory
@@ -44,7 +46,7 @@ class Scheduler:
 
     def can_ever_fit(self, spec: RequestSpec) -> bool:
         """Whether the request fits in the KV cache when it runs alone."""
-        return self.kv.too_small([spec.max_cached_tokens]) is None
+        return spec.beams <= self.config.max_batch_size and self.kv.too_small([spec.demand]) is None
 
     def validate(self, spec: RequestSpec) -> None:
         """CapacityError if a request can never fit; RequestError if it is empty or its id is in use."""
@@ -58,8 +60,13 @@ class Scheduler:
                 f"{self.config.max_step_tokens}",
                 "shorten it",
             )
-        if (group := self.kv.too_small([spec.max_cached_tokens])) is not None:
-            needed = group.most_blocks(spec.max_cached_tokens)
+        if spec.beams > self.config.max_batch_size:
+            raise CapacityError(
+                f"{spec.beams} beams run at once, and the engine takes {self.config.max_batch_size} sequences at once",
+                "use fewer beams, or compile with a larger --max-batch-size",
+            )
+        if (group := self.kv.too_small([spec.demand])) is not None:
+            needed = group.most_together(spec.demand)
             raise CapacityError(
                 f"the request needs {needed} KV blocks of {group.block_size} tokens, "
                 f"the cache has {group.pool.num_blocks}",
@@ -69,7 +76,7 @@ class Scheduler:
     def add(self, spec: RequestSpec, sampled: Sequence[int] = ()) -> None:
         """Queue a request, of which the tokens `sampled` are known already. Raises as `validate`."""
         self.validate(spec)
-        start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
+        start = self._shares.arrive(spec.client, spec.cost)
         request = ScheduledRequest(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
             own_salt=spec.own_salt, own_from=spec.own_from,
@@ -78,6 +85,8 @@ class Scheduler:
         )  # fmt: skip
         self._arrivals += 1
         self._requests[spec.request_id] = request
+        if spec.beams > 1:
+            request.beams = self._beams[spec.request_id] = Beams(spec.beams, {0: request})
         insort(self._waiting, request, key=lambda item: item.rank)
 
     def abort(self, request_id: int) -> bool:
@@ -87,6 +96,15 @@ class Scheduler:
             return False
         self._remove(request)
         return True
+
+    def branch(self, request_id: int, choices: Sequence[tuple[int, int]]) -> list[int]:
+        """A request whose sequences all wait goes on with these: see `Beams.branch`."""
+        beams = self._beams[request_id]
+        before = list(beams.members.values())
+        assert all(member in self._running and not member.num_remaining for member in before), "some have yet to run"
+        placed = beams.branch(self.kv, choices)
+        self._replace(before, beams)
+        return placed
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -103,13 +121,17 @@ class Scheduler:
             if request.num_scheduled_tokens == 0:
                 self._take(step, request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
-            self._admit_waiting(step, self.config.max_batch_size - len(self._running))
+            self._admit_waiting(step, self.config.max_batch_size - len(self._running) - self._num_unused_places)
         return self._begin(step.sequences)
 
     @property
     def decoding(self) -> list[int]:
         """The requests that the next step samples a token for from one token, in its order: guesses may go with it."""
-        return [r.id for r in self._running if r.num_remaining == 1 and r.num_new_tokens and not r.spec.all_logits]
+        return [
+            r.id
+            for r in self._running
+            if r.num_remaining == 1 and r.num_new_tokens and not r.spec.all_logits and r.beams is None
+        ]
 
     def schedule_ahead(self) -> ScheduledBatch | None:
         """The step after the one under way, before its tokens are known; None where that depends on them.
@@ -131,7 +153,7 @@ class Scheduler:
             known, started = len(request.tokens), request.num_started_tokens
             if started < known:
                 unfinished.append(request)
-            elif request.is_last_step:
+            elif request.is_last_step or request.beams is not None:
                 continue
             else:
                 answering.append(request)
@@ -147,7 +169,9 @@ class Scheduler:
         unfinished.sort(key=lambda request: request.num_unscheduled > 1)  # as each request can run one token
         for request in unfinished:
             self._take(step, request)
-        self._admit_waiting(step, self.config.max_batch_size - len(answering) - len(unfinished))
+        waiting = sum(request.beams is not None and not request.num_unscheduled for request in self._running)
+        taken = len(answering) + len(unfinished) + waiting + self._num_unused_places
+        self._admit_waiting(step, self.config.max_batch_size - taken)
         return self._begin(step.sequences) if step.sequences else None
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
@@ -167,6 +191,11 @@ class Scheduler:
                 self.kv.cut(request)
             if request.num_computed_tokens >= request.publish_at:
                 self.kv.publish(request)
+        for beams in self._beams.values():
+            if beams.folded and beams.running and not beams.first.num_remaining:
+                before = [beams.first]
+                beams.unfold(self.kv)
+                self._replace(before, beams)
         return finished
 
     def take_preempted(self) -> list[int]:
@@ -201,10 +230,28 @@ class Scheduler:
     def check(self) -> None:
         """Assert every invariant: blocks conserved, tables long enough, each request in one place."""
         self.kv.check(self._running, self._waiting)
-        assert len(self._running) <= self.config.max_batch_size
-        assert sorted(self._requests) == sorted(request.id for request in self._running + self._waiting)
+        assert len(self._running) + self._num_unused_places <= self.config.max_batch_size
+        here = [(request.id, request.beam) for request in self._running + self._waiting]
+        assert len(set(here)) == len(here) and self._requests.keys() == {number for number, _ in here}
+        for number, beams in self._beams.items():
+            assert {beam for request, beam in here if request == number} == beams.members.keys()
+            assert all(member.beams is beams and member.beam == n for n, member in beams.members.items())
+            assert beams.running == all(member in self._running for member in beams.members.values())
         for queue in (self._running, self._waiting):
             assert queue == sorted(queue, key=lambda item: item.rank), "order of rank"
+
+    @property
+    def _num_unused_places(self) -> int:
+        """Places in the batch that are kept for beams which are not there now."""
+        return sum(beams.num_unused_places for beams in self._beams.values()) if self._beams else 0
+
+    def _replace(self, before: Sequence[ScheduledRequest], beams: Beams) -> None:
+        """Beams that run are others now."""
+        for member in before:
+            self._running.remove(member)
+        for member in beams.members.values():
+            insort(self._running, member, key=lambda item: item.rank)
+        self._requests[beams.first.id] = beams.first
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
 
@@ -225,7 +272,7 @@ class Scheduler:
         spare = StepBudget(step.tokens - len(self._running), step.logit_rows - len(self._running))
         for request in self._running:
             if request.num_remaining == 1:
-                if request.id in drafts and not request.spec.all_logits:
+                if request.id in drafts and not request.spec.all_logits and request.beams is None:
                     self._grant(request, drafts[request.id], spare)
                 step.add(request, step.chunk(request))
         return preempted
@@ -246,29 +293,48 @@ class Scheduler:
         spare.logit_rows -= len(draft)
 
     def _make_room(self) -> bool:
-        """Blocks for the next token of every request that decodes, and of the first in rank, which must go on; whether
-        that preempted somebody."""
+        """Blocks for the next token of every request that decodes, and of the first in rank that has any to compute,
+        which must go on; whether that preempted somebody."""
         preempted = False
+        first = True
         index = 0
         while index < len(self._running):  # the list shrinks at its end, never before `index`
             request = self._running[index]
             index += 1
-            if request.num_remaining != 1 and index > 1:
+            if not request.num_remaining or (request.num_remaining != 1 and not first):
                 continue
-            wanted = [(request, request.num_computed_tokens + 1)]
-            while not self.kv.can_grow(wanted) and self._running[-1] is not request:
-                self._preempt(self._running[-1])
+            first = False
+            length = request.num_computed_tokens + 1
+            while not self._can_go_on(request, length):
+                last = self._running[-1]
+                self._preempt(last)
                 preempted = True
-            if not self.kv.can_grow(wanted):  # it is the last in rank itself
-                self._preempt(request)
-                return True
-            self.kv.grow(*wanted[0])
+                if last is request or (last.beams is not None and last.beams is request.beams):
+                    return True  # it is the last in rank itself
+            self._go_on(request, length)
         return preempted
+
+    def _can_go_on(self, request: ScheduledRequest, num_tokens: int) -> bool:
+        if request.parted:
+            return self.kv.can_go_on(request, num_tokens)
+        return self.kv.can_grow([(request, num_tokens)])
+
+    def _go_on(self, request: ScheduledRequest, num_tokens: int) -> None:
+        """Give it blocks for so many tokens, which it may write. Requires `_can_go_on`."""
+        if request.parted:
+            self.kv.own(request)
+            request.parted = False
+        self.kv.grow(request, num_tokens)
 
     def _take(self, step: StepBudget, request: ScheduledRequest) -> None:
         """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
+        chunk = step.chunk(request)
+        if request.parted and chunk:
+            if not self._can_go_on(request, request.num_started_tokens):
+                return
+            self._go_on(request, request.num_started_tokens)
         room = min(self.kv.room(request) - request.num_started_tokens, self.kv.limit(request))
-        count = min(step.chunk(request), room)
+        count = min(chunk, room)
         if count > 0:
             self.kv.grow(request, request.num_started_tokens + count)
             step.add(request, count)
@@ -278,6 +344,8 @@ class Scheduler:
         ever by small ones."""
         while self._waiting and places > 0 and step.has_room():
             request = self._waiting[0]
+            if request.spec.beams > places:
+                return
             cached = self.kv.cached_length(request)
             if self.kv.is_being_computed(request, cached):
                 return  # wait for it rather than do it twice
@@ -287,44 +355,59 @@ class Scheduler:
             del self._waiting[0]
             self._admit(request, prefix)
             self._take(step, request)
-            places -= 1
+            places -= request.spec.beams
 
     def _can_admit(self, request: ScheduledRequest, prefix: Prefix) -> bool:
         if request.num_preemptions >= PATIENCE:
-            worst = [other.spec.max_cached_tokens for other in [*self._running, request]]
-            return self.kv.too_small(worst) is None and self.kv.has_room(prefix, 0)
+            worst = {other.id: other.spec.demand for other in [*self._running, request]}
+            return self.kv.too_small(list(worst.values())) is None and self.kv.has_room(prefix, 0)
         # one block of headroom per running request, so that it is not preempted at once
         return self.kv.has_room(prefix, len(self._running))
 
     def _admit(self, request: ScheduledRequest, prefix: Prefix) -> None:
         self._shares.serve(request.start)
         self.kv.open(request, prefix)
+        if request.beams is not None:
+            request.beams.running = True
         insort(self._running, request, key=lambda item: item.rank)
 
     def _preempt(self, request: ScheduledRequest) -> None:
         """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
 
-        What there is no room for in host memory is computed again, which prefix hits make cheap.
+        What there is no room for in host memory is computed again, which prefix hits make cheap. Beams that have parted
+        lose their blocks together, and are computed again.
         """
-        self._running.remove(request)
-        self.num_swaps += self.kv.swap_out(request)
-        request.stop()
+        if request.beams is not None and request.beams.has_parted:
+            for member in request.beams.members.values():
+                self._running.remove(member)
+            request = request.beams.fold(self.kv)
+            self._requests[request.id] = request
+        else:
+            self._running.remove(request)
+            self.num_swaps += self.kv.swap_out(request)
+            request.stop()
+        if request.beams is not None:
+            request.beams.running = False
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._preempted.append(request.id)
         insort(self._waiting, request, key=lambda item: item.rank)
 
     def _remove(self, request: ScheduledRequest) -> None:
-        queue = self._running if request in self._running else self._waiting
-        queue.remove(request)
-        self.kv.close(request)
-        request.stop()
+        for member in [request] if request.beams is None else request.beams.members.values():
+            queue = self._running if member in self._running else self._waiting
+            queue.remove(member)
+            self.kv.close(member)
+            member.stop()
         self._shares.leave(request.spec.client, request.num_unused_tokens)
+        self._beams.pop(request.id, None)
         del self._requests[request.id]
 
     def _apply(self, outcome: StepOutcome) -> Finished | None:
-        request_id, token, verdict, accepted = outcome
+        request_id, token, verdict, accepted, beam = outcome
         request = self._requests.get(request_id)
+        if request is not None and request.beams is not None:
+            return self._apply_to_beam(request.beams, beam, verdict)
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
         if accepted:
@@ -346,3 +429,14 @@ class Scheduler:
             self.kv.publish(request)
         self._remove(request)
         return Finished(request.id, reason)
+
+    def _apply_to_beam(self, beams: Beams, beam: int, verdict: Verdict) -> Finished | None:
+        """A beam waits when its logits have come, and ends nobody; logits that are not numbers end all."""
+        member = beams.members.get(beam)
+        if member is None or member.num_remaining > 0 or verdict is not Verdict.ERROR:
+            return None
+        for each in (*beams.members.values(), *beams.ended):
+            self.kv.spoil(each)
+            self.kv.close(each)
+        self._remove(member)
+        return Finished(member.id, "error")

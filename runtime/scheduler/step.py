@@ -39,7 +39,7 @@ class StepBudget:
         if request.spec.all_logits:
             num_logits = count
         else:
-            num_logits = int(count == request.num_unscheduled)
+            num_logits = int(count == request.num_unscheduled and not request.folded)
         if self._ahead:
             request.num_ahead_tokens = count
         else:
@@ -63,6 +63,7 @@ class StepBudget:
                 request.spec.first_row,
                 len(request.spec.token_ids),
                 request.spec.extras,
+                request.beam,
             )
         )
 

@@ -25,7 +25,7 @@ class ServeOptions:
     where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
     vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
     model's own. replicas, devices: see `replica_loads`. lora, lora_dir: adapters, which requests name as the model.
-    command: the engine process, for tests.
+    judge: an engine that scores texts, see EngineJudge. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -54,6 +54,9 @@ class ServeOptions:
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
     lora: tuple[str, ...] = setting((), "Load this adapter; repeatable.", metavar="NAME=DIR")
     lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
+    judge: Path | None = setting(
+        None, "Of best_of answers give those that this engine of --task rerank likes best.", metavar="ENGINE"
+    )
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(
         (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"

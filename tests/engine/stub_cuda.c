@@ -93,6 +93,12 @@ static int copy(uintptr_t device, void *host, size_t size, int to_device) {
 }
 int cuMemcpyHtoDAsync_v2(uintptr_t to, void *from, size_t size, void *stream) { return copy(to, from, size, 1); }
 int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t size, void *stream) { return copy(from, to, size, 0); }
+int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t size, void *stream) {
+  NOT_IN_CAPTURE;
+  if (!inside(to, size, 0) || !inside(from, size, 0)) return INVALID_VALUE;
+  memcpy((void *)to, (void *)from, size);
+  return OK;
+}
 int cuMemsetD8Async(uintptr_t to, unsigned char value, size_t size, void *stream) {
   NOT_IN_CAPTURE;
   if (!inside(to, size, 0)) return INVALID_VALUE;

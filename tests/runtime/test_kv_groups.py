@@ -7,6 +7,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.cache import KVCache
 from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.places import HeavyHitters
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window, WithinStep
 from icc.runtime.kv.prefix_cache import BlockKey
 from icc.runtime.kv.sequence import NO_BLOCK, CachedSequence
@@ -234,3 +235,54 @@ def test_tables_hold_what_their_shortest_has_blocks_for() -> None:
     sequence = sequence_of(cache, 9)
     cache.grow(sequence, 5)  # two blocks of 4, three of 2
     assert [cache.holds(sequence, count) for count in (5, 6, 7, 8)] == [True, True, False, False]
+
+
+def test_a_fork_shares_all_and_who_writes_first_copies_the_last_block() -> None:
+    groups = (GroupConfig(20, 4), GroupConfig(20, 4, 0, Latest()), GroupConfig(20, 4, 0, HeavyHitters(64, 16)))
+    cache = KVCache(groups)
+    one = CachedSequence(tokens=list(range(10)), tables=cache.empty_tables(10))
+    cache.open(one, cache.prefix(one, 0))
+    cache.grow(one, 10)
+    one.num_computed_tokens = 10
+    before = [used(group) for group in cache.groups]
+    other = CachedSequence(tokens=[*range(10), 7], tables=cache.fork(one), num_computed_tokens=10)
+    assert [used(group) for group in cache.groups] == before, "a fork takes nothing"
+    cache.own(other)
+    assert [len(group.due.copies) for group in cache.groups] == [1, 1, 3], (
+        "what is read changes where tokens are evicted"
+    )
+    for group, table, copy in zip(cache.groups, one.tables, other.tables, strict=True):
+        assert group.due.copies[-1] == (table.blocks[2], copy.blocks[2])
+        assert (table.blocks[:2] == copy.blocks[:2]) == (not group.evicts)
+    cache.own(one)
+    assert [len(group.due.copies) for group in cache.groups] == [1, 1, 3], "it is the only one that still has them"
+    full = CachedSequence(tokens=list(range(8)), tables=cache.empty_tables(8))
+    cache.open(full, cache.prefix(full, 0))
+    full.num_computed_tokens = 8
+    cache.own(CachedSequence(tokens=[*range(8), 7], tables=cache.fork(full), num_computed_tokens=8))
+    assert len(cache.groups[0].due.copies) == 1, "full blocks are never written"
+
+
+def test_beams_keep_their_places_in_the_batch() -> None:
+    s = Scheduler(SchedulerConfig(5, 16, 16, (GroupConfig(40, 4),)))
+    s.add(RequestSpec(1, tuple(range(9)), 4, beams=3))
+    s.add(RequestSpec(2, tuple(range(20, 25)), 4, beams=3))
+    s.add(RequestSpec(3, tuple(range(30, 34)), 4))
+    batch = s.schedule()
+    assert [(q.request_id, q.num_logits) for q in batch.sequences] == [(1, 1)], "two beams more will come"
+    s.update([StepOutcome(1, None)])
+    assert s.branch(1, [(0, 50), (0, 51)]) == [0, 1]
+    batch = s.schedule()
+    s.update([StepOutcome(1, None, beam=q.beam) for q in batch.sequences])
+    assert [(q.beam, q.token_ids, q.start) for q in batch.sequences] == [(0, (50,), 9), (1, (51,), 9)]
+    [upkeep] = batch.upkeep
+    assert len(upkeep.copies) == 1, "the block of the last token is copied once"
+    tables = [q.block_tables[0] for q in batch.sequences]
+    assert s.branch(1, [(1, 60), (1, 61), (1, 62)]) == [1, 0, 2]
+    batch = s.schedule()
+    assert [q.token_ids for q in batch.sequences] == [(61,), (60,), (62,)]
+    assert len(batch.upkeep[0].copies) == 2 and tables[1][:2] == batch.sequences[1].block_tables[0][:2]
+    s.update([StepOutcome(1, None, beam=q.beam) for q in batch.sequences])
+    assert s.abort(1)
+    assert [q.request_id for q in s.schedule().sequences] == [2, 3]
+    s.check()

@@ -170,17 +170,18 @@ def test_what_is_added_to_a_mixed_step_reads_and_writes_nothing() -> None:
         assert (side["temperature"][1 + turn : 4] == 0).all(), "greedy, which is least work"
 
 
-def test_zeros_then_moves_then_swaps_come_before_a_step() -> None:
+def test_zeros_then_moves_then_copies_come_before_a_step() -> None:
     played, device = player(PLAN)
-    upkeep = Upkeep(moves=((1, 2),), zeros=(5,), swap_outs=((6, 0), (7, 1)), swap_ins=((2, 3),))
+    upkeep = Upkeep(moves=((1, 2),), zeros=(5,), swap_outs=((6, 0), (7, 1)), swap_ins=((2, 3),), copies=((1, 6),))
     batch = ScheduledBatch(decodes(1), (upkeep,))
     played.step(batch)
     names = [call[0] for call in device.calls]
-    assert names == ["zero", "send", "run", "swap_out", "swap_in", "run", "fetch", "wait"]
+    assert names == ["zero", "send", "run", "swap_out", "copy", "swap_in", "run", "fetch", "wait"]
     nbytes = device.program.kv.groups[0].block_bytes()
     assert device.calls[0] == ("zero", 5 * nbytes, nbytes)
     assert device.calls[3] == ("swap_out", 6 * nbytes, 0, 2 * nbytes), "neighbours travel together"
-    assert device.calls[4] == ("swap_in", 3 * nbytes, 2 * nbytes, nbytes)
+    assert device.calls[4] == ("copy", nbytes, 6 * nbytes, nbytes)
+    assert device.calls[5] == ("swap_in", 3 * nbytes, 2 * nbytes, nbytes)
     before, after = device.works()
     assert before.moves_only and before.sizes["num_moves"] == 16, "padded, so that few numbers come"
     assert not after.moves_only and after.sizes["num_moves"] == 0 and after.sizes["num_tokens"] == 1

@@ -118,8 +118,11 @@ class Anything:
     def allowed(self) -> np.ndarray:
         return np.ones(VOCAB, dtype=bool)
 
-    def accept(self, token_id: int) -> None:
-        pass
+    def accept(self, token_id: int) -> bool:
+        return True
+
+    def copy(self) -> Anything:
+        return self
 
 
 class SlowGrammars(GrammarService):
@@ -196,12 +199,15 @@ class Life(RuleBasedStateMachine):
         kind=st.sampled_from(["plain", "plain", "plain", "scored", "grammar", "wrong", "refused", "invalid"]),
         deadline=st.sampled_from([None, None, None, 0.0, 1e-3, 60.0]),
         seed=st.sampled_from([None, 1]),
+        beams=st.sampled_from([1, 1, 3]),
     )
     def submit(
-        self, prompt: list[int], tokens: int, n: int, kind: str, deadline: float | None, seed: int | None
+        self, prompt: list[int], tokens: int, n: int, kind: str, deadline: float | None, seed: int | None, beams: int
     ) -> None:
         self.next_id += 1
-        params = SamplingParams(max_tokens=tokens, n=1 if self.embeds else n, temperature=0.0 if seed is None else 1.0)
+        beams = 1 if self.embeds else beams
+        temperature = 0.0 if seed is None or beams > 1 else 1.0
+        params = SamplingParams(max_tokens=tokens, n=1 if self.embeds else n, temperature=temperature, beams=beams)
         self.open[self.next_id] = submit = Submit(
             self.next_id,
             (VOCAB + 1,) if kind == "invalid" else tuple(prompt),
@@ -279,7 +285,7 @@ class Life(RuleBasedStateMachine):
     def the_table_and_the_scheduler_agree(self) -> None:
         requests, scheduler = self.llm.loop.requests, self.llm.loop.scheduler
         scheduler.check()
-        running = {request.id for request in scheduler._running}
+        running = {request.id for request in scheduler._running}  # beams of a request all run, or wait, together
         waiting = {request.id for request in scheduler._waiting}
         for request in requests.live.values():
             where = {
@@ -297,7 +303,7 @@ class Life(RuleBasedStateMachine):
         owned = [
             request.request_id
             for prompt in prompts.all_in(PromptStage.RUNNING)
-            for request in prompt.requests
+            for request in dict.fromkeys(getattr(request, "search", None) or request for request in prompt.requests)
             if request.state is not State.ENDED
         ]
         assert sorted(owned) == sorted(self.llm.loop.requests.live)

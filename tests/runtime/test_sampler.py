@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from icc.runtime.errors import RequestError
 from icc.runtime.format.manifest import SamplingDefaults
-from icc.runtime.requests.params import BOUNDS, SamplingParams
+from icc.runtime.requests.params import BOUNDS, INTEGERS, SamplingParams
 from icc.runtime.requests.sampler import Sampler, draw, token_logprob
 
 
@@ -166,8 +166,8 @@ def test_numbers_out_of_bounds_are_refused_by_name(name: str) -> None:
             SamplingParams(**{name: value})
         assert caught.value.field == name
     for value in (low, high):
-        kind = int if name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n") else float
-        extra = {"max_tokens": 2**31 - 1} if name == "min_tokens" else {}
+        kind = int if name in INTEGERS else float
+        extra = {"max_tokens": 2**31 - 1} if name == "min_tokens" else {"beams": 2} if name == "length_penalty" else {}
         SamplingParams(**{name: kind(value)}, **extra)
 
 

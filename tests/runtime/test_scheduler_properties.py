@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from icc.runtime.batch.scheduled import ScheduledBatch, Verdict
+from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
+from icc.runtime.scheduler.beams import Beams
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from kv_policies import Chunks, Sinks
@@ -51,7 +53,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live: dict[int, RequestSpec] = {}
         self.ended: set[int] = set()
         self.flight: ScheduledBatch | None = None  # scheduled before the step that ran last was accounted for
-        self.next_id = 0
+        self.next_id = self.branched = 0
+        self.source = random.Random(0)
 
     @rule(
         tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=14),
@@ -60,13 +63,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([b"", b"", b"other"]),
         use_cache=st.booleans(),
         client=st.sampled_from(["", "a"]),
+        beams=st.sampled_from([1, 1, 2, 3, 4]),
     )
-    def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool, client: str = "") -> None:
+    def add(
+        self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool, client: str = "", beams: int = 1
+    ) -> None:
         self.next_id += 1
         score = new == 0
         spec = RequestSpec(
             self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client,
-            first_turn=len(tokens) // 2,
+            first_turn=len(tokens) // 2, beams=1 if score else beams,
         )  # fmt: skip
         if not self.scheduler.can_ever_fit(spec):
             with pytest.raises(CapacityError):
@@ -80,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 100))
     def fork(self, pick: int) -> None:
         spec = self.live[sorted(self.live)[pick % len(self.live)]]
-        self.add(list(spec.token_ids), spec.max_new_tokens, spec.priority, spec.salt, True)
+        self.add(list(spec.token_ids), spec.max_new_tokens, spec.priority, spec.salt, True, beams=spec.beams)
 
     @rule(
         stop=st.sampled_from([None, None, None, Verdict.STOP, Verdict.ERROR]),
@@ -111,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.flight = self.scheduler.schedule_ahead() if ahead else None
         if self.flight is not None:
             self.device.count_ahead(batch, self.device.zeroed(self.flight))
-        if stop is not None and outcomes and outcomes[0].token_id is not None:
+        if stop is not None and outcomes and self.may_get(stop, outcomes[0]):
             outcomes[0] = outcomes[0]._replace(verdict=stop)
         if late_abort is not None and late_abort < len(batch.sequences):
             request_id = batch.sequences[late_abort].request_id
@@ -122,6 +128,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.device.spoil(outcomes[0].request_id)
         for done in self.scheduler.update(outcomes):
             self.end(done.request_id)
+        self.branch()
+
+    def may_get(self, verdict: Verdict, outcome: StepOutcome) -> bool:
+        """Scores never end; beams end by an error, or all at once."""
+        return outcome.token_id is not None or (outcome.request_id in self.device.beams and verdict is Verdict.ERROR)
+
+    def branch(self) -> None:
+        """Requests whose beams have all been looked at go on, or end."""
+        for request_id, looked_at in list(self.device.looked_at.items()):
+            if looked_at != self.device.beams[request_id].keys():
+                continue
+            spec = self.live[request_id]
+            if len(next(iter(self.device.beams[request_id].values()))) + 1 == len(spec.token_ids) + spec.max_new_tokens:
+                self.abort_id(request_id)
+            elif all(not beam.num_remaining for beam in self.scheduler._beams[request_id].members.values()):
+                self.device.branch(request_id, spec.beams, self.source)
+                self.branched += 1
 
     @precondition(lambda self: self.live)
     @rule(pick=st.integers(0, 100))
@@ -137,19 +160,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert request_id not in self.ended, "a request ended twice"
         spec = self.live.pop(request_id)
         self.ended.add(request_id)
-        assert len(self.device.tokens.pop(request_id)) <= len(spec.token_ids) + spec.max_new_tokens
+        assert len(self.device.forget(request_id)) <= len(spec.token_ids) + spec.max_new_tokens
 
     @invariant()
     def consistent(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check()
-            assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
+            here = {request.id for request in self.scheduler._running + self.scheduler._waiting}
+            assert here == self.live.keys() == set(self.scheduler.request_ids)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
         # every step computes a token of the first in rank, which is never preempted
-        bound = sum(len(spec.token_ids) + spec.max_new_tokens for spec in self.live.values()) * 2
+        bound = sum(spec.cost for spec in self.live.values()) * 2
         while self.live:
             assert bound >= 0, "no progress"
             bound -= 1
@@ -169,35 +193,58 @@ TestScheduler.settings = settings(
 )
 
 
-def test_random_walks_with_swaps_and_trees() -> None:
+def walk(seed: int, with_beams: float) -> SchedulerMachine:
     """The rules of the machine at random: longer runs with fuller caches than hypothesis looks for."""
+    source = random.Random(seed)
+    machine = SchedulerMachine()
+    blocks, size, batch = source.randint(6, 16), source.randint(1, 4), source.randint(1, 4)
+    if with_beams:
+        blocks, batch = blocks + 8, batch + 3
+    room = source.randint(0, 16), source.randint(0, 12), source.choice([0, 2, 6, 40])
+    second = GroupConfig(source.randint(4, 12), size, source.choice([2, 6, 40]), source.choice(POLICIES))
+    machine.start(blocks, size, batch, *room, second=source.choice([None, second, second]))
+    for _ in range(120):
+        kind = source.random()
+        if len(machine.live) < 5 and kind < 0.3:
+            tokens = [source.randrange(ALPHABET) for _ in range(source.randint(1, 14))]
+            new, salt = source.randint(0, 16), source.choice([b"", b"other"])
+            beams = source.randint(2, batch - 1) if with_beams and source.random() < with_beams else 1
+            machine.add(tokens, new, 0, salt, source.random() < 0.8, beams=beams)
+        elif kind < 0.34 and machine.live:
+            machine.abort(source.randrange(100))
+        else:
+            machine.step(
+                source.choice([None] * 16 + [Verdict.STOP, Verdict.ERROR]), source.choice([None] * 9 + [0]),
+                source.random() < 0.3, source.choice([None, source.randrange(1 << 20)]),
+                source.choice([None] * 5 + [0, 1]), source.random() < 0.1,
+            )  # fmt: skip
+        machine.consistent()
+    machine.teardown()
+    return machine
+
+
+def test_random_walks_with_swaps_and_trees() -> None:
     seen: Counter[str] = Counter()
     ahead: Counter[str] = Counter()
     for seed in range(100):
-        source = random.Random(seed)
-        machine = SchedulerMachine()
-        blocks, size, batch = source.randint(6, 16), source.randint(1, 4), source.randint(1, 4)
-        room = source.randint(0, 16), source.randint(0, 12), source.choice([0, 2, 6, 40])
-        second = GroupConfig(source.randint(4, 12), size, source.choice([2, 6, 40]), source.choice(POLICIES))
-        machine.start(blocks, size, batch, *room, second=source.choice([None, second, second]))
-        for _ in range(120):
-            kind = source.random()
-            if len(machine.live) < 5 and kind < 0.3:
-                tokens = [source.randrange(ALPHABET) for _ in range(source.randint(1, 14))]
-                machine.add(tokens, source.randint(0, 16), 0, source.choice([b"", b"other"]), source.random() < 0.8)
-            elif kind < 0.34 and machine.live:
-                machine.abort(source.randrange(100))
-            else:
-                machine.step(
-                    source.choice([None] * 16 + [Verdict.STOP, Verdict.ERROR]), source.choice([None] * 9 + [0]),
-                    source.random() < 0.3, source.choice([None, source.randrange(1 << 20)]),
-                    source.choice([None] * 5 + [0, 1]), source.random() < 0.1,
-                )  # fmt: skip
-            machine.consistent()
-        machine.teardown()
+        machine = walk(seed, with_beams=0)
         seen += machine.device.seen
         ahead += machine.device.ahead
     both = {"moves outs", "moves ins", "moves outs ins", "outs ins", "zeros ins", "zeros outs ins"}
     assert both <= {name for name, count in seen.items() if count >= 2}, seen
     mixed = {"answers behind chunks", "prompts behind chunks", "answers behind tokens", "waited", "in vain"}
     assert mixed <= {name for name, count in ahead.items() if count >= 50}, ahead
+
+
+def test_random_walks_with_beams() -> None:
+    """Requests that fork, are put in another order, lose their blocks and end, among others that do not."""
+    copied: Counter[str] = Counter()
+    branched = folded = 0
+    for seed in range(80):
+        with mock.patch.object(Beams, "unfold", autospec=True, side_effect=Beams.unfold) as unfold:
+            machine = walk(seed, with_beams=0.6)
+        copied += machine.device.copied
+        branched += machine.branched
+        folded += unfold.call_count
+    assert branched > 300 and folded > 50 and copied["copies"] > 300, (branched, folded, copied)
+    assert copied["copies outs"] and copied["copies moves"], copied

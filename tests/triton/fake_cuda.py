@@ -166,7 +166,7 @@ class FakeDriver:
     def cuMemcpyHtoDAsync(self, to: int, source: int, nbytes: int, stream: str) -> tuple[int]:  # noqa: N802
         return self._put(lambda: ctypes.memmove(to, source, nbytes))
 
-    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync  # noqa: N815
+    cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = cuMemcpyHtoDAsync  # noqa: N815
 
     def cuMemsetD8Async(self, to: int, value: int, nbytes: int, stream: str) -> tuple[int]:  # noqa: N802
         return self._put(lambda: ctypes.memset(to, value, nbytes))

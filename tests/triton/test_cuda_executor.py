@@ -70,6 +70,19 @@ def test_the_same_under_the_names_of_hip(on_disk: OnDisk) -> None:
     assert "rocm-smi" in found.value.hint and not driver.live
 
 
+@pytest.mark.parametrize("maker", ["cuda", "hip"])
+def test_beams_copy_blocks_within_the_device(maker: str, on_disk: OnDisk) -> None:
+    params = SamplingParams(beams=3, n=2, max_tokens=3, ignore_eos=True)
+    with on_disk.memory.llm() as llm:
+        expected = [(c.token_ids, c.score) for c in llm.generate(PROMPTS[:1], params)]
+    driver = FakeDriver(on_disk.table)
+    executor = Player(CudaDevice(on_disk.engine, cuda=Cuda(bindings=bindings_of(driver, maker))))
+    with LLM(on_disk.engine.manifest, executor) as llm:
+        assert [(c.token_ids, c.score) for c in llm.generate(PROMPTS[:1], params)] == expected
+    assert driver.calls.count("cuMemcpyDtoDAsync") >= 2
+    assert not driver.live and not driver.memory
+
+
 def test_logits_come_back_whatever_the_number_of_rows(on_disk: OnDisk) -> None:
     with on_disk.memory.llm() as llm:
         expected = llm.logits(PROMPTS[2])

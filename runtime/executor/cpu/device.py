@@ -129,6 +129,10 @@ class CpuDevice:
         """Fill bytes [offset, offset + nbytes) of the KV cache with zeros."""
         ctypes.memset(self._kv.address + offset, 0, nbytes)
 
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `source` of the KV cache to its byte `target`."""
+        ctypes.memmove(self._kv.address + target, self._kv.address + source, nbytes)
+
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Never called: NotImplementedError."""
         raise NotImplementedError("the KV cache is host memory already")
@@ -142,7 +146,14 @@ class CpuDevice:
         """All sizes run alike."""
 
     def run(self, work: DeviceWork) -> None:
-        """One call of the library: of the step, or of a section behind it."""
+        """One call of the library: of the step, or of a section behind it. The library makes moves in front of every
+        step: moves alone are a step that leaves nothing in the cache."""
+        if work.moves_only:
+            slots = self._arrays["slot_mapping"].cast("B")
+            kept, slots[:] = bytes(slots), b"\xff" * len(slots)
+            self.run(work._replace(moves_only=False, trees=False))
+            slots[:] = kept
+            return
         assert self._handle is not None
         if self._cores is not None:
             self._cores.enter()

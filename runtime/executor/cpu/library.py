@@ -162,6 +162,13 @@ class KernelLibrary:
         if zero(handle, offset, nbytes):
             raise IccError("a rank is gone")
 
+    def copy_on_ranks(self, handle: int, source: int, target: int, nbytes: int) -> None:
+        """Copy a part of the KV caches of all ranks to another. IccError where a rank is gone."""
+        copy = self._library.icc_rank_copy
+        copy.restype, copy.argtypes = c_int32, (c_void_p, c_int64, c_int64, c_int64)
+        if copy(handle, source, target, nbytes):
+            raise IccError("a rank is gone")
+
     def end_ranks(self, handle: int) -> None:
         """The other ranks follow no more."""
         end = self._library.icc_rank_end

@@ -61,6 +61,14 @@ class RankedDevice(CpuDevice):
         except IccError as error:
             raise self._failed(error) from error
 
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `source` of the KV caches of all ranks to their byte `target`."""
+        assert self._handle is not None
+        try:
+            self._library.copy_on_ranks(self._handle, source, target, nbytes)
+        except IccError as error:
+            raise self._failed(error) from error
+
     def run(self, work: DeviceWork) -> None:
         """One call of the library, on all ranks."""
         try:

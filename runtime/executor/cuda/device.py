@@ -121,6 +121,10 @@ class CudaDevice:
         self.cuda.enter()
         self.cuda.zero(self._addresses["kv"] + offset, nbytes)
 
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `source` of the KV cache to its byte `target`, on the stream."""
+        self.cuda.copy(self._addresses["kv"] + target, self._addresses["kv"] + source, nbytes)
+
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Copy `nbytes` bytes from byte `cache` of the KV cache to byte `host` of the host's blocks, on the stream."""
         self.cuda.to_host(self._host[host : host + nbytes], self._addresses["kv"] + cache)

@@ -141,6 +141,10 @@ class Cuda:
         """Copy from the device into a host array, in the order of the stream."""
         self.call("cuMemcpyDtoHAsync", host.ctypes.data, pointer, host.nbytes, self.stream)
 
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy within the device, in the order of the stream."""
+        self.call("cuMemcpyDtoDAsync", target, source, nbytes, self.stream)
+
     def zero(self, pointer: int, nbytes: int) -> None:
         """Fill with zeros, in the order of the stream."""
         self.call("cuMemsetD8Async", pointer, 0, nbytes, self.stream)

@@ -45,6 +45,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuMemFreeHost": ("hipHostFree", (_PTR,)),
     "cuMemcpyHtoDAsync": ("hipMemcpyHtoDAsync", (_PTR, _PTR, _COUNT, _PTR)),
     "cuMemcpyDtoHAsync": ("hipMemcpyDtoHAsync", (_PTR, _PTR, _COUNT, _PTR)),
+    "cuMemcpyDtoDAsync": ("hipMemcpyDtoDAsync", (_PTR, _PTR, _COUNT, _PTR)),
     "cuMemsetD8Async": ("hipMemsetD8Async", (_PTR, c_ubyte, _COUNT, _PTR)),
     "cuEventCreate": ("hipEventCreateWithFlags", (_NEW, c_uint)),
     "cuEventDestroy": ("hipEventDestroy", (_PTR,)),

@@ -71,9 +71,7 @@ class CompletionAnswer(AnswerWriter):
     def whole(self, deltas: Sequence[Delta]) -> CompletionResponse:
         for delta in deltas:
             self.tally.add(delta)
-        found = _by_choice(deltas)
-        if self._request.best_of is not None and self._request.best_of > self._request.n:
-            found = _best(found, self._request.n)
+        found = _chosen(_by_choice(deltas), self._stream)
         choices = sorted(map(self._choice, found), key=lambda choice: choice.index)
         return CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
 
@@ -113,7 +111,7 @@ class CompletionAnswer(AnswerWriter):
                 scored = self._stream.prompt_logprobs.get(delta.id)
                 tokens = [self._job.submits[position].prompt[0], *(scored.logprobs if scored else ()), *tokens]
             logprobs, self._offsets[index] = completion_logprobs(self._model, tokens, offset, top)
-        choice = CompletionChoice(index, text, logprobs, delta.reason)
+        choice = CompletionChoice(index, text, logprobs, delta.reason, score=_score(delta))
         if first and self._request.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(self._model, self._job, self._stream, position)
         return choice
@@ -129,14 +127,13 @@ class ChatAnswer(AnswerWriter):
         self.tally = Tally(job)
 
     def whole(self, deltas: Sequence[Delta]) -> ChatCompletion:
-        read: dict[int, list[Part]] = {}
         for delta in deltas:
             self.tally.add(delta)
-            read.setdefault(delta.index, []).extend(self._parts(delta))
         choices = []
-        for delta in _by_choice(deltas):
-            message = self._message(read[delta.index])
-            choices.append(ChatChoice(delta.index, message, self._logprobs(delta), self._reason(delta)))
+        for delta in _chosen(_by_choice(deltas), self._stream):
+            message = self._message(self._parts(delta))
+            logprobs, reason = self._logprobs(delta), self._reason(delta)
+            choices.append(ChatChoice(delta.index, message, logprobs, reason, _score(delta)))
         choices.sort(key=lambda choice: choice.index)
         answer = ChatCompletion(self._id, self._created, self._request.model, choices, self.tally.usage())
         if self._request.prompt_logprobs is not None:
@@ -167,7 +164,8 @@ class ChatAnswer(AnswerWriter):
             chunks += [self._chunk(ChunkChoice(delta.index, self._delta(parts))) for parts in before]
             if last or reason or delta.logprobs or not self._readers:
                 said = self._delta(last)
-                chunks.append(self._chunk(ChunkChoice(delta.index, said, self._logprobs(delta), reason)))
+                choice = ChunkChoice(delta.index, said, self._logprobs(delta), reason, _score(delta))
+                chunks.append(self._chunk(choice))
         return chunks
 
     def end(self) -> list[ChatChunk]:
@@ -247,16 +245,20 @@ def _calls(parts: Sequence[Part], pieces: bool = False) -> list[CalledTool]:
     return list(calls.values())
 
 
-def _best(deltas: Sequence[Delta], n: int) -> list[Delta]:
-    """The `n` likeliest completions per token of each prompt, numbered anew from 0."""
-    ranked: dict[int, list[Delta]] = {}
+def _chosen(deltas: Sequence[Delta], stream: EngineStream) -> list[Delta]:
+    """The completions that are given, where some were chosen numbered anew from 0."""
+    found = []
     for delta in deltas:
-        ranked.setdefault(delta.id, []).append(delta)
-    best = []
-    for found in ranked.values():
-        found.sort(key=lambda delta: -sum(one.logprob for one in delta.logprobs) / max(len(delta.logprobs), 1))
-        best += [msgspec.structs.replace(delta, index=index) for index, delta in enumerate(found[:n])]
-    return best
+        chosen = stream.chosen.get(delta.id)
+        if chosen is None:
+            found.append(delta)
+        elif delta.index in chosen:
+            found.append(msgspec.structs.replace(delta, index=chosen.index(delta.index)))
+    return found
+
+
+def _score(delta: Delta) -> float | UnsetType:
+    return UNSET if delta.score is None else delta.score
 
 
 def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:

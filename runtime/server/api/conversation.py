@@ -5,6 +5,7 @@ Fields that are not listed pass: clients put back what they were given, by us or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -34,6 +35,13 @@ class FunctionCall(Struct, frozen=True):
 
     name: Speaker
     arguments: Text | dict[str, Any] | None = None
+
+
+def text_of(content: Content | None) -> str:
+    """The words of a content."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content if isinstance(part, TextPart))
 
 
 class MessageToolCall(Struct, frozen=True):
@@ -144,3 +152,9 @@ class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """What the last user of a conversation says, or the last message of all."""
+    asked = [message for message in messages if isinstance(message, UserMessage)]
+    return text_of((asked or messages)[-1].content)

@@ -110,6 +110,8 @@ class Core:
         self.model.prompting.form = await self._answer_format()
         await self.engine.start()
         await self.adapters.load_first()
+        if self.generator.judge is not None:
+            await self.generator.judge.start()
 
     async def _answer_format(self) -> AnswerFormat:
         """How the model's answers are read, by its template."""
@@ -126,5 +128,7 @@ class Core:
         """End the sandbox and the engine processes, and send the spans that are left."""
         await self._sandbox.stop()
         await self.engine.stop()
+        if self.generator.judge is not None:
+            await self.generator.judge.stop()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .errors import HttpError
-from .requests import OTHERS
+from .requests import NO_SUCH_SEARCH, OTHERS
 
 T = TypeVar("T")
 # types of parts of a content that no text model takes, as msgspec names a value that is none of those it knows
@@ -48,6 +48,9 @@ def _said() -> Iterator[None]:
             raise HttpError(400, message, field, "unsupported_content") from error
         unknown = re.search(r"unknown field `(.+)`", text)
         named = ".".join(filter(None, [field, unknown[1] if unknown else ""])) or None
+        if named in NO_SUCH_SEARCH:
+            text = f"{named}: there is no {NO_SUCH_SEARCH[named]}, which has left transformers, too: leave it out"
+            raise HttpError(400, text, named, "unsupported_parameter") from error
         raise HttpError(400, f"{field}: {text}" if field else text, named, "invalid_value") from error
     except msgspec.DecodeError as error:
         raise HttpError(400, f"the body is not JSON: {error}", code="invalid_json") from error

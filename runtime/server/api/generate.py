@@ -14,6 +14,7 @@ from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineStream
 from ..engine.messages import Delta
 from ..log import note
+from .best import Judge, best_of
 from .errors import ClientGone, HttpError
 from .jobs import Job
 from .run import Run
@@ -46,12 +47,14 @@ class AnswerWriter(Protocol):
 class Generator:
     """Runs jobs: admission before anything else, then the engine; whatever happens, what was taken is given back.
 
-    `observers` are told of every request that has ended, however it did.
+    `observers` are told of every request that has ended, however it did. judge: says which of several answers is the
+    best, where there is one.
     """
 
     def __init__(self, engine: EnginePool, admission: Admission) -> None:
         self.engine, self.admission = engine, admission
         self.observers: list[Callable[[Run], None]] = [_note]
+        self.judge: Judge | None = None
 
     @contextlib.contextmanager
     def started(self, job: Job) -> Iterator[Run]:
@@ -89,4 +92,6 @@ async def whole_answer(generator: Generator, job: Job, make: Callable[[EngineStr
         deltas: list[Delta] = []
         async for some in run.deltas():
             deltas += some
+        if job.best is not None:
+            run.stream.chosen = await best_of(job, deltas, generator.judge)
         return answer.whole(deltas)

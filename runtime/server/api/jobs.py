@@ -22,13 +22,14 @@ from ..engine.messages import Submit
 from . import limits, structured
 from .adapters import ServedAdapters
 from .constraints import format_of
+from .conversation import question_of
 from .errors import conflict
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
 from .prompts import Prompts
 from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
-from .sampling import check_allowed, sampling
+from .sampling import check_allowed, check_best, sampling, width
 from .sandbox import Sandbox
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -40,7 +41,8 @@ class Job:
 
     read: makes a reader for one answer, if that may hold more than words; thinks: whether that may be thoughts. offer:
     the tools that may be called. prompt_texts: of completions that begin with their prompts. prompt_logprobs: how many
-    of the likeliest tokens are wanted per position of the prompt.
+    of the likeliest tokens are wanted per position of the prompt. best: so many of the completions of each prompt are
+    given, None for all; questions: what is asked by each, for whoever judges the answers then.
     """
 
     submits: list[Submit]
@@ -51,6 +53,8 @@ class Job:
     offer: Offer = field(default_factory=Offer)
     prompt_texts: list[str] = field(default_factory=list)
     prompt_logprobs: int = 0
+    best: int | None = None
+    questions: list[str] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,13 +62,17 @@ class Job:
         return sum(len(submit.prompt) for submit in self.submits)
 
 
+def _chooses(request: Common) -> bool:
+    """Whether more completions are made than are given."""
+    return width(request) > request.n and not request.use_beam_search
+
+
 class Wanted(NamedTuple):
     """What a request wants of each prompt. max_tokens: None for as many as there is room for; logprobs: how many of the
-    likeliest tokens per position, None for no probabilities; n: completions."""
+    likeliest tokens per position, None for no probabilities."""
 
     max_tokens: int | None
     logprobs: int | None
-    n: int
 
 
 class Jobs:
@@ -101,18 +109,17 @@ class Jobs:
                 item if whole and isinstance(item, str) else self.model.text(prompt)
                 for item, prompt in zip(given, tokens, strict=True)
             ]
-        best_of = request.best_of or request.n
-        if best_of < request.n:
-            raise conflict(f"best_of = {best_of}: must be at least n = {request.n}", "best_of")
-        if best_of > request.n and request.stream:
-            raise conflict("best_of: the best are known at the end, not in a stream", "best_of")
-        logprobs = 0 if request.logprobs is None and best_of > request.n else request.logprobs
+        check_best(request)
         scored = request.logprobs if request.echo else None
         max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         grammar = structured.of_format(format_of(request))
-        params = await self._params(request, max(map(len, tokens)), Wanted(max_tokens, logprobs, best_of))
+        params = await self._params(request, max(map(len, tokens)), Wanted(max_tokens, request.logprobs))
         queries = [self.model.prompting.constrained(prompt, params, grammar) for prompt in tokens]
-        return replace(await self._job(request, client, queries, scored=scored), prompt_texts=texts)
+        job = await self._job(request, client, queries, scored=scored)
+        if job.best is not None:
+            questions = [self.model.text(prompt) for prompt in tokens]
+            job = replace(job, questions=questions)
+        return replace(job, prompt_texts=texts)
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
         """The job of an embedding request: a Submit per input."""
@@ -160,6 +167,7 @@ class Jobs:
     async def chat(self, request: ChatRequest, client: str) -> Job:
         """The job of a chat request: one Submit, with a reader where the answer may hold calls or thoughts."""
         prompting, offer = self.model.prompting, offer_of(request)
+        check_best(request)
         grammar = structured.of_format(format_of(request))
         if request.prompt_logprobs is not None and request.stream:
             raise conflict("prompt_logprobs: a streamed answer cannot have them", "prompt_logprobs")
@@ -170,9 +178,11 @@ class Jobs:
         tokens = await self._encode_prompt(request, prompt)
         logprobs = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
         max_tokens = request.max_completion_tokens or request.max_tokens
-        params = await self._params(request, len(tokens), Wanted(max_tokens, logprobs, request.n))
+        params = await self._params(request, len(tokens), Wanted(max_tokens, logprobs))
         query = prompting.answer(turn, prompt, tokens, params)
         job = await self._job(request, client, [query], "tools" if offer.must else "response_format")
+        if job.best is not None:
+            job = replace(job, questions=[question_of(request.messages)])
         return replace(job, read=query.read, thinks=turn.thinks, offer=offer)
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:
@@ -221,8 +231,9 @@ class Jobs:
         room = prompting.room(longest)
         limit = room if wanted.max_tokens is None else min(wanted.max_tokens, room)
         words = await self.prompts.forbidden(request.bad_words or ())
-        params = sampling(request, limit, wanted.logprobs, self.model.vocab_size)
-        params = replace(params, n=wanted.n, bad_words=words, skip_special_tokens=request.skip_special_tokens)
+        logprobs = 0 if wanted.logprobs is None and _chooses(request) else wanted.logprobs
+        params = sampling(request, limit, logprobs, self.model.vocab_size)
+        params = replace(params, bad_words=words, skip_special_tokens=request.skip_special_tokens)
         for name in ("stop_token_ids", "allowed_token_ids"):
             self.prompts.check(getattr(request, name) or (), name)
         return prompting.chat_params(params, longest)
@@ -245,12 +256,14 @@ class Jobs:
             scored = max(request.prompt_logprobs, scored or 0)
         standing = Standing(request.priority, client, self._keys.salt(client, request.cache_salt))
         most = max((one for one in (params.logprobs, scored) if one is not None), default=None)
-        price = Price.of([len(query.token_ids) for query in queries], params.n, params.max_tokens, most)
+        made = max(params.n, params.beams)
+        price = Price.of([len(query.token_ids) for query in queries], made, params.max_tokens, most)
         deadline = self._deadline(request.deadline)
         submits = [
             Submit.of(msgspec.structs.replace(query, grammar=lowered), standing, deadline, scored) for query in queries
         ]
-        return Job(submits, price, deadline, prompt_logprobs=request.prompt_logprobs or 0)
+        best = request.n if _chooses(request) else None
+        return Job(submits, price, deadline, best=best, prompt_logprobs=request.prompt_logprobs or 0)
 
     async def _lowered(self, grammar: str, field: str) -> str:
         """A grammar as the engine takes it; "" for none."""

@@ -18,14 +18,23 @@ from .formats import Choices, ResponseFormat, StructuredOutputs
 OTHERS: dict[str, bool | int | float | list[Any]] = {
     "cache_prompt": True,
     "detokenize": True,
-    "early_stopping": False,
-    "length_penalty": 1,
+    "diversity_penalty": 0,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
     "mirostat": 0,
     "return_token_ids": False,
     "return_tokens_as_token_ids": False,
     "spaces_between_special_tokens": True,
     "typical_p": 1,
-    "use_beam_search": False,
+}
+# fields of searches that neither icc nor transformers 5 has, and what they ask for
+NO_SUCH_SEARCH = {
+    "penalty_alpha": "contrastive search",
+    "dola_layers": "DoLa",
+    "num_beam_groups": "diverse beam search",
+    "diversity_penalty": "diverse beam search",
+    "force_words_ids": "constrained beam search",
+    "constraints": "constrained beam search",
 }
 
 
@@ -46,6 +55,9 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
 
+    best_of: so many completions are made, and the `n` best of them given: the likeliest per token, or those that the
+    server's judge likes best. use_beam_search: beam search with `n` beams, or with `best_of`, as vLLM has it;
+    length_penalty and early_stopping as transformers has them.
     seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
     many as fit. bad_words: texts that are not generated. lora: an adapter by its name, which may be the model's, too,
     or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names.
@@ -53,6 +65,10 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     model: str
     n: Annotated[int, limits.bound("n")] = 1
+    best_of: Annotated[int, limits.bound("best_of")] | None = None
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, limits.bound("length_penalty")] = 1.0
+    early_stopping: bool | Literal["never"] = False
     max_tokens: Annotated[int, limits.bound("max_tokens")] | None = None
     min_tokens: Annotated[int, limits.bound("min_tokens")] = 0
     temperature: Annotated[float, limits.bound("temperature")] | None = None
@@ -103,12 +119,10 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Common, frozen=True, kw_only=True):
-    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. best_of: so many
-    completions are made, and the `n` likeliest per token are given. suffix: what comes after the completion, for models
-    that fill in."""
+    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. suffix: what comes
+    after the completion, for models that fill in."""
 
     prompt: str | list[str | int | list[int]]
-    best_of: Annotated[int, limits.bound("best_of")] | None = None
     suffix: Text | None = None
     echo: bool | None = None
     logprobs: Annotated[int, limits.bound("logprobs")] | None = None

@@ -62,13 +62,15 @@ class PromptLogprob(Struct):
 
 
 class CompletionChoice(Struct):
-    """prompt_logprobs: for each of the prompt's tokens, by id, that token and the likeliest; null for the first."""
+    """prompt_logprobs: for each of the prompt's tokens, by id, that token and the likeliest; null for the first.
+    score: of what beams have found."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    score: float | UnsetType = UNSET
 
 
 class CompletionResponse(Struct):
@@ -134,12 +136,13 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One of the answers."""
+    """One of the answers. score: of what beams have found."""
 
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    score: float | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -171,6 +174,7 @@ class ChunkChoice(Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    score: float | UnsetType = UNSET
 
 
 class ChatChunk(Struct):

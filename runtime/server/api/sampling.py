@@ -10,10 +10,17 @@ from .requests import Common
 def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
     """Biases of tokens that the vocabulary does not have change nothing and are left out."""
     stop = request.stop
+    beams = width(request) if request.use_beam_search else 1
+    for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+        if getattr(request, name) != default and not request.use_beam_search:
+            raise conflict(f"{name}: only a beam search has it: give use_beam_search", name)
+    if request.use_beam_search and request.temperature:
+        raise conflict("temperature: a beam search does not sample: leave it out, or give 0", "temperature")
+    searched = {"length_penalty": request.length_penalty, "early_stopping": request.early_stopping}
     biases = {int(token): value for token, value in (request.logit_bias or {}).items()}
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=request.temperature,
+        temperature=0.0 if request.use_beam_search and request.temperature is None else request.temperature,
         top_p=request.top_p,
         top_k=0 if request.top_k == -1 else request.top_k,
         min_p=request.min_p,
@@ -27,10 +34,25 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
         ignore_eos=request.ignore_eos,
         min_tokens=min(request.min_tokens, max_tokens),
         logprobs=logprobs,
-        n=request.n,
+        n=request.n if request.use_beam_search else width(request),
+        beams=beams,
+        **(searched if beams > 1 else {}),
         include_stop=request.include_stop_str_in_output,
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
     )
+
+
+def width(request: Common) -> int:
+    """How many completions are made of a prompt, or with how many beams they are searched for."""
+    return request.best_of or request.n
+
+
+def check_best(request: Common) -> None:
+    """HttpError if fewer completions are made than are given, or the best are asked for before they are known."""
+    if width(request) < request.n:
+        raise conflict(f"best_of = {request.best_of}: must be at least n = {request.n}", "best_of")
+    if width(request) > request.n and request.stream and not request.use_beam_search:
+        raise conflict("best_of: the best are known at the end, not in a stream", "best_of")
 
 
 def check_allowed(params: SamplingParams, grammar: str) -> None:

@@ -16,6 +16,7 @@ from ...errors import BatchFailed, UsageError
 from ...options import LoadOptions
 from ...progress.stream import open_display
 from ..api.core import Core
+from ..api.judging import EngineJudge
 from ..api.keys import ApiKeys
 from .batch_lines import BatchLine, LineResult, read_lines, run_line
 
@@ -23,9 +24,14 @@ Update = Callable[[str, float, float], None]
 
 
 def run_offline(
-    load: LoadOptions, source: Path, target: Path, adapters: Mapping[str, Path] = MappingProxyType({})
+    load: LoadOptions,
+    source: Path,
+    target: Path,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
+    judge: Path | None = None,
 ) -> None:
     """Answer every line of `source` that has no line in `target` yet. adapters: those that lines may name, by name.
+    judge: an engine that says which of several answers are the best.
 
     A line is appended as soon as it is answered, in the order in which answers come. UsageError for a file that cannot
     be read or written, or a line that is no request; BatchFailed if a request got an error, now or before.
@@ -43,7 +49,9 @@ def run_offline(
         print(f"{len(lines)} requests, {len(lines) - len(waiting)} answered before", file=sys.stderr)
         if waiting:
             with open_display() as display, display.stage("batch") as progress:
-                asyncio.run(_run(load, waiting, stream, statuses, progress, adapters))
+                core = Core(load, ApiKeys(), adapters=adapters)
+                core.generator.judge = None if judge is None else EngineJudge(judge, load)
+                asyncio.run(_run(core, waiting, stream, statuses, progress))
             os.fsync(stream.fileno())
             print(f"{len(waiting)} answered now", file=sys.stderr)
     failed = sum(statuses[line.custom_id] != 200 for line in lines)
@@ -72,15 +80,13 @@ def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
 
 
 async def _run(
-    load: LoadOptions,
+    core: Core,
     lines: list[BatchLine],
     stream: BinaryIO,
     statuses: dict[str, int],
     progress: Update,
-    adapters: Mapping[str, Path],
 ) -> None:
     """Answer the lines; `statuses` gets the status of each."""
-    core = Core(load, ApiKeys(), adapters=adapters)
     waiting = iter(lines)
     done = 0
 

@@ -24,7 +24,8 @@ class EngineStream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
     submits: the prompts, whose ids follow one another. `prompt_logprobs` and `embeddings` are by id. begun: the ids of
-    which something has come.
+    which something has come. chosen: by id, which of its completions are given, the best first; nothing of an id of
+    which all are.
     """
 
     def __init__(self, submits: Sequence[Submit]) -> None:
@@ -32,6 +33,7 @@ class EngineStream:
         self.first_id = submits[0].id
         self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
         self.begun: set[int] = set()
+        self.chosen: dict[int, list[int]] = {}
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
         self._deltas: deque[Delta] = deque()

@@ -92,7 +92,7 @@ class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
 class Delta(msgspec.Struct, array_like=True, frozen=True):
     """What one step gave to completion `index` of a prompt. The first one says how many of
     the prompt's tokens were found in the prefix cache and how long the prompt has waited, in seconds. `reason` ends the
-    completion; `stop` is the stop string that did, if one."""
+    completion; `stop` is the stop string that did, if one; `score` comes with the end of what beams have found."""
 
     id: int
     index: int
@@ -103,6 +103,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     queued_s: float = 0.0
     reason: str | None = None
     stop: str | None = None
+    score: float | None = None
 
 
 def merge(deltas: list[Delta]) -> Delta:
@@ -120,6 +121,7 @@ def merge(deltas: list[Delta]) -> Delta:
         first.queued_s,
         last.reason,
         last.stop,
+        last.score,
     )
 
 

@@ -228,6 +228,7 @@ class Worker(TaskListener[Prompt]):
             generation.queued_s,
             output.finish_reason,
             output.stop,
+            output.score,
         )
 
     def _stats(self) -> Stats:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from ...errors import IccError, UsageError
 from ..api import limits
 from ..api.core import Core
+from ..api.judging import EngineJudge
 from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
 from ..api.openresponses.conversations import Conversations
@@ -68,6 +69,10 @@ class Server:
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
         )
+        if options.judge is not None:
+            core.generator.judge = EngineJudge(
+                options.judge, options.load, LogOptions(options.log_format, options.log_level)
+            )
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)

@@ -127,11 +127,11 @@ def test_what_a_template_does_not_know_is_fitted_to_it() -> None:
 
 def test_null_is_as_good_as_nothing_and_so_are_the_defaults_of_others() -> None:
     nothing = dict.fromkeys(["n", "seed", "audio", "web_search_options", "min_tokens", "ignore_eos", "no_such_field"])
-    assert request(**nothing, use_beam_search=False, length_penalty=1.0, typical_p=1) == request()
+    assert request(**nothing, use_beam_search=False, length_penalty=1.0, typical_p=1, num_beam_groups=1) == request()
     assert request(stream_options={"include_usage": True, "include_obfuscation": False}).stream_options is not None
     for field, value in {
-        "use_beam_search": True,
         "length_penalty": True,
+        "early_stopping": "always",
         "no_such_field": 1,
         "audio": {"voice": "a"},
     }.items():

@@ -1,0 +1,80 @@
+"""SearchRequest: a request whose answers are searched for with beams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..batch.scheduled import StepOutcome, Verdict
+from ..scheduler.scheduler import Scheduler
+from .beam_search import BeamSearch
+from .generation import Generation
+from .request import Output, Request
+from .sampler import SampledToken
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NO_WAY_ON = "error"  # why a search ends that has found nothing: its grammar does not go on
+
+
+class SearchRequest(Request, eq=False, kw_only=True):
+    """What runs for the completions of a prompt that a beam search finds: all of them get their tokens when it ends.
+
+    generations: the completions, the best first, which are not queued themselves.
+    """
+
+    search: BeamSearch
+    generations: Sequence[Generation]
+    first_token: float | None = None
+
+    def push(self, beam: int, logits: np.ndarray) -> StepOutcome:
+        """Take the logits behind one beam, float32 `[vocab]`, which are valid only now."""
+        try:
+            found = self.search.push(beam, logits)
+        except Exception as error:  # of its grammar: the others go on
+            self.fault, found = error, False
+        return StepOutcome(self.request_id, None, Verdict.CONTINUE if found else Verdict.ERROR, beam=beam)
+
+    def advance(self, scheduler: Scheduler) -> str | None:
+        """Go on by one token where the logits of all beams have come; why it ends, if it does."""
+        if not self.search.ready:
+            return None
+        try:
+            choices = self.search.advance()
+        except Exception as error:
+            self.fault = error
+            return "error"
+        if not choices:
+            return self.search.finished[0].reason if self.search.finished else NO_WAY_ON
+        self.search.placed(scheduler.branch(self.request_id, choices))
+        return None
+
+    def preempt(self) -> None:
+        super().preempt()
+        self.search.lost()
+
+    def hold(self) -> None:
+        super().hold()
+        self.search.restart()
+
+    def deliver(self, reason: str | None = None) -> list[Output]:
+        """Nothing before the end; then all tokens of all completions, the best of what there is."""
+        if reason is None:
+            return []
+        self.end(reason)
+        found = self.search.best(len(self.generations)) if reason != "error" else []
+        outputs: list[Output] = []
+        for index, generation in enumerate(self.generations):
+            generation.first_token, generation.fault = self.first_token, self.fault
+            generation.num_cached_tokens, generation.queued_s = self.num_cached_tokens, self.queued_s
+            why = reason
+            if index < len(found):
+                one = found[index]
+                generation.score = one.score
+                logprobs = one.logprobs or (None,) * len(one.tokens)
+                for token, logprob in zip(one.tokens, logprobs, strict=True):
+                    generation.take_one(SampledToken(token, logprob))
+                why = one.reason if reason in ("stop", "length") else reason
+            outputs += generation.deliver(why)
+        return outputs

@@ -1,0 +1,47 @@
+"""The best of several answers: those that a judge likes best, or the likeliest per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..engine.messages import Delta, merge
+from .jobs import Job
+
+
+class Judge(Protocol):
+    """Says how good answers are."""
+
+    async def start(self) -> None:
+        """Make it ready. IccError if that cannot be."""
+        ...
+
+    async def stop(self) -> None:
+        """Let go of what it has."""
+        ...
+
+    async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
+        """A number for each answer to the question, the higher the better."""
+        ...
+
+
+async def best_of(job: Job, deltas: Sequence[Delta], judge: Judge | None) -> dict[int, list[int]]:
+    """For each prompt of a job, by id, the numbers of the `job.best` best of its completions, the best first."""
+    grouped: dict[int, dict[int, list[Delta]]] = {}
+    for delta in deltas:
+        grouped.setdefault(delta.id, {}).setdefault(delta.index, []).append(delta)
+    chosen: dict[int, list[int]] = {}
+    for question, (number, answers) in zip(job.questions, sorted(grouped.items()), strict=True):
+        whole = [merge(answers[index]) for index in sorted(answers)]
+        if judge is None:
+            scores = [_likelihood(one) for one in whole]
+        else:
+            scores = await judge.scores(question, [one.text for one in whole])
+        order = sorted(range(len(whole)), key=lambda place: -scores[place])
+        chosen[number] = [whole[place].index for place in order[: job.best]]
+    return chosen
+
+
+def _likelihood(delta: Delta) -> float:
+    """The mean log-probability of its tokens."""
+    return sum(one.logprob for one in delta.logprobs) / max(len(delta.logprobs), 1)
