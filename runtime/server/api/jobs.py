@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from ..engine.messages import Submit
 from . import limits, structured
 from .adapters import ServedAdapters
 from .constraints import format_of
-from .errors import conflict
+from .errors import HttpError, conflict
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
@@ -32,6 +32,18 @@ from .sampling import check_allowed, sampling
 from .sandbox import Sandbox
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+
+class OfModel(Protocol):
+    """A request that names its model."""
+
+    @property
+    def model(self) -> str:
+        """The name; "" for the one that is served."""
+        ...
+
+
+R = TypeVar("R", bound=OfModel)
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,26 @@ class Jobs:
         self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
+
+    def check_model(self, name: str | None) -> None:
+        """HttpError 404 for a model that is not served here, and no adapter of it."""
+        if name is None or name in self.model.names:
+            return
+        if self.adapters is None or not self.adapters.knows(name):
+            raise HttpError(
+                404,
+                f"the model {name[:80]!r} does not exist; this server has {', '.join(map(repr, self.model.names))}",
+                "model",
+                "model_not_found",
+            )
+
+    def named(self, request: R) -> R:
+        """The request with the name of its model: without one, that of the model that is served. HttpError 404 for a
+        model that is not served here."""
+        if not request.model:
+            return msgspec.structs.replace(request, model=self.model.name)  # type: ignore[type-var]
+        self.check_model(request.model)
+        return request
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
         """The job of a completion request: a Submit per prompt."""

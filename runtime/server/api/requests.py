@@ -46,12 +46,13 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
 
-    seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
-    many as fit. bad_words: texts that are not generated. lora: an adapter by its name, which may be the model's, too,
-    or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names.
+    model: "" is the one that is served, in other requests too. seed: -1 is none. top_k: -1 is off.
+    truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as many as fit. bad_words: texts that
+    are not generated. lora: an adapter by its name, which may be the model's, too, or by llama.cpp's number, with a
+    scale. guided_*: the same as structured_outputs, by older names.
     """
 
-    model: str
+    model: str = ""
     n: Annotated[int, limits.bound("n")] = 1
     max_tokens: Annotated[int, limits.bound("max_tokens")] | None = None
     min_tokens: Annotated[int, limits.bound("min_tokens")] = 0
@@ -153,7 +154,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     are taken as they are. truncate: texts that are too long lose their end, or with "START" their beginning.
     truncate_prompt_tokens: at most so many tokens, -1: as many as the engine takes."""
 
-    model: str
+    model: str = ""
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
@@ -188,7 +189,7 @@ class RerankRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     """POST /v1/rerank, as Jina and Cohere have it. `user` is accepted and changes nothing; the fields before it are
     extensions. truncate_prompt_tokens: pairs lose the end of their longer text, -1: until the engine can take them."""
 
-    model: str
+    model: str = ""
     query: Text
     documents: Annotated[list[Text | RerankDocument], Meta(min_length=1, max_length=limits.INPUTS)]
     top_n: Annotated[int, limits.bound("top_n")] | None = None

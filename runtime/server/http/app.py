@@ -115,7 +115,7 @@ def _add_models(app: FastAPI, parts: ServerParts) -> None:
     @app.get("/v1/models/{model:path}", **operation(Model, errors=(404,)))
     async def one_model(model: str) -> Response:
         """The model of that name."""
-        parts.check_model(model)
+        parts.jobs.check_model(model)
         return json_response(entry(model))
 
 
@@ -125,8 +125,7 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     )
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
-        body = await decode_body(request, CompletionRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, CompletionRequest)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
         make = partial(CompletionAnswer, parts.model, body, job)
         return await parts.answer(request, job, make, body.stream)
@@ -134,8 +133,7 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=GENERATION_ERRORS, events=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = await decode_body(request, ChatRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, ChatRequest)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
         return await parts.answer(request, job, partial(ChatAnswer, parts.model, body, job), body.stream)
 
@@ -144,8 +142,7 @@ def _add_embeddings(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/embeddings", **operation(EmbeddingList, EmbeddingRequest, errors=(*GENERATION_ERRORS, 504)))
     async def embeddings(request: Request) -> Response:
         """The vector of each text."""
-        body = await decode_body(request, EmbeddingRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, EmbeddingRequest)
         job = await parts.jobs.embedding(body, request.scope["icc.client"])
         return await _answered(request, embedding_answer(parts.generator, job, body))
 
@@ -163,7 +160,7 @@ def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
         """As /v1/rerank, or as clients of text-embeddings-inference ask for it."""
         raw = await read_body(request)
         if not tei.has_texts(raw):
-            return await ranked(request, decoded(raw, RerankRequest))
+            return await ranked(request, parts.jobs.named(decoded(raw, RerankRequest)))
         body = decoded(raw, tei.TextsRequest)
         job = await parts.jobs.rerank(body.plain(parts.model.names[0]), request.scope["icc.client"])
         return await _answered(request, tei.ranks_answer(parts.generator, job, body, _facts(parts)))
@@ -172,10 +169,9 @@ def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/rerank", **operation(Reranked, RerankRequest, errors=(*GENERATION_ERRORS, 504)))
     async def rerank(request: Request) -> Response:
         """The documents by how well they go with the query."""
-        return await ranked(request, await decode_body(request, RerankRequest))
+        return await ranked(request, await parts.read(request, RerankRequest))
 
     async def ranked(request: Request, body: RerankRequest) -> Response:
-        parts.check_model(body.model)
         job = await parts.jobs.rerank(body, request.scope["icc.client"])
         return await _answered(request, rerank_answer(parts.generator, job, body, _facts(parts)))
 

@@ -94,7 +94,7 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
     """The bounds that this engine sets."""
     for name in _ANSWERED:
         if name in schemas:
-            schemas[name]["properties"]["model"]["enum"] = list(model.names)
+            schemas[name]["properties"]["model"]["enum"] = ["", *model.names]
     if "CompletionRequest" in schemas and not model.fills:
         schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
     _pass_what_says_nothing(schemas)

@@ -11,16 +11,15 @@ from fastapi.responses import Response
 
 from ..api.adapters import ServedAdapters
 from ..api.changes import EngineChanges
-from ..api.errors import HttpError
 from ..api.generate import AnswerWriter, Generator, whole_answer
-from ..api.jobs import Job, Jobs
+from ..api.jobs import Job, Jobs, R
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineStream
-from .bodies import json_response
+from .bodies import decode_body, json_response
 from .streams import CHUNKS, EventStream, Framing, while_connected
 
 GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
@@ -40,15 +39,10 @@ class ServerParts:
     changes: EngineChanges
     batches: Batches | None = None
 
-    def check_model(self, name: str | None) -> None:
-        """HttpError 404 for a model that is not served here."""
-        if name is not None and name not in self.model.names and not self.adapters.knows(name):
-            raise HttpError(
-                404,
-                f"the model {name[:80]!r} does not exist; this server has {', '.join(map(repr, self.model.names))}",
-                "model",
-                "model_not_found",
-            )
+    async def read(self, request: Request, kind: type[R]) -> R:
+        """The decoded body of a request, with the name of its model. HttpError 404 for one that is not served here, 400
+        as `decode_body`."""
+        return self.jobs.named(await decode_body(request, kind))
 
     async def answer(
         self,
