@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class EngineStream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
     submits: the prompts, whose ids follow one another. `prompt_logprobs` and `embeddings` are by id. begun: the ids of
-    which something has come.
+    which something has come. sent_ns, first_ns: when it was made, and when something came first (`time.monotonic_ns`).
     """
 
     def __init__(self, submits: Sequence[Submit]) -> None:
@@ -32,6 +33,8 @@ class EngineStream:
         self.first_id = submits[0].id
         self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
         self.begun: set[int] = set()
+        self.sent_ns = time.monotonic_ns()
+        self.first_ns: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
         self._deltas: deque[Delta] = deque()
@@ -57,6 +60,8 @@ class EngineStream:
     def push(self, delta: Delta) -> None:
         """Take a delta from the engine, and wake who waits for one."""
         self._deltas.append(delta)
+        if self.first_ns is None:
+            self.first_ns = time.monotonic_ns()
         self.begun.add(delta.id)
         self.left[delta.id] -= delta.reason is not None
         self._wake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -36,11 +35,11 @@ from .bodies import decode_body, error_response, json_response, read_body
 from .change_routes import add_changes
 from .docs_page import add_docs
 from .messages_routes import add_messages
+from .ollama_routes import add_ollama
 from .openapi import document, operation
 from .page_routes import add_page
 from .parts import GENERATION_ERRORS, ServerParts
 from .responses_routes import add_responses
-from .streams import while_connected
 from .token_routes import add_tokens
 
 
@@ -61,6 +60,7 @@ def build_app(parts: ServerParts) -> FastAPI:
         _add_generation(app, parts)
         add_responses(app, parts)
         add_messages(app, parts)
+    add_ollama(app, parts)
     _refuse_others(app, parts)
     add_adapters(app, parts.adapters)
     add_changes(app, parts.changes)
@@ -144,14 +144,14 @@ def _add_embeddings(app: FastAPI, parts: ServerParts) -> None:
         """The vector of each text."""
         body = await parts.read(request, EmbeddingRequest)
         job = await parts.jobs.embedding(body, request.scope["icc.client"])
-        return await _answered(request, embedding_answer(parts.generator, job, body))
+        return await parts.encoded(request, embedding_answer(parts.generator, job, body))
 
     @app.post("/embed", include_in_schema=False)
     async def embed(request: Request) -> Response:
         """The vector of each text, as clients of text-embeddings-inference ask for it."""
         body = await decode_body(request, tei.EmbedRequest)
         job = await parts.jobs.embedding(body.plain(parts.model.names[0]), request.scope["icc.client"])
-        return await _answered(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
+        return await parts.encoded(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
 
 
 def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
@@ -163,7 +163,7 @@ def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
             return await ranked(request, parts.jobs.named(decoded(raw, RerankRequest)))
         body = decoded(raw, tei.TextsRequest)
         job = await parts.jobs.rerank(body.plain(parts.model.names[0]), request.scope["icc.client"])
-        return await _answered(request, tei.ranks_answer(parts.generator, job, body, _facts(parts)))
+        return await parts.encoded(request, tei.ranks_answer(parts.generator, job, body, _facts(parts)))
 
     @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/v1/rerank", **operation(Reranked, RerankRequest, errors=(*GENERATION_ERRORS, 504)))
@@ -173,7 +173,7 @@ def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
 
     async def ranked(request: Request, body: RerankRequest) -> Response:
         job = await parts.jobs.rerank(body, request.scope["icc.client"])
-        return await _answered(request, rerank_answer(parts.generator, job, body, _facts(parts)))
+        return await parts.encoded(request, rerank_answer(parts.generator, job, body, _facts(parts)))
 
 
 def _facts(parts: ServerParts) -> EmbeddingFacts:
@@ -182,20 +182,16 @@ def _facts(parts: ServerParts) -> EmbeddingFacts:
     return facts
 
 
-async def _answered(request: Request, answer: Awaitable[bytes]) -> Response:
-    """A JSON answer, which is given up if the client goes."""
-    found: list[bytes] = []
-
-    async def work() -> None:
-        found.append(await answer)
-
-    await while_connected(request.receive, work())
-    return Response(found[0], media_type="application/json")
-
-
 _PATHS = {
-    "generate": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    "embed": ("/v1/embeddings", "/embed"),
+    "generate": (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/api/chat",
+        "/api/generate",
+    ),
+    "embed": ("/v1/embeddings", "/embed", "/api/embed", "/api/embeddings"),
     "rerank": ("/v1/rerank", "/rerank", "/v2/rerank"),
 }
 

@@ -18,7 +18,8 @@ from ..api.responses import ErrorBody
 _ANSWERED = (
     "CompletionRequest", "ChatRequest", "EmbeddingRequest", "RerankRequest", "ResponsesRequest", "CompactRequest",
     "MessagesRequest",
-    "CountTokensRequest",
+    "CountTokensRequest", "OllamaChatRequest", "OllamaGenerateRequest", "OllamaEmbedRequest", "OllamaEmbeddingsRequest",
+    "OllamaShowRequest",
 )  # fmt: skip
 REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
@@ -45,15 +46,19 @@ def operation(
     events: bool = False,
     form: dict[str, Any] | None = None,
     error_body: type = ErrorBody,
+    lines: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
-    can stream events, its form where that is its body, and the form of its errors."""
+    can stream events, its form where that is its body, the form of its errors, and whether it can stream itself in
+    lines."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         content = {"application/json": {"schema": _ref(answer)}}
     if events:
         event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}
+    if lines:
+        content["application/x-ndjson"] = {"schema": {}}
     responses: dict[int, Any] = {
         200: {"description": (answer.__doc__ if answer else None) or "The answer.", "content": content}
     }
@@ -117,6 +122,8 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
     schemas["TokenizeRequest"]["oneOf"] = [
         {"required": [field], "properties": {field: {"not": {"type": "null"}}}} for field in ("prompt", "messages")
     ]
+    if "OllamaOptions" in schemas:
+        _at_most(schemas["OllamaOptions"]["properties"]["num_ctx"], model.max_len)
     if "InputMessage" in schemas:  # see ResponsesRequest.prepare
         schemas["InputMessage"]["required"].remove("type")
     _bound_tokens(schemas, model.vocab_size - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -62,3 +62,13 @@ class ServerParts:
 
         await while_connected(request.receive, work())
         return json_response(answers[0])
+
+    async def encoded(self, request: Request, answer: Awaitable[bytes]) -> Response:
+        """A JSON answer, which is given up if the client goes."""
+        found: list[bytes] = []
+
+        async def work() -> None:
+            found.append(await answer)
+
+        await while_connected(request.receive, work())
+        return Response(found[0], media_type="application/json")
