@@ -37,6 +37,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
 MAX_ALLOWED = 1 << 17
+MAX_SCORED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class SamplingParams:
     well. ignore_eos: go on after the model's end token. logprobs: None, or how many of the likeliest tokens to report
     per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
     string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
-    generated. allowed_token_ids: nothing else is sampled; None for any token.
+    generated. allowed_token_ids: nothing else is sampled; None for any token. score_ids: with logprobs, the tokens to
+    report at every position instead of the likeliest.
 
     What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
     regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
@@ -79,6 +81,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    score_ids: tuple[int, ...] = ()
     json_schema: Mapping[str, Any] | str | None = setting(
         None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
     )
@@ -100,6 +103,8 @@ class SamplingParams:
             raise _invalid("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
         _check_stops(self.stop)
         _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
+        object.__setattr__(self, "score_ids", tuple(self.score_ids))
+        _check_token_ids("score_ids", self.score_ids, MAX_SCORED)
         _check_token_ids("logit_bias", tuple(self.logit_bias), MAX_BIASES)
         for bias in self.logit_bias.values():
             if not isinstance(bias, int | float) or not abs(bias) <= MAX_BIAS:

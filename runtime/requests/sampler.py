@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -105,7 +105,7 @@ class Sampler:
         # whether the request's logits are changed at every step
         self._adjusts = any(part is not None for part in changing) or bool(self._biased) or bool(params.bad_words)
         self._device_row: SamplingRow | None = None
-        if not self._adjusts and not params.min_tokens:
+        if not self._adjusts and not params.min_tokens and not params.score_ids:
             top_p = 1.0 if params.top_p is None else params.top_p
             knobs = params.temperature or 0.0, params.top_k or 0, top_p, params.min_p or 0.0
             self._device_row = SamplingRow(*knobs, self._device_seed, 0)
@@ -169,7 +169,7 @@ class Sampler:
 
     def _sample(self, logits: np.ndarray, token: int) -> SampledToken:
         top = self.params.logprobs
-        return SampledToken(token, None if top is None else token_logprob(logits, token, top))
+        return SampledToken(token, None if top is None else token_logprob(logits, token, top, self.params.score_ids))
 
     def device_row(self, ahead: int = 0) -> SamplingRow | None:
         """How a device samples the token `ahead` tokens after the next one, None where only the host can.
@@ -264,10 +264,11 @@ def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
         size = min(size * 8, len(weights))
 
 
-def token_logprob(logits: np.ndarray, token: int, top: int) -> TokenLogprob:
-    """Log-probability of `token` and of the `top` likeliest tokens, from float32 `[vocab]`."""
+def token_logprob(logits: np.ndarray, token: int, top: int, wanted: Sequence[int] = ()) -> TokenLogprob:
+    """Log-probability of `token`, and of the `wanted` tokens, or without any the `top` likeliest, from float32
+    `[vocab]`."""
     largest = logits.max()
     log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    best = _largest(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
+    best: Iterable[int] = wanted or (_largest(logits, min(top, len(logits))) if top else ())
     pairs = tuple((int(index), float(logits[index]) - log_total) for index in best)
     return TokenLogprob(token, float(logits[token]) - log_total, pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ..engine.admission import Price
 from ..engine.messages import Submit
 from . import limits, structured
 from .adapters import ServedAdapters
+from .asking import Asking, R
 from .constraints import format_of
 from .errors import HttpError, conflict
 from .keys import ApiKeys
@@ -32,18 +33,6 @@ from .sampling import check_allowed, sampling
 from .sandbox import Sandbox
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-
-
-class OfModel(Protocol):
-    """A request that names its model."""
-
-    @property
-    def model(self) -> str:
-        """The name; "" for the one that is served."""
-        ...
-
-
-R = TypeVar("R", bound=OfModel)
 
 
 @dataclass(frozen=True)
@@ -106,6 +95,10 @@ class Jobs:
                 "model_not_found",
             )
 
+    def salt(self, client: str, name: str | None) -> bytes:
+        """What sets a client's cached beginnings apart, and those under this name."""
+        return self._keys.salt(client, name)
+
     def named(self, request: R) -> R:
         """The request with the name of its model: without one, that of the model that is served. HttpError 404 for a
         model that is not served here."""
@@ -164,7 +157,7 @@ class Jobs:
         if not min(lengths) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
         self.prompts.check_length(max(lengths), "input", generates=False)
-        salt = self._keys.salt(client, request.cache_salt)
+        salt = self.salt(client, request.cache_salt)
         return await self._readings(prompted, request, client, salt, facts.dimension)
 
     async def rerank(self, request: RerankRequest, client: str) -> Job:
@@ -178,16 +171,22 @@ class Jobs:
     async def _readings(
         self,
         queries: Sequence[Query],
-        request: EmbeddingRequest | RerankRequest,
+        request: Asking,
         client: str,
         salt: bytes,
         width: int,
     ) -> Job:
         """Prompts of each of which a vector of so many numbers is wanted."""
+        submits, deadline = await self.sent(queries, request, client, salt)
+        return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
+
+    async def sent(
+        self, queries: Sequence[Query], request: Asking, client: str, salt: bytes
+    ) -> tuple[list[Submit], float | None]:
+        """Queries as they are sent, and their deadline. salt: sets their cached beginnings apart."""
         standing, deadline = Standing(request.priority, client, salt), self._deadline(request.deadline)
         queries = adapted(queries, *await self._adapter(request.model, None))
-        submits = [Submit.of(query, standing, deadline) for query in queries]
-        return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
+        return [Submit.of(query, standing, deadline) for query in queries], deadline
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
         """The job of a chat request: one Submit, with a reader where the answer may hold calls or thoughts."""
@@ -209,7 +208,11 @@ class Jobs:
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:
         """The prompt that a conversation is, as the model's template has it."""
-        return await self._encode_prompt(request, await self._sandbox.render(self._given(request, offer_of(request))))
+        return await self._encode_prompt(request, await self.rendered(request))
+
+    async def rendered(self, request: ChatRequest) -> str:
+        """The text of a conversation in the model's chat template."""
+        return await self._sandbox.render(self._given(request, offer_of(request)))
 
     async def _encode_prompt(self, request: ChatRequest, prompt: str) -> list[int]:
         tokens = await self.prompts.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
@@ -275,7 +278,7 @@ class Jobs:
         lowered = await self._lowered(grammar, field)
         if request.prompt_logprobs is not None:
             scored = max(request.prompt_logprobs, scored or 0)
-        standing = Standing(request.priority, client, self._keys.salt(client, request.cache_salt))
+        standing = Standing(request.priority, client, self.salt(client, request.cache_salt))
         most = max((one for one in (params.logprobs, scored) if one is not None), default=None)
         price = Price.of([len(query.token_ids) for query in queries], params.n, params.max_tokens, most)
         deadline = self._deadline(request.deadline)

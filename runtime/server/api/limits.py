@@ -42,6 +42,11 @@ TOOLS = 128
 GRAMMAR_CHARS = 16 << 10
 CHOICES = 256
 ALLOWED_IDS = 4096
+QUESTIONS = 400  # of one request for decisions, as the next four; OpenAI's
+OPTIONS = 255
+JSON_LEVELS = 32
+JSON_VALUES = 10_000
+JSON_BYTES = 256 << 10
 NAME_CHARS = 64
 SPEAKER_CHARS = 256  # names in a conversation, which may come from elsewhere
 

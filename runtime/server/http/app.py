@@ -33,6 +33,7 @@ from .adapter_routes import add_adapters
 from .batch_routes import add_batches
 from .bodies import decode_body, error_response, json_response, read_body
 from .change_routes import add_changes
+from .decision_routes import add_decisions
 from .docs_page import add_docs
 from .messages_routes import add_messages
 from .ollama_routes import add_ollama
@@ -60,6 +61,7 @@ def build_app(parts: ServerParts) -> FastAPI:
         _add_generation(app, parts)
         add_responses(app, parts)
         add_messages(app, parts)
+        add_decisions(app, parts)
     add_ollama(app, parts)
     _refuse_others(app, parts)
     add_adapters(app, parts.adapters)
@@ -188,6 +190,7 @@ _PATHS = {
         "/v1/chat/completions",
         "/v1/responses",
         "/v1/messages",
+        "/v1/decisions",
         "/api/chat",
         "/api/generate",
     ),

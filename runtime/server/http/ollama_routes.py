@@ -8,8 +8,8 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from ..api.asking import R
 from ..api.errors import HttpError
-from ..api.jobs import R
 from ..api.ollama.answer import OllamaAnswer, OllamaChatLine, OllamaErrorBody, OllamaGenerateLine, loaded
 from ..api.ollama.convert import chat_request, embedding_request, prompt_request
 from ..api.ollama.embed import OllamaEmbedded, OllamaEmbedding, embed_answer, embedding_answer

@@ -19,7 +19,7 @@ _ANSWERED = (
     "CompletionRequest", "ChatRequest", "EmbeddingRequest", "RerankRequest", "ResponsesRequest", "CompactRequest",
     "MessagesRequest",
     "CountTokensRequest", "OllamaChatRequest", "OllamaGenerateRequest", "OllamaEmbedRequest", "OllamaEmbeddingsRequest",
-    "OllamaShowRequest",
+    "OllamaShowRequest", "DecisionRequest",
 )  # fmt: skip
 REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
@@ -110,11 +110,7 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
         if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
             empty = model.manifest.model.bos_token_id is not None
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
-    if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
-        fields = schemas["EmbeddingRequest"]["properties"]
-        _at_most(fields["dimensions"], model.manifest.embedding.dimension)
-        for field in ("prompt_name", "input_type", "task"):
-            fields[field] = {"enum": [*prompt_names(model.manifest), None]}
+    _fit_vectors(schemas, model)
     if "ChatRequest" in schemas:
         schemas["ChatRequest"]["properties"]["chat_template"] = {"enum": [*model.template.names, None]}
     for name in ("TokenizeRequest", "DetokenizeRequest"):
@@ -124,9 +120,18 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
     ]
     if "OllamaOptions" in schemas:
         _at_most(schemas["OllamaOptions"]["properties"]["num_ctx"], model.max_len)
-    if "InputMessage" in schemas:  # see ResponsesRequest.prepare
-        schemas["InputMessage"]["required"].remove("type")
+    for name in ("InputMessage", "DecisionMessage"):  # see ResponsesRequest.prepare
+        if name in schemas:
+            schemas[name]["required"].remove("type")
     _bound_tokens(schemas, model.vocab_size - 1)
+
+
+def _fit_vectors(schemas: dict[str, Any], model: ServedModel) -> None:
+    if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
+        fields = schemas["EmbeddingRequest"]["properties"]
+        _at_most(fields["dimensions"], model.manifest.embedding.dimension)
+        for field in ("prompt_name", "input_type", "task"):
+            fields[field] = {"enum": [*prompt_names(model.manifest), None]}
 
 
 def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:

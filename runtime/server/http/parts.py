@@ -10,9 +10,10 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from ..api.adapters import ServedAdapters
+from ..api.asking import R
 from ..api.changes import EngineChanges
 from ..api.generate import AnswerWriter, Generator, whole_answer
-from ..api.jobs import Job, Jobs, R
+from ..api.jobs import Job, Jobs
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..api.openresponses.conversations import Conversations
