@@ -203,7 +203,7 @@ class Jobs:
         max_tokens = request.max_completion_tokens or request.max_tokens
         params = await self._params(request, len(tokens), Wanted(max_tokens, logprobs, request.n))
         query = prompting.answer(turn, prompt, tokens, params)
-        job = await self._job(request, client, [query], "tools" if offer.must else "response_format")
+        job = await self._job(request, client, [query], "response_format" if grammar else "tools")
         return replace(job, read=query.read, thinks=turn.thinks, offer=offer)
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:

@@ -100,8 +100,9 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
     for name in _ANSWERED:
         if name in schemas:
             schemas[name]["properties"]["model"]["enum"] = ["", *model.names]
-    if "CompletionRequest" in schemas and not model.fills:
-        schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
+    for name in ("CompletionRequest", "OllamaGenerateRequest"):
+        if name in schemas and not model.fills:
+            schemas[name]["properties"]["suffix"] = {"enum": ["", None]}
     _pass_what_says_nothing(schemas)
     for name, field, prompt in (
         ("CompletionRequest", "prompt", PROMPT_SCHEMA),

@@ -29,7 +29,7 @@ class Labels:
         return self._token("A") is not None and self._token("B") is not None
 
     def letters(self, count: int) -> dict[str, int]:
-        """So many labels without a meaning, with their tokens. HttpError 400 if the vocabulary has fewer."""
+        """`count` labels without a meaning, with their tokens. HttpError 400 if the vocabulary has fewer."""
         for text in self._left if count > len(self._letters) else ():
             token = self._token(text)
             if token is not None and token not in self._letters.values():
