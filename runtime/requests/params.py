@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestError
 from ..settings import setting
 from ..values import json_schema
+from ..watermark.settings import FORM, Watermark, watermark
 
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
@@ -53,7 +54,7 @@ class SamplingParams:
     per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
     string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
     generated. allowed_token_ids: nothing else is sampled; None for any token. score_ids: with logprobs, the tokens to
-    report at every position instead of the likeliest.
+    report at every position instead of the likeliest. watermark: how tokens are marked, as Watermark or its text.
 
     What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
     regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
@@ -82,6 +83,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     score_ids: tuple[int, ...] = ()
+    watermark: Watermark | None = setting(None, "Mark the text for `icc detect`.", metavar=FORM, read=watermark)
     json_schema: Mapping[str, Any] | str | None = setting(
         None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
     )
@@ -103,6 +105,8 @@ class SamplingParams:
             raise _invalid("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
         _check_stops(self.stop)
         _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
+        if isinstance(self.watermark, str):
+            object.__setattr__(self, "watermark", _read_watermark(self.watermark))
         object.__setattr__(self, "score_ids", tuple(self.score_ids))
         _check_token_ids("score_ids", self.score_ids, MAX_SCORED)
         _check_token_ids("logit_bias", tuple(self.logit_bias), MAX_BIASES)
@@ -172,6 +176,13 @@ def _check_number(name: str, value: object) -> None:
         raise _invalid(name, value, f"must be {word}")
     if not low <= value <= high:  # false for NaN too
         raise _invalid(name, value, f"must be from {low:g} to {high:g}")
+
+
+def _read_watermark(text: str) -> Watermark:
+    try:
+        return watermark(text)
+    except ValueError as error:
+        raise RequestError(f"watermark: {error}", field="watermark") from error
 
 
 def _read_schema(text: str) -> object:

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..executor.sampling import SamplingRow
+from ..watermark.marking import Marking, marking
 from .params import SamplingParams
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ class Sampler:
         self._counts: np.ndarray | None = None  # float32 [vocab], output only
         if params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, dtype=np.float32)
-        changing = (self._seen, self._counts, self._constraint, self._forbidden)
+        self._marking: Marking | None = None
+        if params.watermark is not None:
+            self._marking = marking(params.watermark, prompt, vocab_size)
+        changing = (self._seen, self._counts, self._constraint, self._forbidden, self._marking)
         # whether the request's logits are changed at every step
         self._adjusts = any(part is not None for part in changing) or bool(self._biased) or bool(params.bad_words)
         self._device_row: SamplingRow | None = None
@@ -129,6 +133,8 @@ class Sampler:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1
+        if self._marking is not None:
+            self._marking.push(token)
         return self._sample(logits, token)
 
     def _choose(self, logits: np.ndarray, best: int) -> int | None:
@@ -138,7 +144,9 @@ class Sampler:
             best = int(adjusted.argmax())
         if not isfinite(adjusted[best]):
             return None
-        token = best if self._random is None else draw(adjusted, self.params, self._random.random())
+        if self._marking is not None and self._random is None:
+            best = int(self._marking.biased(adjusted).argmax())
+        token = best if self._random is None else draw(adjusted, self.params, self._random.random(), self._marking)
         return token if isfinite(adjusted[token]) else None
 
     @property
@@ -211,9 +219,11 @@ class Sampler:
         return logits
 
 
-def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p and min-p."""
+def draw(logits: np.ndarray, params: SamplingParams, uniform: float, marking: Marking | None = None) -> int:
+    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark."""
     candidates, weights = _weights(logits, params)
+    if marking is not None:
+        weights = marking.weighed(candidates, weights)
     cumulative = np.cumsum(weights, dtype=np.float64)
     position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end

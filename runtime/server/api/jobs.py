@@ -17,6 +17,7 @@ from ...reading.answer import MakeReader
 from ...requests.params import SamplingParams
 from ...requests.request import Standing
 from ...templates.template_input import TemplateInput
+from ...watermark.settings import Watermark
 from ..engine.admission import Price
 from ..engine.messages import Submit
 from . import limits, structured
@@ -29,7 +30,7 @@ from .model import ServedModel
 from .offers import Offer, offer_of
 from .prompts import Prompts
 from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
-from .sampling import check_allowed, sampling
+from .sampling import check_allowed, sampling, watermark_of
 from .sandbox import Sandbox
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -78,9 +79,11 @@ class Jobs:
         keys: ApiKeys,
         max_seconds: float | None = None,
         adapters: ServedAdapters | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
+        self._watermark = watermark  # of every answer
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     def check_model(self, name: str | None) -> None:
@@ -258,6 +261,7 @@ class Jobs:
         words = await self.prompts.forbidden(request.bad_words or ())
         params = sampling(request, limit, wanted.logprobs, self.model.vocab_size)
         params = replace(params, n=wanted.n, bad_words=words, skip_special_tokens=request.skip_special_tokens)
+        params = replace(params, watermark=watermark_of(request, self._watermark, wanted.n))
         for name in ("stop_token_ids", "allowed_token_ids"):
             self.prompts.check(getattr(request, name) or (), name)
         return prompting.chat_params(params, longest)

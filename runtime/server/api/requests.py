@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...embed_prompts import EmbedOptions
+from ...watermark.settings import BOUNDS as WATERMARK
 from . import limits
 from .conversation import Content, FunctionName, Message, Tool, ToolChoice, ToolFunction
 from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
@@ -41,6 +42,15 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
 
     id: Annotated[int, Meta(ge=0, le=100_000)]
     scale: Annotated[float, Meta(ge=-100, le=100)]
+
+
+class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
+    """How the answer is marked for `icc detect`; see watermark.settings.Watermark."""
+
+    key: Annotated[int, Meta(ge=int(WATERMARK["key"][0]), le=int(WATERMARK["key"][1]))]
+    method: Literal["kgw", "gumbel"] = "kgw"
+    ratio: Annotated[float, Meta(ge=WATERMARK["ratio"][0], le=WATERMARK["ratio"][1])] = 0.25
+    bias: Annotated[float, Meta(ge=WATERMARK["bias"][0], le=WATERMARK["bias"][1])] = 2.0
 
 
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -93,6 +103,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     lora: Annotated[str, Meta(max_length=256)] | Annotated[list[AdapterScale], Meta(max_length=64)] | None = None
+    watermark: WatermarkOptions | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

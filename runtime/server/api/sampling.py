@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...requests.params import SamplingParams
+from ...watermark.settings import Watermark
 from .errors import conflict
 from .requests import Common
 
@@ -31,6 +32,18 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
         include_stop=request.include_stop_str_in_output,
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
     )
+
+
+def watermark_of(request: Common, served: Watermark | None, n: int) -> Watermark | None:
+    """How a request's answers are marked: as the server says, or else as the request does. HttpError 400 where both
+    do, and for several answers that the mark would make equal."""
+    asked = request.watermark
+    if served is not None and asked is not None:
+        raise conflict("watermark: this server marks every answer by itself", "watermark")
+    found = served if asked is None else Watermark(asked.key, asked.method, asked.ratio, asked.bias)
+    if found is not None and found.method == "gumbel" and n > 1:
+        raise conflict("n: a gumbel watermark makes all answers to one prompt equal", "n")
+    return found
 
 
 def check_allowed(params: SamplingParams, grammar: str) -> None:

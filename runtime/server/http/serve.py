@@ -67,6 +67,7 @@ class Server:
             devices=options.devices,
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
+            watermark=options.watermark,
         )
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)
