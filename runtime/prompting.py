@@ -231,9 +231,10 @@ class Prompting:
         ends = self._manifest.model.eos_token_ids
         if grammar := turn.source(self.special_tokens, ends):
             return _bound(Query(token_ids, params, grammar, read))
-        if self.follows_grammars and find_spec("llguidance") is not None:
-            grammar = turn.offered_source(params, self.special_tokens, ends)
-        return Query(token_ids, params, grammar, read)
+        offered = turn.offered_source(params, self.special_tokens, ends) if self.follows_grammars else ""
+        if offered and find_spec("llguidance") is None:  # a help, which nobody has asked for
+            offered = ""
+        return Query(token_ids, params, offered, read)
 
     def completion(self, token_ids: Sequence[int], params: SamplingParams, extras: Extras = NO_EXTRAS) -> Query:
         """The query for what follows token ids, in the form that the parameters ask for. extras: rows for inputs that
