@@ -13,12 +13,14 @@ from typing import Any
 from .chat_options import TemplateOptions
 from .errors import RequestError
 from .reading.answer import MakeReader
-from .reading.forced import tool_grammar
+from .reading.forced import offered_grammar, tool_grammar
 from .reading.formats import AnswerFormat
+from .reading.generic import in_words
 from .reading.history import fitted
 from .reading.ids import maker_of_ids
 from .reading.reader import AnswerReader
 from .reading.tools import Tools
+from .requests.params import SamplingParams
 from .templates.template_input import TemplateInput
 
 
@@ -38,7 +40,10 @@ def template_input(
     }
     begins = not goes_on and options.get("add_generation_prompt", True)
     shown = [dict(tool) for tool in tools] if tools else None
-    return TemplateInput(fitted(messages, form), shown, begins, goes_on, variables, options.get("chat_template"))
+    built = fitted(messages, form)
+    if form.generic:
+        built, shown = in_words(built, shown, form.system), None
+    return TemplateInput(built, shown, begins, goes_on, variables, options.get("chat_template"))
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,15 @@ class ChatTurn:
         if not self.tools.must:
             return self.grammar
         return tool_grammar(self.form, self.tools.schemas, self.tools.most, special_tokens, end_ids)
+
+    def offered_source(self, params: SamplingParams, special_tokens: Mapping[str, int], end_ids: Sequence[int]) -> str:
+        """The grammar of an answer that may call a tool which the model was told of in words: calls in it are whole. ""
+        where it would forbid what the parameters, or thoughts, need."""
+        form = self.form
+        bound = params.ignore_eos or params.min_tokens or params.bad_words or params.allowed_token_ids is not None
+        if not form.generic or not self.tools.shown or self.grammar or bound or form.special or form.thinking:
+            return ""
+        return offered_grammar(form, self.tools.schemas, self.tools.most, special_tokens, end_ids)
 
     @property
     def is_read(self) -> bool:

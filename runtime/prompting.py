@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -227,8 +228,13 @@ class Prompting:
         read = turn.reader(prompt)
         if read is not None and turn.form.special:
             params = replace(params, skip_special_tokens=False)
-        grammar = turn.source(self.special_tokens, self._manifest.model.eos_token_ids)
-        return _bound(Query(token_ids, params, grammar, read))
+        ends = self._manifest.model.eos_token_ids
+        if grammar := turn.source(self.special_tokens, ends):
+            return _bound(Query(token_ids, params, grammar, read))
+        offered = turn.offered_source(params, self.special_tokens, ends) if self.follows_grammars else ""
+        if offered and find_spec("llguidance") is None:  # a help, which nobody has asked for
+            offered = ""
+        return Query(token_ids, params, offered, read)
 
     def completion(self, token_ids: Sequence[int], params: SamplingParams, extras: Extras = NO_EXTRAS) -> Query:
         """The query for what follows token ids, in the form that the parameters ask for. extras: rows for inputs that

@@ -1,7 +1,7 @@
 """A server whose model is a script, so that clients can be run where no trained model is: the HTTP process, the engine
 process, templates, grammars and tools are icc's own; only the logits come from `reply`.
 
-python benchmarks/clients/scripted.py FOLDER [PORT]
+python benchmarks/clients/scripted.py FOLDER [PORT [TEMPLATE]]        TEMPLATE: a file, for another chat template
 
 The model answers in words; where its template shows it tools and no result is there yet, it calls the first one. Under
 a grammar it ends texts, lists and numbers as soon as the grammar lets it. A bare text it goes on with by counting.
@@ -81,12 +81,13 @@ For each call, return JSON within tags:
 
 def reply(prompt: str) -> str:
     """What the model says to a rendered conversation."""
-    tools = re.search(r"<tools>(.*?)</tools>", prompt, re.DOTALL)
+    tools = re.search(r"(?:<tools>|You can call these tools:\n)(.*?)(?:</tools>|\n\n)", prompt, re.DOTALL)
     if tools is None or prompt.rstrip().endswith("</tool_response><|im_end|>"):
         return _WORDS
-    function = json.loads(tools[1].strip().splitlines()[0])["function"]
+    tool = json.loads(tools[1].strip().splitlines()[0])
+    function = tool.get("function", tool)
     call = {"name": function["name"], "arguments": example(function.get("parameters") or {}, {})}
-    return f"{_CALL}{json.dumps(call)}\n</tool_call>"
+    return f"{_CALL}{json.dumps(call, separators=(',', ':'))}\n</tool_call>"
 
 
 def example(schema: dict[str, Any], definitions: dict[str, Any]) -> Any:
@@ -136,7 +137,7 @@ def following(context: Sequence[int]) -> int:
     return _EOS
 
 
-def write_engine(folder: Path) -> Path:
+def write_engine(folder: Path, template: str = TEMPLATE) -> Path:
     """An engine directory without kernels: what the HTTP process reads of one."""
     engine = folder / f"{MODEL}.engine"
     (engine / "tokenizer").mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ def write_engine(folder: Path) -> Path:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(engine / "tokenizer" / "tokenizer.json"))
-    (engine / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
+    (engine / "tokenizer" / "chat_template.jinja").write_text(template)
     for name in _NO_KERNELS:
         (engine / name).write_bytes(b"")
     (engine / "engine.json").write_bytes(encode_sealed(_manifest(engine)))
@@ -208,7 +209,8 @@ def main(arguments: list[str]) -> int:
     from icc.runtime.server.http.serve import serve
     from icc.runtime.server.options import ServeOptions
 
-    engine = write_engine(Path(arguments[0]))
+    template = Path(arguments[2]).read_text() if len(arguments) > 2 else TEMPLATE
+    engine = write_engine(Path(arguments[0]), template)
     command = [sys.executable, __file__, "--worker", "{fd}", str(engine)]
     port = int(arguments[1]) if len(arguments) > 1 else 0
     return serve(ServeOptions(LoadOptions(str(engine)), port=port, command=command))

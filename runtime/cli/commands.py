@@ -16,6 +16,7 @@ COMMANDS = {
     "bench": Lazy(f"{__package__}.bench", "bench_command"),
     "bench serve": Lazy(f"{__package__}.bench_serve", "bench_serve_command", needs="server"),
     "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
+    "detect": Lazy(f"{__package__}.detect", "detect_command", needs="generate tokenizer"),
     "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
     "report": Lazy(f"{__package__}.report", "report_command"),
     "doctor": Lazy(f"{__package__}.doctor", "doctor_command"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import RequestError
@@ -32,6 +33,24 @@ def tool_grammar(
         raise RequestError(error.message, error.hint, field="tools") from error
 
 
+def offered_grammar(
+    form: AnswerFormat,
+    schemas: Schemas,
+    most: int | None,
+    special_tokens: Mapping[str, int] | None = None,
+    end_ids: Collection[int] = (),
+) -> str:
+    """As `tool_grammar`, of an answer in words that may end with calls: behind the mark of a call one follows."""
+    calls = form.calls
+    assert calls is not None and not calls.opening
+    [mark] = calls.triggers
+    behind = replace(calls, before=calls.before.removeprefix(mark), separator=calls.separator + mark)
+    try:
+        return _Writer(form, behind, special_tokens or {}, end_ids).write(schemas, most, mark)
+    except RequestError as error:
+        raise RequestError(error.message, error.hint, field="tools") from error
+
+
 def _as_object(calls: CallFormat, name: str, arguments: Any) -> dict[str, Any]:
     """The schema of a call that is one JSON object."""
     return {
@@ -53,11 +72,16 @@ class _Writer:
         self._rules: list[str] = []
         self._schemas: dict[str, Any] = {}
 
-    def write(self, schemas: Schemas, most: int | None) -> str:
+    def write(self, schemas: Schemas, most: int | None, mark: str = "") -> str:
+        """The source. mark: what calls begin with, where they may come behind words; `before` is then what is between
+        it and the call."""
         calls = self._calls
         opening, closing, separator = (self._text(text) for text in (calls.opening, calls.closing, calls.separator))
         more = "" if most == 1 else f"({separator} call){'*' if most is None else f'~0..{most - 1}'}"
-        self._rules.append(f"start: {opening} call {more} {closing}")
+        self._rules.append(f"start: {'WORDS? | TO_CALL' if mark else opening} call {more} {closing}")
+        if mark:  # words without the mark, or up to it
+            self._rules.append(f"WORDS: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/")
+            self._rules.append(f"TO_CALL: /(?s:.*){mark}/ & ~/(?s:.*){mark}(?s:.+)/")
         self._rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(schemas)))}")
         for number, (name, schema) in enumerate(schemas.items()):
             self._rules.append(f"call_{number}: {self._call(number, name, schema or _ANY_ARGUMENTS)}")

@@ -81,7 +81,9 @@ class AnswerFormat:
     messages: whether an answer is a sequence of messages in channels (harmony). ids: what ids of calls the template
     takes: any, those of nine letters and digits, or those that name the tool ("functions.NAME:0"). arguments_as_text:
     whether it takes arguments as JSON text only. developer: whether it knows that role. special: whether marks are
-    special tokens, which the text must then show; `hidden` are the special tokens that no answer shows.
+    special tokens, which the text must then show; `hidden` are the special tokens that no answer shows. generic:
+    whether it knows no calls, which the model is told of in words, see generic.py. system: whether it shows what a
+    system message says.
     """
 
     calls: CallFormat | None = None
@@ -92,6 +94,8 @@ class AnswerFormat:
     developer: bool = False
     special: bool = False
     hidden: frozenset[str] = frozenset()
+    generic: bool = False
+    system: bool = True
 
     def thinks_after(self, prompt: str, continued: str = "") -> bool:
         """Whether the prompt ends inside a thought: where one begins, or in that of an answer to be continued."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import RequestError
 from .formats import AnswerFormat, CallFormat, Thinking, atoms, marks
+from .generic import GENERIC
 from .shapes import KEY, MORE, NAME, NUMBER, OTHER, VALUE, call_format
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ async def find_format(source: str, render: Rendering, special_tokens: Mapping[st
     if messages:
         thinking = None
         calls = None if calls is None else replace(calls, shape="messages")
+    generic = calls is None and not messages
+    calls = GENERIC if generic else calls
     texts = [calls.opening, calls.before, calls.between, calls.after, calls.quote] if calls else []
     texts += [thinking.open, thinking.close] if thinking else []
     return AnswerFormat(
@@ -63,6 +66,8 @@ async def find_format(source: str, render: Rendering, special_tokens: Mapping[st
         "developer" in source,
         messages or any(mark in special_tokens for text in texts for mark in marks(text)),
         frozenset(special_tokens),
+        generic,
+        await probe.shows_system(),
     )
 
 
@@ -98,6 +103,11 @@ class _Probe:
         two = await self._answer((NAME, {KEY: VALUE}), (OTHER, {KEY: VALUE}))
         more = await self._answer((NAME, {KEY: VALUE, MORE: NUMBER}))
         self.calls = call_format(one, two if two and OTHER in two else None, more or "", self._id)
+
+    async def shows_system(self) -> bool:
+        """Whether what a system message says is in the prompt."""
+        rendered = await self._try([{"role": "system", "content": _PLAIN}, _USER], True)
+        return rendered is not None and _PLAIN in rendered
 
     async def _one_call(self) -> str | None:
         """The answer that calls once, by the first way of writing ids and arguments that the template takes."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestError
 from ..settings import setting
 from ..values import json_schema, stops_early
+from ..watermark.settings import FORM, Watermark, watermark
 
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
@@ -42,6 +43,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
 MAX_ALLOWED = 1 << 17
+MAX_SCORED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class SamplingParams:
     well. ignore_eos: go on after the model's end token. logprobs: None, or how many of the likeliest tokens to report
     per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
     string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
-    generated. allowed_token_ids: nothing else is sampled; None for any token.
+    generated. allowed_token_ids: nothing else is sampled; None for any token. score_ids: with logprobs, the tokens to
+    report at every position instead of the likeliest. watermark: how tokens are marked, as Watermark or its text.
 
     beams: with 2 or more, beam search: the `n` best of the texts that so many beams find, instead of sampling.
     length_penalty, early_stopping: as transformers has them. A text's score is the sum of its tokens' log-probabilities
@@ -90,6 +93,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    score_ids: tuple[int, ...] = ()
+    watermark: Watermark | None = setting(None, "Mark the text for `icc detect`.", metavar=FORM, read=watermark)
     json_schema: Mapping[str, Any] | str | None = setting(
         None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
     )
@@ -116,6 +121,10 @@ class SamplingParams:
             raise _invalid("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
         _check_stops(self.stop)
         _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
+        if isinstance(self.watermark, str):
+            object.__setattr__(self, "watermark", _read_watermark(self.watermark))
+        object.__setattr__(self, "score_ids", tuple(self.score_ids))
+        _check_token_ids("score_ids", self.score_ids, MAX_SCORED)
         _check_token_ids("logit_bias", tuple(self.logit_bias), MAX_BIASES)
         for bias in self.logit_bias.values():
             if not isinstance(bias, int | float) or not abs(bias) <= MAX_BIAS:
@@ -186,6 +195,13 @@ def _check_number(name: str, value: object) -> None:
         raise _invalid(name, value, f"must be from {low:g} to {high:g}")
 
 
+def _read_watermark(text: str) -> Watermark:
+    try:
+        return watermark(text)
+    except ValueError as error:
+        raise RequestError(f"watermark: {error}", field="watermark") from error
+
+
 def _read_schema(text: str) -> object:
     try:
         return json.loads(text)
@@ -218,6 +234,8 @@ def _check_beams(params: SamplingParams) -> None:
         raise _invalid("temperature", params.temperature, "a beam search does not sample: leave it out, or give 0")
     elif params.n > params.beams:
         raise _invalid("n", params.n, f"must not exceed beams ({params.beams})")
+    elif params.watermark is not None:
+        raise _invalid("watermark", params.watermark, "beam search does not sample, which is what a mark is in")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

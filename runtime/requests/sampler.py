@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..executor.sampling import SamplingRow
+from ..watermark.marking import Marking, marking
 from .params import SamplingParams
 
 if TYPE_CHECKING:
@@ -106,11 +107,14 @@ class Sampler:
         self._counts: np.ndarray | None = None  # float32 [vocab], output only
         if params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, dtype=np.float32)
-        changing = (self._seen, self._counts, self._constraint, self._forbidden)
+        self._marking: Marking | None = None
+        if params.watermark is not None:
+            self._marking = marking(params.watermark, prompt, vocab_size)
+        changing = (self._seen, self._counts, self._constraint, self._forbidden, self._marking)
         # whether the request's logits are changed at every step
         self._adjusts = any(part is not None for part in changing) or bool(self._biased) or bool(params.bad_words)
         self._device_row: SamplingRow | None = None
-        if not self._adjusts and not params.min_tokens:
+        if not self._adjusts and not params.min_tokens and not params.score_ids:
             top_p = 1.0 if params.top_p is None else params.top_p
             knobs = params.temperature or 0.0, params.top_k or 0, top_p, params.min_p or 0.0
             self._device_row = SamplingRow(*knobs, self._device_seed, 0)
@@ -138,6 +142,8 @@ class Sampler:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1
+        if self._marking is not None:
+            self._marking.push(token)
 
     # -- beams -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +182,9 @@ class Sampler:
             best = int(adjusted.argmax())
         if not isfinite(adjusted[best]):
             return None
-        token = best if self._random is None else draw(adjusted, self.params, self._random.random())
+        if self._marking is not None and self._random is None:
+            best = int(self._marking.biased(adjusted).argmax())
+        token = best if self._random is None else draw(adjusted, self.params, self._random.random(), self._marking)
         return token if isfinite(adjusted[token]) else None
 
     @property
@@ -207,7 +215,7 @@ class Sampler:
 
     def _sample(self, logits: np.ndarray, token: int) -> SampledToken:
         top = self.params.logprobs
-        return SampledToken(token, None if top is None else token_logprob(logits, token, top))
+        return SampledToken(token, None if top is None else token_logprob(logits, token, top, self.params.score_ids))
 
     def device_row(self, ahead: int = 0) -> SamplingRow | None:
         """How a device samples the token `ahead` tokens after the next one, None where only the host can.
@@ -249,9 +257,11 @@ class Sampler:
         return logits
 
 
-def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p and min-p."""
+def draw(logits: np.ndarray, params: SamplingParams, uniform: float, marking: Marking | None = None) -> int:
+    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark."""
     candidates, weights = _weights(logits, params)
+    if marking is not None:
+        weights = marking.weighed(candidates, weights)
     cumulative = np.cumsum(weights, dtype=np.float64)
     position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end
@@ -302,10 +312,11 @@ def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
         size = min(size * 8, len(weights))
 
 
-def token_logprob(logits: np.ndarray, token: int, top: int) -> TokenLogprob:
-    """Log-probability of `token` and of the `top` likeliest tokens, from float32 `[vocab]`."""
+def token_logprob(logits: np.ndarray, token: int, top: int, wanted: Sequence[int] = ()) -> TokenLogprob:
+    """Log-probability of `token`, and of the `wanted` tokens, or without any the `top` likeliest, from float32
+    `[vocab]`."""
     largest = logits.max()
     log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-    best = largest_of(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
+    best: Iterable[int] = wanted or (largest_of(logits, min(top, len(logits))) if top else ())
     pairs = tuple((int(index), float(logits[index]) - log_total) for index in best)
     return TokenLogprob(token, float(logits[token]) - log_total, pairs)

@@ -9,6 +9,8 @@ from pathlib import Path
 from ..errors import UsageError
 from ..options import LoadOptions
 from ..settings import setting
+from ..watermark.settings import FORM, Watermark
+from ..watermark.settings import watermark as watermark_of
 from .log import FORMATS, LEVELS
 
 
@@ -24,8 +26,9 @@ class ServeOptions:
     requests call the model, one name or several with commas. cors_origins: whose pages may ask ("*": all). root_path:
     where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
     vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
-    model's own. replicas, devices: see `replica_loads`. lora, lora_dir: adapters, which requests name as the model.
-    judge: an engine that scores texts, see EngineJudge. command: the engine process, for tests.
+    model's own. replicas, devices: see `replica_loads`. watermark: of every answer, see Watermark. lora, lora_dir:
+    adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge. command: the engine
+    process, for tests.
     """
 
     load: LoadOptions
@@ -52,6 +55,9 @@ class ServeOptions:
     )
     replicas: int = setting(1, "Engine processes that share the requests.", metavar="N")
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
+    watermark: Watermark | None = setting(
+        None, "Mark every answer for `icc detect`.", metavar=FORM, unset="none", read=watermark_of
+    )
     lora: tuple[str, ...] = setting((), "Load this adapter; repeatable.", metavar="NAME=DIR")
     lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
     judge: Path | None = setting(

@@ -67,9 +67,9 @@ def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pyt
 
     chatting = make_engine("chat.engine", tokenizer_files={"chat_template.jinja": "{{ messages[0].content }}"})
     assert lacks(chatting) == {"serve", "batch"} and lacks(generating) == {"serve", "batch", "chat"}
-    assert lacks(embedding) == {"serve", "batch", "chat", "run", "eval"}
+    assert lacks(embedding) == {"serve", "batch", "chat", "run", "eval", "detect"}
     bare = make_engine("bare.engine", tokenizer_dir=None)
-    assert lacks(bare) == {"serve", "batch", "chat", "eval"} and "--prompt" not in help_of(bare, "run")
+    assert lacks(bare) == {"serve", "batch", "chat", "eval", "detect"} and "--prompt" not in help_of(bare, "run")
     assert "--output-tokens" in help_of(generating, "bench") and " ENGINE\n" not in help_of(generating, "bench")
     shown = help_of(embedding, "bench")
     assert "--threads" in shown and not any(f"--{name}" in shown for name in ("output-tokens", "spec", "swap-gib"))

@@ -18,6 +18,7 @@ from icc.runtime.templates.source import TemplateSource
 from icc.runtime.tokenizer import Tokenizer
 
 from .server.call_templates import CALL_TEMPLATES
+from .server.chat_templates import TEMPLATES
 
 EOS, VOCAB = 257, 258
 TOOL = {
@@ -58,7 +59,7 @@ def model(toy_manifest: Callable[..., Any], byte_tokenizer_file: Path) -> Callab
     def make(answer: str, template: str = "qwen-3") -> LLM:
         executor = FakeExecutor(vocab_size=VOCAB, num_blocks=4000, max_step_tokens=512, rule=saying(answer))
         manifest = toy_manifest(max_seq_len=3000, max_step_tokens=512)
-        return LLM(manifest, executor, tokenizer, template=TemplateSource(*CALL_TEMPLATES[template]))
+        return LLM(manifest, executor, tokenizer, template=TemplateSource(*(CALL_TEMPLATES | TEMPLATES)[template]))
 
     return make
 
@@ -138,3 +139,73 @@ def test_a_schema_is_followed_behind_a_thought_and_no_stop_cuts_it(model: Callab
     answer = llm.chat(ASKED, params)
     assert json.loads(answer.text) == {"a": "x"} and answer.finish_reason == "stop"
     assert llm.tokenizer is not None and llm.tokenizer.decode(answer.prompt_token_ids).endswith("</think>\n\n")
+
+
+# -- templates that know no tools --------------------------------------------------------------------------------------
+
+
+def compact(city: str, name: str = "weather") -> str:
+    return f'<tool_call>\n{{"name":"{name}","arguments":{{"city":"{city}"}}}}\n</tool_call>'
+
+
+def test_a_model_whose_template_has_no_tools_is_told_in_words(model: Callable[..., LLM]) -> None:
+    llm = model(f"I look.\n{compact('Oslo')}\n{compact('Rome')}", "chatml")
+    shown = llm.render([{"role": "system", "content": "Be kind."}, *ASKED], tools=[TOOL])
+    assert shown.startswith("<|im_start|>system\nBe kind.\n\nYou can call these tools:\n")
+    assert '"name":"weather"' in shown
+    answer = llm.chat(ASKED, GREEDY, tools=[TOOL])
+    assert (answer.text, answer.finish_reason) == ("I look.", "tool_calls")
+    assert [json.loads(call.arguments)["city"] for call in answer.tool_calls] == ["Oslo", "Rome"]
+    one = llm.chat(ASKED, GREEDY, tools=[TOOL], parallel_tool_calls=False)
+    assert [json.loads(call.arguments)["city"] for call in one.tool_calls] == ["Oslo"]
+    pieces = [piece for piece in llm.stream(ASKED, GREEDY, tools=[TOOL])]
+    assert "".join(piece.text for piece in pieces) == "I look."
+    assert len([call for piece in pieces for call in piece.tool_calls if call.name]) == 2
+
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": said}
+        for call, said in zip(answer.tool_calls, ("rain", "sun"), strict=True)
+    ]
+    told = llm.render([*ASKED, answer.message, *results, {"role": "user", "content": "So?"}], tools=[TOOL])
+    turn = f"<|im_start|>assistant\nI look.\n{compact('Oslo')}\n{compact('Rome')}<|im_end|>\n<|im_start|>user\n"
+    given = "".join(f"<tool_response>\nweather: {said}\n</tool_response>\n" for said in ("rain", "sun"))
+    assert turn + given + "So?<|im_end|>\n<|im_start|>assistant\n" in told
+
+
+def test_the_choice_among_tools_told_in_words(model: Callable[..., LLM]) -> None:
+    nothing = {"type": "object", "additionalProperties": False}
+    other = {"type": "function", "function": {"name": "other", "parameters": nothing}}
+    llm = model("No.", "chatml")
+    words = llm.chat(ASKED, GREEDY, tools=[TOOL])
+    assert (words.text, words.finish_reason, words.tool_calls) == ("No.", "stop", ())
+    none = llm.render(ASKED, tools=None)
+    assert "tool" not in none and llm.chat(ASKED, GREEDY, tools=[TOOL], tool_choice="none").text == "No."
+    for choice, names in (("required", {"weather", "other"}), ({"function": {"name": "other"}}, {"other"})):
+        forced = llm.chat(ASKED, GREEDY, tools=[TOOL, other], tool_choice=choice, parallel_tool_calls=False)
+        assert {call.name for call in forced.tool_calls} <= names and len(forced.tool_calls) == 1
+        assert not forced.text and forced.finish_reason == "tool_calls"
+
+
+def test_a_call_that_begins_in_words_is_whole_and_of_a_tool_that_there_is(model: Callable[..., LLM]) -> None:
+    """The model would call a tool that there is not, with an argument that no schema has; stop strings hold."""
+    llm = model("Hm. " + compact("Atlantis", "nothing"), "chatml")
+    [call] = llm.chat(ASKED, GREEDY, tools=[TOOL], parallel_tool_calls=False).tool_calls
+    assert call.name == "weather" and json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+    stopped = llm.chat(ASKED, SamplingParams(max_tokens=300, temperature=0.0, stop=("m.",)), tools=[TOOL])
+    assert (stopped.text, stopped.tool_calls) == ("H", ())
+    free = llm.chat(ASKED, SamplingParams(max_tokens=300, temperature=0.0, min_tokens=2), tools=[TOOL])
+    assert not free.tool_calls and "nothing" in free.text  # min_tokens, which no grammar knows
+
+
+def test_a_template_without_a_system_is_told_by_its_user(model: Callable[..., LLM]) -> None:
+    llm = model("No.", "gemma")
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    turns = [
+        *ASKED,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    shown = llm.render(turns, tools=[TOOL])
+    assert "<start_of_turn>user\nYou can call these tools:" in shown and "Rain?<end_of_turn>" in shown
+    assert f"<start_of_turn>model\n{compact('Oslo')}<end_of_turn>" in shown
+    assert "<start_of_turn>user\n<tool_response>\nweather: rain\n</tool_response><end_of_turn>" in shown

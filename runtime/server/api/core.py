@@ -15,6 +15,7 @@ from ...reading.formats import AnswerFormat
 from ...reading.probe import find_format
 from ...templates.source import read_template_file
 from ...templates.template_input import TemplateInput
+from ...watermark.settings import Watermark
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import worker_command
 from ..engine.engine_pool import EnginePool
@@ -42,7 +43,8 @@ class Core:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
     see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see
-    `replica_loads`. adapters, adapter_folder: see ServedAdapters.
+    `replica_loads`. adapters, adapter_folder: see ServedAdapters. watermark: of every answer; requests can take none
+    away, and have none of their own then.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Core:
         devices: str | None = None,
         adapters: Mapping[str, Path] | None = None,
         adapter_folder: Path | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
         if chat_template is not None:
@@ -82,7 +85,7 @@ class Core:
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
         served = Path(load.path), self.model.manifest
         self.changes = EngineChanges(self.engine, self.adapters, *served, keys.required, commands)
-        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters)
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
         self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)

@@ -42,7 +42,7 @@ def _said() -> Iterator[None]:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
         field = place.removeprefix("$.").rstrip("`")
-        if (media := _MEDIA.search(text)) and "content" in field:
+        if (media := _MEDIA.search(text)) and ("content" in field or "instructions" in field):
             kind = media[1].removeprefix("input_").removesuffix("_url")
             message = f"{field}: this model reads text, and takes no {kind}"
             raise HttpError(400, message, field, "unsupported_content") from error

@@ -17,19 +17,21 @@ from ...reading.answer import MakeReader
 from ...requests.params import SamplingParams
 from ...requests.request import Standing
 from ...templates.template_input import TemplateInput
+from ...watermark.settings import Watermark
 from ..engine.admission import Price
 from ..engine.messages import Submit
 from . import limits, structured
 from .adapters import ServedAdapters
+from .asking import Asking, R
 from .constraints import format_of
 from .conversation import question_of
-from .errors import conflict
+from .errors import HttpError, conflict
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
 from .prompts import Prompts
 from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
-from .sampling import check_allowed, check_best, sampling, width
+from .sampling import check_allowed, check_best, sampling, watermark_of, width
 from .sandbox import Sandbox
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -85,10 +87,36 @@ class Jobs:
         keys: ApiKeys,
         max_seconds: float | None = None,
         adapters: ServedAdapters | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
+        self._watermark = watermark  # of every answer
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
+
+    def check_model(self, name: str | None) -> None:
+        """HttpError 404 for a model that is not served here, and no adapter of it."""
+        if name is None or name in self.model.names:
+            return
+        if self.adapters is None or not self.adapters.knows(name):
+            raise HttpError(
+                404,
+                f"the model {name[:80]!r} does not exist; this server has {', '.join(map(repr, self.model.names))}",
+                "model",
+                "model_not_found",
+            )
+
+    def salt(self, client: str, name: str | None) -> bytes:
+        """What sets a client's cached beginnings apart, and those under this name."""
+        return self._keys.salt(client, name)
+
+    def named(self, request: R) -> R:
+        """The request with the name of its model: without one, that of the model that is served. HttpError 404 for a
+        model that is not served here."""
+        if not request.model:
+            return msgspec.structs.replace(request, model=self.model.name)  # type: ignore[type-var]
+        self.check_model(request.model)
+        return request
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
         """The job of a completion request: a Submit per prompt."""
@@ -139,7 +167,7 @@ class Jobs:
         if not min(lengths) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
         self.prompts.check_length(max(lengths), "input", generates=False)
-        salt = self._keys.salt(client, request.cache_salt)
+        salt = self.salt(client, request.cache_salt)
         return await self._readings(prompted, request, client, salt, facts.dimension)
 
     async def rerank(self, request: RerankRequest, client: str) -> Job:
@@ -153,16 +181,22 @@ class Jobs:
     async def _readings(
         self,
         queries: Sequence[Query],
-        request: EmbeddingRequest | RerankRequest,
+        request: Asking,
         client: str,
         salt: bytes,
         width: int,
     ) -> Job:
         """Prompts of each of which a vector of so many numbers is wanted."""
+        submits, deadline = await self.sent(queries, request, client, salt)
+        return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
+
+    async def sent(
+        self, queries: Sequence[Query], request: Asking, client: str, salt: bytes
+    ) -> tuple[list[Submit], float | None]:
+        """Queries as they are sent, and their deadline. salt: sets their cached beginnings apart."""
         standing, deadline = Standing(request.priority, client, salt), self._deadline(request.deadline)
         queries = adapted(queries, *await self._adapter(request.model, None))
-        submits = [Submit.of(query, standing, deadline) for query in queries]
-        return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
+        return [Submit.of(query, standing, deadline) for query in queries], deadline
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
         """The job of a chat request: one Submit, with a reader where the answer may hold calls or thoughts."""
@@ -180,14 +214,18 @@ class Jobs:
         max_tokens = request.max_completion_tokens or request.max_tokens
         params = await self._params(request, len(tokens), Wanted(max_tokens, logprobs))
         query = prompting.answer(turn, prompt, tokens, params)
-        job = await self._job(request, client, [query], "tools" if offer.must else "response_format")
+        job = await self._job(request, client, [query], "response_format" if grammar else "tools")
         if job.best is not None:
             job = replace(job, questions=[question_of(request.messages)])
         return replace(job, read=query.read, thinks=turn.thinks, offer=offer)
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:
         """The prompt that a conversation is, as the model's template has it."""
-        return await self._encode_prompt(request, await self._sandbox.render(self._given(request, offer_of(request))))
+        return await self._encode_prompt(request, await self.rendered(request))
+
+    async def rendered(self, request: ChatRequest) -> str:
+        """The text of a conversation in the model's chat template."""
+        return await self._sandbox.render(self._given(request, offer_of(request)))
 
     async def _encode_prompt(self, request: ChatRequest, prompt: str) -> list[int]:
         tokens = await self.prompts.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
@@ -234,6 +272,7 @@ class Jobs:
         logprobs = 0 if wanted.logprobs is None and _chooses(request) else wanted.logprobs
         params = sampling(request, limit, logprobs, self.model.vocab_size)
         params = replace(params, bad_words=words, skip_special_tokens=request.skip_special_tokens)
+        params = replace(params, watermark=watermark_of(request, self._watermark))
         for name in ("stop_token_ids", "allowed_token_ids"):
             self.prompts.check(getattr(request, name) or (), name)
         return prompting.chat_params(params, longest)
@@ -254,7 +293,7 @@ class Jobs:
         lowered = await self._lowered(grammar, field)
         if request.prompt_logprobs is not None:
             scored = max(request.prompt_logprobs, scored or 0)
-        standing = Standing(request.priority, client, self._keys.salt(client, request.cache_salt))
+        standing = Standing(request.priority, client, self.salt(client, request.cache_salt))
         most = max((one for one in (params.logprobs, scored) if one is not None), default=None)
         made = max(params.n, params.beams)
         price = Price.of([len(query.token_ids) for query in queries], made, params.max_tokens, most)

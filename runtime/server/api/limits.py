@@ -21,10 +21,13 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "top_n": (0, 2**31 - 1),
     "priority": (-100, 100),
     "deadline": (0.001, 86_400.0),
+    "num_predict": (-2, BOUNDS["max_tokens"][1]),  # Ollama's options, as the next two
+    "num_ctx": (1, 2**31 - 1),
+    "repeat_last_n": (-1, 2**31 - 1),
 }
 WHOLE = INTEGERS | {
     "max_completion_tokens", "top_logprobs", "priority", "dimensions", "top_n", "best_of", "prompt_logprobs",
-    "truncate_prompt_tokens",
+    "truncate_prompt_tokens", "num_predict", "num_ctx", "repeat_last_n",
 }  # fmt: skip
 
 # sizes of lists and texts in a request
@@ -39,6 +42,11 @@ TOOLS = 128
 GRAMMAR_CHARS = 16 << 10
 CHOICES = 256
 ALLOWED_IDS = 4096
+QUESTIONS = 400  # of one request for decisions, as the next four; OpenAI's
+OPTIONS = 255
+JSON_LEVELS = 32
+JSON_VALUES = 10_000
+JSON_BYTES = 256 << 10
 NAME_CHARS = 64
 SPEAKER_CHARS = 256  # names in a conversation, which may come from elsewhere
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...embed_prompts import EmbedOptions
+from ...watermark.settings import BOUNDS as WATERMARK
 from . import limits
 from .conversation import Content, FunctionName, Message, Tool, ToolChoice, ToolFunction
 from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
@@ -52,18 +53,27 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
     scale: Annotated[float, Meta(ge=-100, le=100)]
 
 
+class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
+    """How the answer is marked for `icc detect`; see watermark.settings.Watermark."""
+
+    key: Annotated[int, Meta(ge=int(WATERMARK["key"][0]), le=int(WATERMARK["key"][1]))]
+    method: Literal["kgw", "gumbel"] = "kgw"
+    ratio: Annotated[float, Meta(ge=WATERMARK["ratio"][0], le=WATERMARK["ratio"][1])] = 0.25
+    bias: Annotated[float, Meta(ge=WATERMARK["bias"][0], le=WATERMARK["bias"][1])] = 2.0
+
+
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
 
-    best_of: so many completions are made, and the `n` best of them given: the likeliest per token, or those that the
-    server's judge likes best. use_beam_search: beam search with `n` beams, or with `best_of`, as vLLM has it;
-    length_penalty and early_stopping as transformers has them.
+    model: "" is the one that is served, in other requests too. best_of: so many completions are made, and the `n` best
+    of them given: the likeliest per token, or those that the server's judge likes best. use_beam_search: beam search
+    with `n` beams, or with `best_of`, as vLLM has it; length_penalty and early_stopping as transformers has them.
     seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
     many as fit. bad_words: texts that are not generated. lora: an adapter by its name, which may be the model's, too,
     or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names.
     """
 
-    model: str
+    model: str = ""
     n: Annotated[int, limits.bound("n")] = 1
     best_of: Annotated[int, limits.bound("best_of")] | None = None
     use_beam_search: bool = False
@@ -108,6 +118,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     lora: Annotated[str, Meta(max_length=256)] | Annotated[list[AdapterScale], Meta(max_length=64)] | None = None
+    watermark: WatermarkOptions | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -167,7 +178,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     are taken as they are. truncate: texts that are too long lose their end, or with "START" their beginning.
     truncate_prompt_tokens: at most so many tokens, -1: as many as the engine takes."""
 
-    model: str
+    model: str = ""
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
@@ -202,7 +213,7 @@ class RerankRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     """POST /v1/rerank, as Jina and Cohere have it. `user` is accepted and changes nothing; the fields before it are
     extensions. truncate_prompt_tokens: pairs lose the end of their longer text, -1: until the engine can take them."""
 
-    model: str
+    model: str = ""
     query: Text
     documents: Annotated[list[Text | RerankDocument], Meta(min_length=1, max_length=limits.INPUTS)]
     top_n: Annotated[int, limits.bound("top_n")] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...requests.params import SamplingParams
+from ...watermark.settings import Watermark
 from .errors import conflict
 from .requests import Common
 
@@ -53,6 +54,20 @@ def check_best(request: Common) -> None:
         raise conflict(f"best_of = {request.best_of}: must be at least n = {request.n}", "best_of")
     if width(request) > request.n and request.stream and not request.use_beam_search:
         raise conflict("best_of: the best are known at the end, not in a stream", "best_of")
+
+
+def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
+    """How a request's answers are marked: as the server says, or else as the request does. HttpError 400 where both
+    do, for several answers that the mark would make equal, and for beam search, which does not sample."""
+    asked = request.watermark
+    if served is not None and asked is not None:
+        raise conflict("watermark: this server marks every answer by itself", "watermark")
+    found = served if asked is None else Watermark(asked.key, asked.method, asked.ratio, asked.bias)
+    if found is not None and request.use_beam_search:
+        raise conflict("watermark: beam search does not sample, which is what a mark is in", "watermark")
+    if found is not None and found.method == "gumbel" and width(request) > 1:
+        raise conflict("n: a gumbel watermark makes all answers to one prompt equal", "n")
+    return found
 
 
 def check_allowed(params: SamplingParams, grammar: str) -> None:

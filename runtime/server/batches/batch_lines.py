@@ -12,7 +12,7 @@ from msgspec import Meta, Raw, Struct
 from ..api.answers import ChatAnswer, CompletionAnswer
 from ..api.decoding import decoded
 from ..api.embeddings import embedding_answer
-from ..api.errors import HttpError, as_http
+from ..api.errors import as_http
 from ..api.generate import Generator, whole_answer
 from ..api.jobs import Jobs
 from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -110,10 +110,7 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: BatchLin
 
 
 async def _answer(jobs: Jobs, generator: Generator, client: str, line: BatchLine) -> msgspec.Struct | Raw:
-    request = decoded(bytes(line.body), ENDPOINTS[line.url])
-    model = jobs.model
-    if request.model not in model.names and not (jobs.adapters and jobs.adapters.knows(request.model)):
-        raise HttpError(404, f"the model {request.model[:80]!r} does not exist", "model", "model_not_found")
+    model, request = jobs.model, jobs.named(decoded(bytes(line.body), ENDPOINTS[line.url]))
     model.check_task("embed" if isinstance(request, EmbeddingRequest) else "generate")
     if isinstance(request, EmbeddingRequest):
         embedding = msgspec.structs.replace(request, priority=PRIORITY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class EngineStream:
 
     submits: the prompts, whose ids follow one another. `prompt_logprobs` and `embeddings` are by id. begun: the ids of
     which something has come. chosen: by id, which of its completions are given, the best first; nothing of an id of
-    which all are.
+    which all are. sent_ns, first_ns: when it was made, and when something came first (`time.monotonic_ns`).
     """
 
     def __init__(self, submits: Sequence[Submit]) -> None:
@@ -34,6 +35,8 @@ class EngineStream:
         self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
         self.begun: set[int] = set()
         self.chosen: dict[int, list[int]] = {}
+        self.sent_ns = time.monotonic_ns()
+        self.first_ns: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
         self._deltas: deque[Delta] = deque()
@@ -59,6 +62,8 @@ class EngineStream:
     def push(self, delta: Delta) -> None:
         """Take a delta from the engine, and wake who waits for one."""
         self._deltas.append(delta)
+        if self.first_ns is None:
+            self.first_ns = time.monotonic_ns()
         self.begun.add(delta.id)
         self.left[delta.id] -= delta.reason is not None
         self._wake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -34,13 +33,14 @@ from .adapter_routes import add_adapters
 from .batch_routes import add_batches
 from .bodies import decode_body, error_response, json_response, read_body
 from .change_routes import add_changes
+from .decision_routes import add_decisions
 from .docs_page import add_docs
 from .messages_routes import add_messages
+from .ollama_routes import add_ollama
 from .openapi import document, operation
 from .page_routes import add_page
 from .parts import GENERATION_ERRORS, ServerParts
 from .responses_routes import add_responses
-from .streams import while_connected
 from .token_routes import add_tokens
 
 
@@ -61,6 +61,8 @@ def build_app(parts: ServerParts) -> FastAPI:
         _add_generation(app, parts)
         add_responses(app, parts)
         add_messages(app, parts)
+        add_decisions(app, parts)
+    add_ollama(app, parts)
     _refuse_others(app, parts)
     add_adapters(app, parts.adapters)
     add_changes(app, parts.changes)
@@ -115,7 +117,7 @@ def _add_models(app: FastAPI, parts: ServerParts) -> None:
     @app.get("/v1/models/{model:path}", **operation(Model, errors=(404,)))
     async def one_model(model: str) -> Response:
         """The model of that name."""
-        parts.check_model(model)
+        parts.jobs.check_model(model)
         return json_response(entry(model))
 
 
@@ -125,8 +127,7 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     )
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
-        body = await decode_body(request, CompletionRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, CompletionRequest)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
         make = partial(CompletionAnswer, parts.model, body, job)
         return await parts.answer(request, job, make, body.stream)
@@ -134,8 +135,7 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=GENERATION_ERRORS, events=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = await decode_body(request, ChatRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, ChatRequest)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
         return await parts.answer(request, job, partial(ChatAnswer, parts.model, body, job), body.stream)
 
@@ -144,17 +144,16 @@ def _add_embeddings(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/embeddings", **operation(EmbeddingList, EmbeddingRequest, errors=(*GENERATION_ERRORS, 504)))
     async def embeddings(request: Request) -> Response:
         """The vector of each text."""
-        body = await decode_body(request, EmbeddingRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, EmbeddingRequest)
         job = await parts.jobs.embedding(body, request.scope["icc.client"])
-        return await _answered(request, embedding_answer(parts.generator, job, body))
+        return await parts.encoded(request, embedding_answer(parts.generator, job, body))
 
     @app.post("/embed", include_in_schema=False)
     async def embed(request: Request) -> Response:
         """The vector of each text, as clients of text-embeddings-inference ask for it."""
         body = await decode_body(request, tei.EmbedRequest)
         job = await parts.jobs.embedding(body.plain(parts.model.names[0]), request.scope["icc.client"])
-        return await _answered(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
+        return await parts.encoded(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
 
 
 def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
@@ -163,21 +162,20 @@ def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
         """As /v1/rerank, or as clients of text-embeddings-inference ask for it."""
         raw = await read_body(request)
         if not tei.has_texts(raw):
-            return await ranked(request, decoded(raw, RerankRequest))
+            return await ranked(request, parts.jobs.named(decoded(raw, RerankRequest)))
         body = decoded(raw, tei.TextsRequest)
         job = await parts.jobs.rerank(body.plain(parts.model.names[0]), request.scope["icc.client"])
-        return await _answered(request, tei.ranks_answer(parts.generator, job, body, _facts(parts)))
+        return await parts.encoded(request, tei.ranks_answer(parts.generator, job, body, _facts(parts)))
 
     @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/v1/rerank", **operation(Reranked, RerankRequest, errors=(*GENERATION_ERRORS, 504)))
     async def rerank(request: Request) -> Response:
         """The documents by how well they go with the query."""
-        return await ranked(request, await decode_body(request, RerankRequest))
+        return await ranked(request, await parts.read(request, RerankRequest))
 
     async def ranked(request: Request, body: RerankRequest) -> Response:
-        parts.check_model(body.model)
         job = await parts.jobs.rerank(body, request.scope["icc.client"])
-        return await _answered(request, rerank_answer(parts.generator, job, body, _facts(parts)))
+        return await parts.encoded(request, rerank_answer(parts.generator, job, body, _facts(parts)))
 
 
 def _facts(parts: ServerParts) -> EmbeddingFacts:
@@ -186,20 +184,17 @@ def _facts(parts: ServerParts) -> EmbeddingFacts:
     return facts
 
 
-async def _answered(request: Request, answer: Awaitable[bytes]) -> Response:
-    """A JSON answer, which is given up if the client goes."""
-    found: list[bytes] = []
-
-    async def work() -> None:
-        found.append(await answer)
-
-    await while_connected(request.receive, work())
-    return Response(found[0], media_type="application/json")
-
-
 _PATHS = {
-    "generate": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    "embed": ("/v1/embeddings", "/embed"),
+    "generate": (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/decisions",
+        "/api/chat",
+        "/api/generate",
+    ),
+    "embed": ("/v1/embeddings", "/embed", "/api/embed", "/api/embeddings"),
     "rerank": ("/v1/rerank", "/rerank", "/v2/rerank"),
 }
 

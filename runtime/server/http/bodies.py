@@ -14,6 +14,7 @@ from ..api import limits
 from ..api.anthropic.answer import error_body
 from ..api.decoding import decoded
 from ..api.errors import ClientGone, HttpError
+from ..api.ollama.answer import OllamaErrorBody
 from ..log import current_request
 
 T = TypeVar("T")
@@ -28,9 +29,12 @@ def json_response(value: msgspec.Struct, status: int = 200, headers: dict[str, s
 
 def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | None = None) -> Response:
     """An error in the form that the clients of the path know."""
-    anthropic = scope["path"].startswith("/v1/messages")
     request = current_request.get()
-    body = error_body(error, request.id if request is not None else None) if anthropic else error.body()
+    body: msgspec.Struct = error.body()
+    if scope["path"].startswith("/v1/messages"):
+        body = error_body(error, request.id if request is not None else None)
+    elif scope["path"].startswith("/api/"):
+        body = OllamaErrorBody(error.message, error.code, error.param)
     return json_response(body, error.status, {**error.headers(), **(headers or {})})
 
 

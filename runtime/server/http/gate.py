@@ -22,6 +22,7 @@ OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; th
 _QUEUED = frozenset({
     "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/responses/compact",
     "/v1/messages", "/v1/rerank", "/rerank", "/v2/rerank", "/embed",
+    "/v1/decisions", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
 })  # fmt: skip
 # a server that drains lives, and says so; it is not ready
 _WHILE_DRAINING = {"/live", "/metrics", "/version"}

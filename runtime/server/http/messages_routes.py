@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from ..api.anthropic.answer import AnthropicErrorBody, Message, MessagesAnswer, TokenCount
 from ..api.anthropic.chat import chat_request
 from ..api.anthropic.request import CountTokensRequest, MessagesRequest
-from .bodies import decode_body, json_response
+from .bodies import json_response
 from .openapi import operation
 from .parts import GENERATION_ERRORS, ServerParts
 from .streams import Framing
@@ -27,8 +27,7 @@ def add_messages(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/messages", **documented)
     async def create(request: Request) -> Response:
         """Answer a conversation, as Anthropic's API does."""
-        body = await decode_body(request, MessagesRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, MessagesRequest)
         chat = chat_request(body)
         job = await parts.jobs.chat(chat, request.scope["icc.client"])
         return await parts.answer(request, job, partial(MessagesAnswer, parts.model, chat, job), body.stream, _FRAMING)
@@ -38,6 +37,5 @@ def add_messages(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/messages/count_tokens", **documented)
     async def count(request: Request) -> Response:
         """The number of tokens that a conversation is for the model."""
-        body = await decode_body(request, CountTokensRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, CountTokensRequest)
         return json_response(TokenCount(len(await parts.jobs.chat_tokens(chat_request(body)))))

@@ -18,7 +18,8 @@ from ..api.responses import ErrorBody
 _ANSWERED = (
     "CompletionRequest", "ChatRequest", "EmbeddingRequest", "RerankRequest", "ResponsesRequest", "CompactRequest",
     "MessagesRequest",
-    "CountTokensRequest",
+    "CountTokensRequest", "OllamaChatRequest", "OllamaGenerateRequest", "OllamaEmbedRequest", "OllamaEmbeddingsRequest",
+    "OllamaShowRequest", "DecisionRequest",
 )  # fmt: skip
 REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
@@ -45,15 +46,19 @@ def operation(
     events: bool = False,
     form: dict[str, Any] | None = None,
     error_body: type = ErrorBody,
+    lines: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
-    can stream events, its form where that is its body, and the form of its errors."""
+    can stream events, its form where that is its body, the form of its errors, and whether it can stream itself in
+    lines."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         content = {"application/json": {"schema": _ref(answer)}}
     if events:
         event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}
+    if lines:
+        content["application/x-ndjson"] = {"schema": {}}
     responses: dict[int, Any] = {
         200: {"description": (answer.__doc__ if answer else None) or "The answer.", "content": content}
     }
@@ -94,9 +99,10 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
     """The bounds that this engine sets."""
     for name in _ANSWERED:
         if name in schemas:
-            schemas[name]["properties"]["model"]["enum"] = list(model.names)
-    if "CompletionRequest" in schemas and not model.fills:
-        schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
+            schemas[name]["properties"]["model"]["enum"] = ["", *model.names]
+    for name in ("CompletionRequest", "OllamaGenerateRequest"):
+        if name in schemas and not model.fills:
+            schemas[name]["properties"]["suffix"] = {"enum": ["", None]}
     _pass_what_says_nothing(schemas)
     for name, field, prompt in (
         ("CompletionRequest", "prompt", PROMPT_SCHEMA),
@@ -105,11 +111,7 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
         if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
             empty = model.manifest.model.bos_token_id is not None
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
-    if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
-        fields = schemas["EmbeddingRequest"]["properties"]
-        _at_most(fields["dimensions"], model.manifest.embedding.dimension)
-        for field in ("prompt_name", "input_type", "task"):
-            fields[field] = {"enum": [*prompt_names(model.manifest), None]}
+    _fit_vectors(schemas, model)
     if "ChatRequest" in schemas:
         schemas["ChatRequest"]["properties"]["chat_template"] = {"enum": [*model.template.names, None]}
     for name in ("TokenizeRequest", "DetokenizeRequest"):
@@ -117,9 +119,20 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
     schemas["TokenizeRequest"]["oneOf"] = [
         {"required": [field], "properties": {field: {"not": {"type": "null"}}}} for field in ("prompt", "messages")
     ]
-    if "InputMessage" in schemas:  # see ResponsesRequest.prepare
-        schemas["InputMessage"]["required"].remove("type")
+    if "OllamaOptions" in schemas:
+        _at_most(schemas["OllamaOptions"]["properties"]["num_ctx"], model.max_len)
+    for name in ("InputMessage", "DecisionMessage"):  # see ResponsesRequest.prepare
+        if name in schemas:
+            schemas[name]["required"].remove("type")
     _bound_tokens(schemas, model.vocab_size - 1)
+
+
+def _fit_vectors(schemas: dict[str, Any], model: ServedModel) -> None:
+    if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
+        fields = schemas["EmbeddingRequest"]["properties"]
+        _at_most(fields["dimensions"], model.manifest.embedding.dimension)
+        for field in ("prompt_name", "input_type", "task"):
+            fields[field] = {"enum": [*prompt_names(model.manifest), None]}
 
 
 def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -10,8 +10,8 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from ..api.adapters import ServedAdapters
+from ..api.asking import R
 from ..api.changes import EngineChanges
-from ..api.errors import HttpError
 from ..api.generate import AnswerWriter, Generator, whole_answer
 from ..api.jobs import Job, Jobs
 from ..api.metrics import Metrics
@@ -20,7 +20,7 @@ from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineStream
-from .bodies import json_response
+from .bodies import decode_body, json_response
 from .streams import CHUNKS, EventStream, Framing, while_connected
 
 GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
@@ -40,15 +40,10 @@ class ServerParts:
     changes: EngineChanges
     batches: Batches | None = None
 
-    def check_model(self, name: str | None) -> None:
-        """HttpError 404 for a model that is not served here."""
-        if name is not None and name not in self.model.names and not self.adapters.knows(name):
-            raise HttpError(
-                404,
-                f"the model {name[:80]!r} does not exist; this server has {', '.join(map(repr, self.model.names))}",
-                "model",
-                "model_not_found",
-            )
+    async def read(self, request: Request, kind: type[R]) -> R:
+        """The decoded body of a request, with the name of its model. HttpError 404 for one that is not served here, 400
+        as `decode_body`."""
+        return self.jobs.named(await decode_body(request, kind))
 
     async def answer(
         self,
@@ -68,3 +63,13 @@ class ServerParts:
 
         await while_connected(request.receive, work())
         return json_response(answers[0])
+
+    async def encoded(self, request: Request, answer: Awaitable[bytes]) -> Response:
+        """A JSON answer, which is given up if the client goes."""
+        found: list[bytes] = []
+
+        async def work() -> None:
+            found.append(await answer)
+
+        await while_connected(request.receive, work())
+        return Response(found[0], media_type="application/json")

@@ -12,7 +12,7 @@ from ..api.openresponses.compact import CompactedResponse, CompactRequest
 from ..api.openresponses.request import ResponsesRequest
 from ..api.openresponses.resource import DeletedResponse, InputItems
 from ..api.openresponses.resource import Response as ResponseResource
-from .bodies import decode_body, json_response
+from .bodies import json_response
 from .openapi import operation
 from .parts import GENERATION_ERRORS, ServerParts
 from .responses_socket import ResponsesSocket
@@ -33,23 +33,20 @@ def add_responses(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/responses", **operation(ResponseResource, ResponsesRequest, errors=GENERATION_ERRORS, events=True))
     async def create(request: Request) -> Response:
         """Answer a conversation, or the next turn of one that is stored here."""
-        body = await decode_body(request, ResponsesRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, ResponsesRequest)
         job, make = await conversations.begin(body, request.scope["icc.client"])
         return await parts.answer(request, job, make, body.stream, NAMED)
 
     @app.post("/v1/responses/input_tokens", **operation(InputTokens, ResponsesRequest, errors=(400, 404, 408, 413)))
     async def input_tokens(request: Request) -> Response:
         """The number of tokens that a request is for the model."""
-        body = await decode_body(request, ResponsesRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, ResponsesRequest)
         return json_response(InputTokens(await conversations.count(body, request.scope["icc.client"])))
 
     @app.post("/v1/responses/compact", **operation(CompactedResponse, CompactRequest, errors=GENERATION_ERRORS))
     async def compact(request: Request) -> Response:
         """Make a conversation shorter: a summary of it, for requests that go on from there."""
-        body = await decode_body(request, CompactRequest)
-        parts.check_model(body.model)
+        body = await parts.read(request, CompactRequest)
         job, make = await conversations.compact(body, request.scope["icc.client"])
         return await parts.answer(request, job, make, False)
 

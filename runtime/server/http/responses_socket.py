@@ -83,7 +83,7 @@ class ResponsesSocket:
 
     async def _answer(self, request: ResponsesRequest) -> None:
         parts = self._parts
-        parts.check_model(request.model)
+        request = parts.jobs.named(request)
         parts.generator.admission.check_room()
         job, make = await parts.conversations.begin(request, self._client, self._kept)
         answer: ResponsesAnswer | None = None

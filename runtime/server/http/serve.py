@@ -68,6 +68,7 @@ class Server:
             devices=options.devices,
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
+            watermark=options.watermark,
         )
         if options.judge is not None:
             core.generator.judge = EngineJudge(

@@ -20,19 +20,17 @@ from .bodies import error_response
 
 log = logging.getLogger("icc.serve")
 _encoder = msgspec.json.Encoder()
-_EVENTS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_AT_ONCE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 @dataclass(frozen=True)
 class Framing:
-    """How events are written: by the name that is their field `type` or without one, and what marks the end."""
+    """How events are written: by the name that is their field `type` or without one, and what marks the end. media: the
+    type of the stream."""
 
     named: bool = False
     mark: bytes = b"data: [DONE]\n\n"
+    media: bytes = b"text/event-stream; charset=utf-8"
 
     def event(self, value: msgspec.Struct) -> bytes:
         """A struct as a server-sent event."""
@@ -44,8 +42,16 @@ class Framing:
         return b"".join(map(self.event, values))
 
 
+class LineFraming(Framing):
+    """One JSON value a line, without server-sent events."""
+
+    def event(self, value: msgspec.Struct) -> bytes:
+        return _encoder.encode(value) + b"\n"
+
+
 CHUNKS = Framing()
 NAMED = Framing(named=True)
+LINES = LineFraming(mark=b"", media=b"application/x-ndjson")
 
 
 class EventStream(Response):
@@ -60,7 +66,7 @@ class EventStream(Response):
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _Sender(send, scope.get("icc.abort"))
+        sender = _Sender(send, scope.get("icc.abort"), self._framing.media)
         try:
             await while_connected(receive, self._events(sender))
         except Exception as error:
@@ -88,8 +94,9 @@ class EventStream(Response):
 class _Sender:
     """Writes events. A client that reads too slowly is cut off, so that it holds nothing."""
 
-    def __init__(self, send: Send, abort: Callable[[], None] | None) -> None:
+    def __init__(self, send: Send, abort: Callable[[], None] | None, media: bytes) -> None:
         self._send, self._abort = send, abort
+        self._headers = [(b"content-type", media), *_AT_ONCE]
         self.begun = False
 
     async def send(self, body: bytes, last: bool = False) -> None:
@@ -97,7 +104,7 @@ class _Sender:
             async with asyncio.timeout(limits.WRITE_S):
                 if not self.begun:
                     self.begun = True
-                    await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+                    await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
                 await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         except TimeoutError:
             if self._abort is not None:

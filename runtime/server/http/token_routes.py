@@ -23,7 +23,7 @@ def add_tokens(app: FastAPI, parts: ServerParts) -> None:
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's template has it."""
         body = await decode_body(request, TokenizeRequest)
-        parts.check_model(body.model)
+        parts.jobs.check_model(body.model)
         tokens = await _tokens(parts, body)
         texts = [parts.model.token_text(token) for token in tokens] if body.return_token_strs else UNSET
         return json_response(Tokenized(tokens, len(tokens), parts.model.max_len, texts))
@@ -32,7 +32,7 @@ def add_tokens(app: FastAPI, parts: ServerParts) -> None:
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         body = await decode_body(request, DetokenizeRequest)
-        parts.check_model(body.model)
+        parts.jobs.check_model(body.model)
         if parts.model.tokenizer is None or any(token >= parts.model.vocab_size for token in body.tokens):
             raise HttpError(400, "there is a token id that the vocabulary does not have", "tokens", "invalid_value")
         return json_response(Detokenized(parts.model.text(body.tokens)))

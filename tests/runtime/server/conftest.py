@@ -251,3 +251,12 @@ def start_faulty(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
             return stack.enter_context(running(command, tmp_path / f"log-{fault}", "toy"))
 
         yield begin
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose model answers by a script, and calls tools: that of benchmarks/clients."""
+    folder = tmp_path_factory.mktemp("scripted")
+    command = [sys.executable, str(HERE.parents[2] / "benchmarks" / "clients" / "scripted.py"), str(folder)]
+    with running(command, folder / "log", "scripted") as server:
+        yield server

@@ -32,6 +32,21 @@ def test_a_completion_has_text_reason_and_usage(served: Served) -> None:
     assert answer["usage"] == {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
+def test_a_request_without_a_model_goes_to_the_one_that_is_served(served: Served) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    bodies = {
+        "/v1/completions": {"prompt": "a", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 1},
+        "/v1/responses": {"input": "x", "max_output_tokens": 1},
+        "/v1/messages": {"messages": messages, "max_tokens": 1},
+    }
+    for path, body in bodies.items():
+        for fields in ({}, {"model": None}, {"model": ""}):
+            reply = served.ask("POST", path, {**body, **fields})
+            assert reply.status == 200 and reply.json["model"] == "toy", (path, fields, reply.raw)
+        assert served.ask("POST", path, {**body, "model": "other"}).status == 404, path
+
+
 def test_prompts_may_be_texts_or_token_ids_one_or_several(served: Served) -> None:
     for prompt, texts in [
         (["a", "k"], ["bc", "lm"]),
@@ -231,5 +246,6 @@ def test_routes_that_do_not_exist_say_so_in_the_same_form(served: Served) -> Non
 def test_the_document_describes_what_is_served(served: Served) -> None:
     document = json.loads(served.ask("GET", "/openapi.json").raw)
     schema = document["components"]["schemas"]["CompletionRequest"]
-    assert schema["properties"]["model"]["enum"] == ["toy"] and schema["additionalProperties"] == {"type": "null"}
+    assert schema["properties"]["model"]["anyOf"][0]["enum"] == ["", "toy"] and "model" not in schema["required"]
+    assert schema["additionalProperties"] == {"type": "null"}
     assert '"maximum": 257' in json.dumps(schema["properties"]["prompt"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from icc.runtime.errors import RequestError
 from icc.runtime.reading.formats import AnswerFormat, CallFormat, Thinking
+from icc.runtime.reading.generic import GENERIC
 from icc.runtime.reading.parts import CallArguments, CallBegun, Said, Thought
 from icc.runtime.reading.probe import _shared, find_format
 from icc.runtime.reading.reader import AnswerReader
@@ -110,7 +111,8 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
 
 
 def test_templates_tell_what_else_they_need() -> None:
-    assert form_of("gemma").calls is None and form_of("chatml") == AnswerFormat(hidden=frozenset(SPECIAL))
+    assert form_of("chatml") == AnswerFormat(GENERIC, hidden=frozenset(SPECIAL), generic=True)
+    assert form_of("gemma") == AnswerFormat(GENERIC, hidden=frozenset(SPECIAL), generic=True, system=False)
     assert form_of("mistral-v3").ids == "short" and form_of("kimi-k2").ids == "named"
     assert form_of("deepseek-v3.1").arguments_as_text and not form_of("llama-3.1").calls.parallel  # type: ignore[union-attr]
     harmony = form_of("harmony")

@@ -73,7 +73,6 @@ def test_a_conversation_is_compacted_and_gone_on_from(served: Served) -> None:
     first = chat_request(request, items_of(request)).messages[0]
     assert first.content == f"s\n\nSummary of the conversation so far:\n{text}"
     for wrong in (
-        {"input": said},
         {"model": "toy"},
         {"model": "toy", "input": [{**summary, "encrypted_content": "!"}]},
     ):

@@ -137,7 +137,7 @@ class OutputConfig(Struct, frozen=True):
 class CountTokensRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: what of a request is for the model to read."""
 
-    model: str
+    model: str = ""
     messages: Annotated[list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=limits.MESSAGES)]
     system: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)] | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=limits.TOOLS)] | None = None

@@ -29,7 +29,7 @@ _LONGEST = 2048  # tokens of a summary, at most
 class CompactRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /v1/responses/compact. `prompt_cache_key` is accepted and changes nothing."""
 
-    model: str
+    model: str = ""
     input: Text | Annotated[list[Item], Meta(max_length=limits.MESSAGES)] | None = None
     previous_response_id: Id | None = None
     instructions: Text | None = None

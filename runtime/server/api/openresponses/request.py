@@ -198,7 +198,7 @@ class ResponseStreamOptions(Struct, frozen=True):
 class ResponsesRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /v1/responses. The fields from `seed` on are extensions, as in chat completions."""
 
-    model: str
+    model: str = ""
     input: Text | Annotated[list[Item], Meta(min_length=1, max_length=limits.MESSAGES)]
     instructions: Text | None = None
     previous_response_id: Id | None = None
