@@ -61,7 +61,7 @@ class EngineClient:
 
     command: the process; the number of its socket's descriptor is put in place of "{fd}". watchdog_s: an engine that
     says nothing for so long hangs. number: of the replica that it is. ids: where the numbers of questions come from,
-    which the prompts that are sent must not have.
+    which the prompts that are sent must not have. loaded: the names of the adapters that its process knows.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self.started_with: Sequence[str] = command  # the command of the process that runs, or of the last one
         self._prompts: dict[int, SentPrompt] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}  # about adapters
         self._lost = asyncio.Event()
@@ -87,6 +88,7 @@ class EngineClient:
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
         self.stats = Stats()
         self.adapters: AdapterStats | None = None
+        self.loaded: set[str] = set()
         self.restarts = 0
 
     @property
@@ -135,19 +137,23 @@ class EngineClient:
             await answer
         finally:
             self._asked.pop(number, None)
+        if isinstance(question, LoadAdapter):
+            self.loaded.add(question.name)
+        else:
+            self.loaded.discard(question.name)
 
     async def reload(self, wait_s: float) -> None:
-        """Load the engine anew from its directory, in another process. Requests that run have `wait_s` seconds to end
-        and fail after that; new ones are refused meanwhile. EngineFailed where it is under way already, or the engine
-        cannot be loaded, which is tried again then."""
-        if self._reload is not None or self.facts is None:
+        """Load the engine anew with the command, in another process; one that is loading is given up for that. Requests
+        that run have `wait_s` seconds to end and fail after that; new ones are refused meanwhile. EngineFailed where it
+        is under way already, no process runs, or the engine cannot be loaded, which is tried again then."""
+        if self._reload is not None or self._process is None:
             raise EngineFailed(503, _RELOADING if self._reload else _NOT_READY)
         self._reload = reload = _Reload(asyncio.get_running_loop().create_future())
         try:
             end = time.monotonic() + wait_s
             while self._prompts and time.monotonic() < end:
                 await asyncio.sleep(_DRAIN_S)
-            if self.facts is not None and not reload.done.done():  # else it died meanwhile: `_supervise` says so
+            if self._process is not None and not reload.done.done():  # else it died meanwhile: `_supervise` says so
                 reload.replaces = True
                 self._lost.set()
             await reload.done
@@ -195,6 +201,7 @@ class EngineClient:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         with theirs:
             command = [part.replace("{fd}", str(theirs.fileno())) for part in self.command]
+            self.started_with = self.command
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._lost.clear()
         self._heard = time.monotonic()
@@ -223,6 +230,7 @@ class EngineClient:
     async def _end_process(self, reason: str) -> None:
         self.facts = None
         self.stats, self.adapters = Stats(), None
+        self.loaded.clear()
         lost, self._prompts = list(self._prompts.values()), {}
         self.on_lost(lost, EngineFailed(503, reason, began=True))
         for answer in self._asked.values():
@@ -259,7 +267,7 @@ class EngineClient:
             )
             log.info("the engine is ready", extra=fields)
             self.on_ready()
-            if self._reload is not None:
+            if self._reload is not None and not self._reload.replaces:
                 self._reload.settle(None)
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
@@ -269,7 +277,7 @@ class EngineClient:
             self._started.set_exception(error)
         else:
             log.error("the engine cannot be loaded again: %s", message.message)
-            if self._reload is not None:
+            if self._reload is not None and not self._reload.replaces:
                 self._reload.settle(EngineFailed(503, message.message))
 
     def _answer(self, number: int, error: EngineFailed | None) -> bool:

@@ -23,12 +23,13 @@ class EngineFailed(IccError):
 class EngineStream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
-    submits: the prompts, whose ids follow one another. `prompt_logprobs` and `embeddings` are by id. begun: the ids of
-    which something has come.
+    submits: the prompts, whose ids follow one another. whole: nothing is told before everything is here, so that a
+    prompt can begin again. `prompt_logprobs` and `embeddings` are by id. begun: the ids of which something has come.
     """
 
-    def __init__(self, submits: Sequence[Submit]) -> None:
-        self.submits = submits
+    def __init__(self, submits: Sequence[Submit], whole: bool = False) -> None:
+        self.submits, self.whole = submits, whole
+        self._restarted: set[int] = set()
         self.first_id = submits[0].id
         self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
         self.begun: set[int] = set()
@@ -60,6 +61,20 @@ class EngineStream:
         self.begun.add(delta.id)
         self.left[delta.id] -= delta.reason is not None
         self._wake()
+
+    def begin_again(self, submit: Submit) -> None:
+        """Forget what has come of a prompt, which runs once more."""
+        if submit.id not in self.begun:
+            return
+        self._deltas = deque(delta for delta in self._deltas if delta.id != submit.id)
+        self._restarted.add(submit.id)
+        self.begun.discard(submit.id)
+        self.left[submit.id] = submit.params.n
+
+    def take_restarted(self) -> set[int]:
+        """The ids of prompts that began again since the last call: their deltas before that no longer count."""
+        restarted, self._restarted = self._restarted, set()
+        return restarted
 
     def add(self, found: PromptLogprobs | Embedded) -> None:
         """Keep what was found of a prompt."""
