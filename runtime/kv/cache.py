@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import NamedTuple
 
+from .events import KVEvents
 from .evicting_group import EvictingGroup
 from .group import Group, GroupConfig, TableOpening
 from .places import Places
+from .policy import KeepAll
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
 from .state_group import StateGroup
@@ -43,6 +45,18 @@ class KVCache:
     def is_idle(self) -> bool:
         """Whether nobody has a block."""
         return all(group.pool.num_available == group.pool.num_blocks for group in self.groups)
+
+    def record(self, events: KVEvents) -> None:
+        """Tell what the prefix caches find from now on, and what they find no more."""
+        for number, group in enumerate(self.groups):
+            group.record(events, number)
+
+    @property
+    def prefix_blocks(self) -> tuple[int, int]:
+        """By how many tokens cached prefixes grow, and how many such steps there is room for: in the groups that keep
+        all of a sequence, or, where none does, in every group."""
+        keeping = [group for group in self.groups if isinstance(group.policy, KeepAll)] or self.groups
+        return self._multiple, min(group.pool.num_blocks * group.block_size // self._multiple for group in keeping)
 
     def empty_tables(self, prompt: int = 0) -> tuple[BlockTable, ...]:
         """The tables of a sequence that has nothing yet, and begins with so many tokens of a prompt."""

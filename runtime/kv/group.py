@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from .block_pool import BlockPool
+from .events import BlockStored, KVEvents
 from .host_blocks import HostBlocks
 from .places import UNLIMITED
 from .policy import CachePolicy, KeepAll, Latest, WithinStep
@@ -70,6 +72,7 @@ class Group:
         self.pool = BlockPool(config.num_blocks, self.cache)
         self.due = Due()
         self.host = HostBlocks(config.host_blocks, self.due)
+        self._record: tuple[int, KVEvents] | None = None
 
     def blocks_for(self, num_tokens: int) -> int:
         """The length of a table for so many tokens."""
@@ -180,8 +183,21 @@ class Group:
             block = table.blocks[number]
             if block != NO_BLOCK and self.cache.can_publish(key := sequence.key(number, self.block_size), block):
                 self.cache.publish(key, block)
+                if self._record is not None:
+                    self._record[1].stored(self._stored(self._record[0], sequence, number))
         table.num_published = full
         self.release_unread(table, sequence.num_computed_tokens)
+
+    def record(self, events: KVEvents, number: int) -> None:
+        """Tell what can be found from now on, and what cannot any more, as of the group of that number."""
+        self._record = number, events
+        self.cache.on_forget = partial(events.removed, number)
+
+    def _stored(self, group: int, sequence: CachedSequence, number: int) -> BlockStored:
+        parent = sequence.key(number - 1, self.block_size) if number else None
+        tokens = tuple(sequence.tokens[number * self.block_size : (number + 1) * self.block_size])
+        own = sequence.own_salt if sequence.own_from < (number + 1) * self.block_size else b""
+        return BlockStored(group, (sequence.key(number, self.block_size),), parent, tokens, sequence.salt, own)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
         """Take back what is not kept at a position; the block of the position itself is its own."""

@@ -269,6 +269,39 @@ class Tokenized(Struct):
     token_strs: list[str] | UnsetType = UNSET
 
 
+class RenderedSampling(Struct):
+    """How a rendered request is sampled, by vLLM's names."""
+
+    n: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    logprobs: int | None
+    skip_special_tokens: bool
+
+
+class Rendered(Struct):
+    """A prompt as the engine would be given it: the GenerateRequest of vLLM's /render, which routers ask for tokens."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    sampling_params: RenderedSampling
+    stream: bool
+    priority: int
+    cache_salt: str | None = None
+
+
 class Detokenized(Struct):
     """Answer of /detokenize."""
 

@@ -26,12 +26,14 @@ from .messages import (
     Failed,
     Frames,
     FromEngine,
+    KVChanged,
     LoadAdapter,
     PromptLogprobs,
     Ready,
     Report,
     Stats,
     UnloadAdapter,
+    WatchKV,
 )
 from .messages import encode as encode_message
 
@@ -74,6 +76,8 @@ class EngineClient:
         self.on_ready: Callable[[], None] = lambda: None  # called when an engine process has loaded the engine
         # called with the prompts that had not ended in a process that did
         self.on_lost: Callable[[Sequence[SentPrompt], EngineFailed], None] = fail_all
+        self.watch: WatchKV | None = None  # what every process is told first, for `on_kv`
+        self.on_kv: Callable[[bytes | None], None] = lambda events: None  # called with what caches find; None: nothing
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -210,6 +214,8 @@ class EngineClient:
         self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self._receive, self._lost), sock=ours)
         # what is not sent yet is bounded by admission, not by the transport
         self._transport.set_write_buffer_limits(high=1 << 30)
+        if self.watch is not None:
+            self._transport.write(encode_message(self.watch))
 
     async def _watch(self) -> str:
         """Wait until the process has died or hangs; what happened, in words."""
@@ -232,6 +238,7 @@ class EngineClient:
         self.stats, self.adapters = Stats(), None
         self.loaded.clear()
         lost, self._prompts = list(self._prompts.values()), {}
+        self.on_kv(None)
         self.on_lost(lost, EngineFailed(503, reason, began=True))
         for answer in self._asked.values():
             if not answer.done():
@@ -251,6 +258,8 @@ class EngineClient:
         message = self._decoder.decode(body)
         if isinstance(message, Report):
             self._take_report(message)
+        elif isinstance(message, KVChanged):
+            self.on_kv(message.events)
         elif isinstance(message, AdapterDone):
             self._answer(message.id, None)
         elif isinstance(message, Failed):
@@ -261,16 +270,7 @@ class EngineClient:
             if (prompt := self._prompts.get(message.id)) is not None:
                 prompt.stream.add(message)
         elif isinstance(message, Ready):
-            self.facts = message
-            fields = with_fields(
-                replica=self.number, pid=self.pid, restarts=self.restarts, load_s=round(message.load_s, 2)
-            )
-            log.info("the engine is ready", extra=fields)
-            self.on_ready()
-            if self._reload is not None and not self._reload.replaces:
-                self._reload.settle(None)
-            if self._started is not None and not self._started.done():
-                self._started.set_result(message)
+            self._take_ready(message)
         elif self._started is not None and not self._started.done():
             error = IccError(message.message, message.hint)
             error.exit_code = message.exit_code
@@ -279,6 +279,17 @@ class EngineClient:
             log.error("the engine cannot be loaded again: %s", message.message)
             if self._reload is not None and not self._reload.replaces:
                 self._reload.settle(EngineFailed(503, message.message))
+
+    def _take_ready(self, ready: Ready) -> None:
+        self.facts = ready
+        self.on_kv(None)
+        fields = with_fields(replica=self.number, pid=self.pid, restarts=self.restarts, load_s=round(ready.load_s, 2))
+        log.info("the engine is ready", extra=fields)
+        self.on_ready()
+        if self._reload is not None and not self._reload.replaces:
+            self._reload.settle(None)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(ready)
 
     def _answer(self, number: int, error: EngineFailed | None) -> bool:
         """Whether somebody has asked for that about an adapter, and is told now."""

@@ -12,7 +12,7 @@ import msgspec
 
 from .engine_client import EngineClient
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
-from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAdapter
+from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAdapter, WatchKV
 from .router import ReplicaLoad, Router, prefix_keys
 
 _MOST_RUNS = 2  # of a prompt: one that ends its engine must not end all
@@ -88,6 +88,12 @@ class EnginePool:
 
     def _ready(self, replica: EngineClient) -> None:
         self.on_ready(replica)
+
+    def watch_kv(self, plain: Sequence[bytes], publish: Callable[[int, bytes | None], None]) -> None:
+        """Have what the prefix caches find published, by replica: events as `kv_wire` has them, None where nothing is
+        found any more. plain: see WatchKV. Before `start`."""
+        for replica in self.replicas:
+            replica.watch, replica.on_kv = WatchKV(list(plain)), partial(publish, replica.number)
 
     async def reload(self, wait_s: float, commands: Sequence[Sequence[str]]) -> None:
         """Load the engine that is behind `commands`, one replica after the other, while the others answer.

@@ -83,6 +83,18 @@ class UnloadAdapter(msgspec.Struct, tag=4, array_like=True, frozen=True):
     name: str
 
 
+class WatchKV(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """Tell of what the prefix caches find, by KVChanged. plain: the salts of requests that give none themselves."""
+
+    plain: list[bytes]
+
+
+class KVChanged(msgspec.Struct, tag=18, array_like=True, frozen=True):
+    """What has happened to the prefix caches, see `kv_wire`."""
+
+    events: bytes
+
+
 class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
     """What was asked about an adapter is done."""
 
@@ -187,6 +199,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     num_blocks: int  # of all KV groups
     max_batch_size: int
     load_s: float
+    prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
@@ -197,8 +210,8 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
-FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged
 
 _encoder = msgspec.msgpack.Encoder()
 

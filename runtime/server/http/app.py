@@ -39,6 +39,7 @@ from .messages_routes import add_messages
 from .openapi import document, operation
 from .page_routes import add_page
 from .parts import GENERATION_ERRORS, ServerParts
+from .render_routes import add_render
 from .responses_routes import add_responses
 from .streams import while_connected
 from .token_routes import add_tokens
@@ -59,6 +60,7 @@ def build_app(parts: ServerParts) -> FastAPI:
         _add_reranking(app, parts)
     else:
         _add_generation(app, parts)
+        add_render(app, parts)
         add_responses(app, parts)
         add_messages(app, parts)
     _refuse_others(app, parts)
