@@ -34,7 +34,7 @@ class _Stream:
 
     publisher: Any
     replayer: Any | None
-    numbers: Iterator[int] = field(default_factory=count)
+    numbers: Iterator[int] = field(default_factory=lambda: count(time.time_ns() // 1000))
     kept: deque[tuple[int, bytes]] = field(default_factory=deque)
     kept_bytes: int = 0
 
@@ -46,8 +46,11 @@ class _Stream:
 
 
 class KVPublisher:
-    """Publishes what the prefix caches of replicas find: messages of a topic, a number (8 bytes, big-endian, from 0)
-    and a batch, the MessagePack array [seconds since 1970, events, replica].
+    """Publishes what the prefix caches of replicas find: messages of a topic, a number (8 bytes, big-endian) and a
+    batch, the MessagePack array [seconds since 1970, events, replica].
+
+    The first number is the microseconds since 1970: who has followed a server that was started again takes what that
+    publishes for new, and not for what it has seen (Dynamo's indexer passes lower numbers over).
 
     endpoint: the address of replica 0's PUB socket; that of replica n has a port n above. replay: that of ROUTER
     sockets which answer a number with all batches from there on that are kept, and a message that ends them. UsageError

@@ -21,9 +21,13 @@ OTHERS: dict[str, bool | int | float | list[Any]] = {
     "early_stopping": False,
     "length_penalty": 1,
     "mirostat": 0,
+    "no_stop_trim": False,
+    "return_hidden_states": False,
     "return_token_ids": False,
     "return_tokens_as_token_ids": False,
+    "separate_reasoning": True,
     "spaces_between_special_tokens": True,
+    "stream_reasoning": True,
     "typical_p": 1,
     "use_beam_search": False,
 }
