@@ -15,6 +15,7 @@ from servers import MODEL, ROOT, Server, ask, environment, free_ports, icc, proc
 Row = tuple[str, str, str, bool]
 _CHATS, _TURNS, _ANSWER = 12, 5, 12
 _POLICIES = {"vllm-router": ("round_robin", "cache_aware", "kv_aware"), "smg": ("round_robin", "cache_aware")}
+_ROLES = "one server computes prompts, one answers"
 _BLOCK = 32
 
 
@@ -23,6 +24,14 @@ def _command(name: str, programs: Path, policy: str, port: int, workers: dict[st
     [metrics] = free_ports(1)
     common = ["--policy", policy, "--port", str(port), "--prometheus-port", str(metrics), "--worker-urls", *workers]
     common += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "2"]
+    if policy == _ROLES:
+        first, second = workers
+        common = [
+            *common[2 : common.index("--worker-urls")],
+            *common[common.index("--worker-startup-check-interval") :],
+        ]
+        common += ["--vllm-pd-disaggregation", "--prefill", first, "--decode", second, "--kv-connector", "nixl"]
+        return [programs / "vllm-router", *common]
     if name == "smg":
         return [programs / "smg", "launch", *common, "--backend", "vllm"]
     if policy == "kv_aware":
@@ -35,8 +44,9 @@ def _command(name: str, programs: Path, policy: str, port: int, workers: dict[st
 class _Chats:
     """Conversations that go on with the answers that they get; `lost` are requests that got none."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, turns: int = _TURNS) -> None:
         self.url, self.lost, self.answers = url, list[str](), dict[int, list[str]]()
+        self.turns = turns
         self._turns = threading.Semaphore(0)
 
     def run(self) -> None:
@@ -53,7 +63,7 @@ class _Chats:
         source = random.Random(number)
         said = "".join(f"name_{source.randrange(1000)} = {source.randrange(1000)}\n" for _ in range(14))
         self.answers[number] = []
-        for _ in range(_TURNS):
+        for _ in range(self.turns):
             said += "".join(f"name_{source.randrange(1000)} += {source.randrange(9)}\n" for _ in range(5))
             body = {"model": MODEL, "prompt": said, "max_tokens": _ANSWER, "temperature": 0, "ignore_eos": True}
             try:
@@ -101,6 +111,20 @@ def judge(name: str, engine: Path) -> Iterator[Row]:
         same = sum(chats.answers[number] == texts for number, texts in (expected or {}).items())
         figures = f"{len(chats.lost)} of {_CHATS * _TURNS} requests lost, {same} of {_CHATS} chats as before"
         yield shown, f"{policy}, an engine is killed", figures, not chats.lost and same == _CHATS
+
+    if name == "vllm-router":
+        with _routed(name, programs, _ROLES, engine) as (url, servers):
+            before = [server.metric("icc:prefix_cache_hits_total") for server in servers]
+            chats = _Chats(url, turns=1)
+            chats.run()
+            found = servers[1].metric("icc:prefix_cache_hits_total") - before[1]
+            share = found / servers[1].metric("icc:prefix_cache_queries_total")
+            same = sum(chats.answers[number] == texts[:1] for number, texts in (expected or {}).items())
+            figures = (
+                f"{share:.2f} of the prompt tokens of the second came from the first, {len(chats.lost)} of {_CHATS}"
+            )
+            figures += f" requests lost, {same} of {_CHATS} answers as before"
+            yield shown, _ROLES, figures, not chats.lost and same == _CHATS and share > 0.7
 
 
 @contextlib.contextmanager

@@ -68,6 +68,7 @@ async def chats(url: str, given: argparse.Namespace) -> list[float]:
 def measure(command: Sequence[str], given: argparse.Namespace) -> dict[str, float]:
     """One run on a server of its own."""
     options = ["serve", str(given.engine), "--port", "0", "--replicas", str(given.replicas), "--threads", "1"]
+    options += ["--watchdog", "60"]  # on a machine that others use a step may take seconds
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

@@ -116,6 +116,10 @@ class KVCache:
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
+    def longest_prefix(self, sequence: CachedSequence) -> int:
+        """How many of a sequence's tokens can come from the prefix cache at most; at least one is always computed."""
+        return 0 if self.whole or self.evicts else (sequence.num_tokens - 1) // self._multiple * self._multiple
+
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
         length, before, sequence.branch = 0, -1, 0
@@ -210,6 +214,38 @@ class KVCache:
         """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
             group.spoil(sequence, table)
+
+    # -- what comes from elsewhere -----------------------------------------------------------------------------------
+
+    def found(self, sequence: CachedSequence, length: int) -> list[dict[int, int]] | None:
+        """The blocks that hold what each group keeps of a sequence's first `length` tokens, by their numbers; None
+        where one cannot be found."""
+        found: list[dict[int, int]] = []
+        for group in self.groups:
+            blocks = {n: block for n, block in group.found(sequence, length).items() if block is not None}
+            if group.lacking(sequence, length):
+                return None
+            found.append(blocks)
+        return found
+
+    def adopt(self, sequence: CachedSequence, length: int) -> list[dict[int, int]] | None:
+        """Blocks for what is kept of a sequence's first `length` tokens and cannot be found: it can from now on, and
+        must be written before the next step. By their numbers in each group; None, and nothing is changed, where there
+        is no room, or a step does something to blocks first. length: a multiple of every group's blocks."""
+        assert length % self._multiple == 0
+        if self.whole or self.evicts or any(group.due.any for group in self.groups):
+            return None
+        held = [
+            [block for block in group.found(sequence, length).values() if block is not None] for group in self.groups
+        ]
+        for group, blocks in zip(self.groups, held, strict=True):
+            for block in blocks:  # or room would be made for others with these
+                group.pool.share(block)
+        fits = all(group.pool.can_allocate(group.lacking(sequence, length)) for group in self.groups)
+        adopted = [group.adopt(sequence, length) for group in self.groups] if fits else None
+        for group, blocks in zip(self.groups, held, strict=True):
+            group.pool.release(blocks)
+        return adopted
 
     # -- before the next step ----------------------------------------------------------------------------------------
 

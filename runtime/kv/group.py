@@ -181,10 +181,8 @@ class Group:
             return
         for number in range(table.num_published, full):
             block = table.blocks[number]
-            if block != NO_BLOCK and self.cache.can_publish(key := sequence.key(number, self.block_size), block):
-                self.cache.publish(key, block)
-                if self._record is not None:
-                    self._record[1].stored(self._stored(self._record[0], sequence, number))
+            if block != NO_BLOCK and self.cache.can_publish(sequence.key(number, self.block_size), block):
+                self._publish(sequence, number, block)
         table.num_published = full
         self.release_unread(table, sequence.num_computed_tokens)
 
@@ -192,6 +190,28 @@ class Group:
         """Tell what can be found from now on, and what cannot any more, as of the group of that number."""
         self._record = number, events
         self.cache.on_forget = partial(events.removed, number)
+
+    def found(self, sequence: CachedSequence, length: int) -> dict[int, int | None]:
+        """The cached blocks of what is kept of a sequence's first `length` tokens, by their numbers; None for none."""
+        return {number: self.cache.find(sequence.key(number, self.block_size)) for number in self.numbers(length)}
+
+    def lacking(self, sequence: CachedSequence, length: int) -> int:
+        """How many of these blocks are not cached."""
+        return list(self.found(sequence, length).values()).count(None)
+
+    def adopt(self, sequence: CachedSequence, length: int) -> dict[int, int]:
+        """Blocks for those that are not cached, by their numbers, which can be found from now on. Requires room."""
+        numbers = [number for number, block in self.found(sequence, length).items() if block is None]
+        blocks = dict(zip(numbers, self.pool.allocate(len(numbers)), strict=True))
+        for number, block in blocks.items():
+            self._publish(sequence, number, block)
+        self.pool.release(list(blocks.values()))
+        return blocks
+
+    def _publish(self, sequence: CachedSequence, number: int, block: int) -> None:
+        self.cache.publish(sequence.key(number, self.block_size), block)
+        if self._record is not None:
+            self._record[1].stored(self._stored(self._record[0], sequence, number))
 
     def _stored(self, group: int, sequence: CachedSequence, number: int) -> BlockStored:
         parent = sequence.key(number - 1, self.block_size) if number else None

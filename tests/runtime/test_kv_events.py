@@ -11,6 +11,7 @@ from icc.runtime.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, K
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import KeepAll, Latest, Window
 from icc.runtime.kv.prefix_cache import BlockKey
+from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.scheduler.config import SchedulerConfig
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler
@@ -105,3 +106,38 @@ def test_what_was_not_taken_is_of_no_use_when_all_is_cleared() -> None:
     events.removed(0, BlockKey(b"a"))
     events.cleared()
     assert events.take() == [AllBlocksCleared()] and not events.take()
+
+
+def test_blocks_that_come_from_elsewhere_are_found_and_told_of() -> None:
+    """A part of them was there already; the sequence is let in with all of them."""
+    engine, events = scheduler(8), KVEvents()
+    engine.add(RequestSpec(1, tuple(range(10)), 1))
+    step(engine, 99)
+    engine.kv.record(events)
+    sequence = CachedSequence(tokens=list(range(20)))
+    assert engine.kv.longest_prefix(sequence) == 16 and engine.kv.found(sequence, 16) is None
+    assert engine.kv.found(sequence, 8) is not None
+    [adopted] = engine.kv.adopt(sequence, 16) or ()
+    assert sorted(adopted) == [2, 3]
+    [stored] = events.take()
+    assert isinstance(stored, BlockStored) and stored.tokens == tuple(range(8, 16))
+    engine.check()
+    assert engine.kv.is_idle and engine.kv.cached_length(sequence) == 16
+    engine.add(RequestSpec(2, tuple(range(20)), 1))
+    [scheduled] = engine.schedule().sequences
+    assert len(scheduled.token_ids) == 4
+
+
+def test_nothing_comes_from_elsewhere_where_there_is_no_room() -> None:
+    """Blocks that are there are not given away for others of the same prompt."""
+    engine = scheduler(5)
+    engine.add(RequestSpec(1, tuple(range(50, 58)), 8))
+    step(engine, 99)  # it has two of the blocks, and runs
+    before = [set(group.cache.blocks) for group in engine.kv.groups]
+    assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 16) is None
+    assert [set(group.cache.blocks) for group in engine.kv.groups] == before
+    assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 12) is not None
+    assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 16) is None  # which would take the first three
+    engine.kv.groups[0].due.zeros.append(0)
+    assert engine.kv.adopt(CachedSequence(tokens=list(range(30, 40))), 4) is None
+    engine.check()

@@ -129,6 +129,10 @@ class CpuDevice:
         """Fill bytes [offset, offset + nbytes) of the KV cache with zeros."""
         ctypes.memset(self._kv.address + offset, 0, nbytes)
 
+    def kv_view(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes [offset, offset + nbytes) of the KV cache, writable; valid until `close`."""
+        return memoryview((ctypes.c_char * nbytes).from_address(self._kv.address + offset)).cast("B")
+
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Never called: NotImplementedError."""
         raise NotImplementedError("the KV cache is host memory already")

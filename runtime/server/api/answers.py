@@ -36,6 +36,7 @@ from .responses import (
     PromptDetails,
     Usage,
 )
+from .transfers import transfer_of
 
 
 class Tally:
@@ -75,7 +76,9 @@ class CompletionAnswer(AnswerWriter):
         if self._request.best_of is not None and self._request.best_of > self._request.n:
             found = _best(found, self._request.n)
         choices = sorted(map(self._choice, found), key=lambda choice: choice.index)
-        return CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
+        answer = CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
+        answer.kv_transfer_params = transfer_of(self._stream)
+        return answer
 
     def begin(self) -> list[CompletionResponse]:
         return []
@@ -139,6 +142,7 @@ class ChatAnswer(AnswerWriter):
             choices.append(ChatChoice(delta.index, message, self._logprobs(delta), self._reason(delta)))
         choices.sort(key=lambda choice: choice.index)
         answer = ChatCompletion(self._id, self._created, self._request.model, choices, self.tally.usage())
+        answer.kv_transfer_params = transfer_of(self._stream)
         if self._request.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(self._model, self._job, self._stream, 0)
         return answer

@@ -30,6 +30,7 @@ from .prompts import Prompts
 from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
 from .sampling import check_allowed, sampling
 from .sandbox import Sandbox
+from .transfers import with_transfer
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
@@ -250,6 +251,7 @@ class Jobs:
         submits = [
             Submit.of(msgspec.structs.replace(query, grammar=lowered), standing, deadline, scored) for query in queries
         ]
+        submits = [with_transfer(submit, request.kv_transfer_params) for submit in submits]
         return Job(submits, price, deadline, prompt_logprobs=request.prompt_logprobs or 0)
 
     async def _lowered(self, grammar: str, field: str) -> str:

@@ -47,6 +47,19 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
     scale: Annotated[float, Meta(ge=-100, le=100)]
 
 
+class KVTransferParams(Struct, frozen=True):
+    """Where the KV of a prompt comes from, or that it goes elsewhere, as vLLM's connectors have it. do_remote_decode:
+    it is put where another server on this host finds it; the answer says under which name. do_remote_prefill: it is
+    there under that name; what cannot be taken is computed."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_block_ids: list[int] | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+
+
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
 
@@ -96,6 +109,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     lora: Annotated[str, Meta(max_length=256)] | Annotated[list[AdapterScale], Meta(max_length=64)] | None = None
+    kv_transfer_params: KVTransferParams | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

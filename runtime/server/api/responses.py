@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from .requests import KVTransferParams
+
 
 class Error(Struct):
     """As OpenAI has it: `type` is the class of the error, `param` the field of the request, `code` a fixed word."""
@@ -80,6 +82,7 @@ class CompletionResponse(Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -152,6 +155,7 @@ class ChatCompletion(Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class ChatDelta(Struct):

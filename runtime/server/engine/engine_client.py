@@ -27,6 +27,7 @@ from .messages import (
     Frames,
     FromEngine,
     KVChanged,
+    KVGiven,
     LoadAdapter,
     PromptLogprobs,
     Ready,
@@ -266,7 +267,7 @@ class EngineClient:
             error = EngineFailed(message.status, message.message, message.field)
             if not self._answer(message.id, error) and (prompt := self._prompts.pop(message.id, None)) is not None:
                 prompt.stream.fail(error)
-        elif isinstance(message, PromptLogprobs | Embedded):
+        elif isinstance(message, PromptLogprobs | Embedded | KVGiven):
             if (prompt := self._prompts.get(message.id)) is not None:
                 prompt.stream.add(message)
         elif isinstance(message, Ready):

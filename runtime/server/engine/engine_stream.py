@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import IccError
-from .messages import Delta, Embedded, PromptLogprobs, Submit
+from .messages import Delta, Embedded, KVGiven, PromptLogprobs, Submit
 
 
 class EngineFailed(IccError):
@@ -24,7 +24,8 @@ class EngineStream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
     submits: the prompts, whose ids follow one another. whole: nothing is told before everything is here, so that a
-    prompt can begin again. `prompt_logprobs` and `embeddings` are by id. begun: the ids of which something has come.
+    prompt can begin again. `prompt_logprobs`, `embeddings` and `kv_given` are by id. begun: the ids of which something
+    has come.
     """
 
     def __init__(self, submits: Sequence[Submit], whole: bool = False) -> None:
@@ -35,6 +36,7 @@ class EngineStream:
         self.begun: set[int] = set()
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
+        self.kv_given: dict[int, KVGiven] = {}
         self._deltas: deque[Delta] = deque()
         self._failed: EngineFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -76,10 +78,12 @@ class EngineStream:
         restarted, self._restarted = self._restarted, set()
         return restarted
 
-    def add(self, found: PromptLogprobs | Embedded) -> None:
+    def add(self, found: PromptLogprobs | Embedded | KVGiven) -> None:
         """Keep what was found of a prompt."""
         if isinstance(found, Embedded):
             self.embeddings[found.id] = found.vector
+        elif isinstance(found, KVGiven):
+            self.kv_given[found.id] = found
         else:
             self.prompt_logprobs[found.id] = found
 

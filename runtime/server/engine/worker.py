@@ -15,6 +15,7 @@ from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .adapter_table import AdapterTable
 from .channel import Channel, ChannelClosed
+from .kv_transfer import KVTransfer
 from .kv_wire import KVWire
 from .messages import (
     HEARTBEAT_S,
@@ -65,6 +66,7 @@ class Worker(TaskListener[Prompt]):
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._checked = self._reported = 0.0
         self._kv_wire: KVWire | None = None
+        self._transfer = KVTransfer.of(llm)
 
     def run(self, load_s: float = 0.0) -> None:
         """Serve until the HTTP process has gone."""
@@ -132,6 +134,8 @@ class Worker(TaskListener[Prompt]):
 
     def _submit(self, prompt: Prompt) -> None:
         self.prompts.run(prompt)
+        if prompt.submit.takes_kv and self._transfer is not None:
+            self._transfer.take(self._driver.loop.scheduler.kv, prompt.submit)
         try:
             self._driver.submit(prompt)
         except Exception as error:
@@ -174,6 +178,10 @@ class Worker(TaskListener[Prompt]):
                 deltas.append(delta := self._delta(task, generation, generation.outputs.popleft()))
                 ended = ended or delta.reason is not None
         if ended and task.done:
+            if task.submit.gives_kv and self._transfer is not None:
+                given = self._transfer.give(self._driver.loop.scheduler.kv, task.submit)
+                if given is not None:
+                    self._channel.send(given)
             self.prompts.end(task)
 
     def read(self, task: Prompt) -> None:
@@ -267,6 +275,8 @@ class Worker(TaskListener[Prompt]):
         if now - self._checked < _CHECK_S:
             return
         self._checked = now
+        if self._transfer is not None:
+            self._transfer.sweep()
         try:
             self._driver.loop.scheduler.check()
             assert self._driver.loop.scheduler.kv.is_idle, "blocks are lost"
