@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from environments import environment  # noqa: E402
+
 ROOT = HERE.parent.parent
 SUITE = "Open Responses' suite"
 RESULTS = ROOT / "benchmarks" / "results" / "clients.md"
@@ -35,21 +37,6 @@ CLIENTS = {
     "lm_eval": ["lm_eval[api]"],
 }
 HEAD = "| client | feature | result |\n|---|---|---|"
-
-
-def environment(name: str) -> Path:
-    """The Python of a client's environment, which is made if it is not there."""
-    folder = Path(os.environ.get("CLIENT_ENVIRONMENTS", ROOT / "build" / "clients")) / name
-    python = folder / "bin" / "python"
-    if not python.exists():
-        if uv := shutil.which("uv"):
-            subprocess.run([uv, "venv", "-q", "--python", sys.executable, folder], check=True)
-            install = [uv, "pip", "install", "-q", "--python", python]
-        else:
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            install = [python, "-m", "pip", "install", "-q"]
-        subprocess.run([*install, *CLIENTS[name]], check=True)
-    return python
 
 
 @contextmanager
@@ -68,7 +55,7 @@ def server() -> Iterator[str]:
 
 def run(name: str, url: str) -> tuple[str, dict[str, str]]:
     """A client's version, and {feature: "ok" or why not}."""
-    python = environment(name)
+    python = environment(name, CLIENTS[name], "clients")
     package = re.split(r"[\[<>=]", CLIENTS[name][0])[0]
     ask = f"import importlib.metadata as m; print(m.version({package!r}))"
     version = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()

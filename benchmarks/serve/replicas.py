@@ -5,8 +5,9 @@ beginning, and where they go to one after the other.
     icc compile build/smollm -o build/smollm.engine --target native --quant rtn4 --max-seq-len 2048 --max-batch-size 16
     python benchmarks/serve/replicas.py build/smollm.engine --replicas 2 --chats 32 --turns 10
 
-Starts `icc serve --replicas` itself, with each way of routing in turns. A chat's prompt is all that was said before and
-some new tokens; between an answer and the next prompt there is a pause. Prints a line per run, and one JSON value.
+Starts `icc serve --replicas` itself, with each way of routing in turns. A chat's prompt is all that was said before,
+the answers included, and some new tokens; between an answer and the next prompt there is a pause. Each chat allows one
+token only in its answers, so that it knows their tokens. Prints a line per run, and one JSON value.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ sys.exit(main())
 """
 
 
-async def chat(endpoint: Endpoint, number: int, given: argparse.Namespace, first: list[float]) -> None:
+async def chat(url: str, model: str, number: int, given: argparse.Namespace, first: list[float]) -> None:
     """One conversation; the times to the first tokens of its answers, without the first answer, go to `first`."""
-    source = random.Random(number)
+    source, said = random.Random(number), 3 + number
+    endpoint = Endpoint(url, model, extra={"ignore_eos": True, "temperature": 0, "allowed_token_ids": [said]})
     prompt: list[int] = [source.randrange(3, 1000) for _ in range(given.system)]
     await asyncio.sleep(source.random() * given.pause)
     for turn in range(given.turns):
@@ -51,22 +53,22 @@ async def chat(endpoint: Endpoint, number: int, given: argparse.Namespace, first
         assert trace.ok, trace.error
         if turn:
             first.append(min([*trace.pieces[:1], *trace.silent[:1]]) - start)
-        prompt += [source.randrange(3, 1000) for _ in range(given.answer)]
+        assert trace.output_tokens == given.answer
+        prompt += [said] * given.answer
         await asyncio.sleep(source.expovariate(1 / given.pause))
 
 
 async def chats(url: str, given: argparse.Namespace) -> list[float]:
     """The times to the first token of all chats, in seconds."""
-    endpoint = Endpoint(url, "", extra={"ignore_eos": True, "temperature": 0})
-    endpoint.model = await endpoint.find_model()
-    first: list[float] = []
-    await asyncio.gather(*(chat(endpoint, number, given, first) for number in range(given.chats)))
+    model, first = await Endpoint(url, "").find_model(), list[float]()
+    await asyncio.gather(*(chat(url, model, number, given, first) for number in range(given.chats)))
     return first
 
 
 def measure(command: Sequence[str], given: argparse.Namespace) -> dict[str, float]:
     """One run on a server of its own."""
     options = ["serve", str(given.engine), "--port", "0", "--replicas", str(given.replicas), "--threads", "1"]
+    options += ["--watchdog", "60"]  # on a machine that others use a step may take seconds
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

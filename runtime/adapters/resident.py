@@ -104,6 +104,17 @@ class ResidentAdapters:
             held = dict.fromkeys(loaded.adapter.digest for loaded in self._slots.values())
             return [name for digest in held for name, adapter in known if adapter.digest == digest]
 
+    def told_as(self, key: bytes) -> str:
+        """A name for an adapter in a slot, by its key: at a scale other than 1 with some of the key, and all of the key
+        where the adapter has lost its name."""
+        with self._lock:
+            loaded = self._slots.get(key)
+            digest = None if loaded is None else loaded.adapter.digest
+            name = next((name for name, adapter in self._known.items() if adapter.digest == digest), None)
+            if name is None or digest is None:
+                return key.hex()
+            return name if key == _scaled_key(digest, 1.0) else f"{name}*{key[:4].hex()}"
+
     def add(self, name: str, path: Path) -> Adapter:
         """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
         it keeps it. The adapter's own error, or RequestError where it does not fit."""

@@ -81,6 +81,18 @@ class AdaptingExecutor(Protocol):
 
 
 @runtime_checkable
+class KVExecutor(Protocol):
+    """An executor whose KV blocks can be read and written between steps, where its cache is host memory."""
+
+    @property
+    def kv_in_reach(self) -> bool: ...
+
+    def kv_views(self, group: int, block: int) -> list[memoryview]:
+        """The bytes of a block in each layer of its group, writable, valid until the next step."""
+        ...
+
+
+@runtime_checkable
 class GreedyExecutor(Protocol):
     """An executor that may do with less work where only the largest logit of each row is wanted.
 

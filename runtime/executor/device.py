@@ -30,6 +30,15 @@ class DeviceWork(NamedTuple):
     greedy: bool = False
 
 
+@runtime_checkable
+class HostCache(Protocol):
+    """A device whose KV cache lies in host memory."""
+
+    def kv_view(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes [offset, offset + nbytes) of the cache, writable."""
+        ...
+
+
 class Device(Protocol):
     """Kernels and memory of one engine, and a queue of what they are to do: in order, and perhaps later than the call.
 

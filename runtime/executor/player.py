@@ -15,7 +15,7 @@ from ..format.program import section_behind
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
-from .device import Chooser, Device, DeviceWork
+from .device import Chooser, Device, DeviceWork, HostCache
 from .sampling import Sampled, SamplingRow, fill_rows
 from .swap import copies
 
@@ -79,6 +79,16 @@ class Player(Generic[D]):
         ticket = self._start(batch, None)
         self.device.wait(ticket.turn)
         return self.device.logits[: ticket.rows]
+
+    @property
+    def kv_in_reach(self) -> bool:
+        """Whether `kv_views` can be had."""
+        return isinstance(self.device, HostCache)
+
+    def kv_views(self, group: int, block: int) -> list[memoryview]:
+        """The bytes of a KV block in each layer; see KVExecutor."""
+        assert isinstance(self.device, HostCache)
+        return [self.device.kv_view(*place) for place in self.device.cache.block_places(group, block)]
 
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
         """Run one step of which each row's largest logit is wanted only: their tokens; see GreedyExecutor."""

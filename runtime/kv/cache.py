@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import NamedTuple
 
+from .events import KVEvents
 from .evicting_group import EvictingGroup
 from .group import Demand, Group, GroupConfig, TableOpening
 from .places import Places
+from .policy import KeepAll
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
 from .state_group import StateGroup
@@ -43,6 +45,18 @@ class KVCache:
     def is_idle(self) -> bool:
         """Whether nobody has a block."""
         return all(group.pool.num_available == group.pool.num_blocks for group in self.groups)
+
+    def record(self, events: KVEvents) -> None:
+        """Tell what the prefix caches find from now on, and what they find no more."""
+        for number, group in enumerate(self.groups):
+            group.record(events, number)
+
+    @property
+    def prefix_blocks(self) -> tuple[int, int]:
+        """By how many tokens cached prefixes grow, and how many such steps there is room for: in the groups that keep
+        all of a sequence, or, where none does, in every group."""
+        keeping = [group for group in self.groups if isinstance(group.policy, KeepAll)] or self.groups
+        return self._multiple, min(group.pool.num_blocks * group.block_size // self._multiple for group in keeping)
 
     def empty_tables(self, prompt: int = 0) -> tuple[BlockTable, ...]:
         """The tables of a sequence that has nothing yet, and begins with so many tokens of a prompt."""
@@ -101,6 +115,10 @@ class KVCache:
         return min(group.limit(table, started) for group, table in pairs)
 
     # -- coming and going --------------------------------------------------------------------------------------------
+
+    def longest_prefix(self, sequence: CachedSequence) -> int:
+        """How many of a sequence's tokens can come from the prefix cache at most; at least one is always computed."""
+        return 0 if self.whole or self.evicts else (sequence.num_tokens - 1) // self._multiple * self._multiple
 
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
@@ -218,6 +236,38 @@ class KVCache:
         """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
             group.spoil(sequence, table)
+
+    # -- what comes from elsewhere -----------------------------------------------------------------------------------
+
+    def found(self, sequence: CachedSequence, length: int) -> list[dict[int, int]] | None:
+        """The blocks that hold what each group keeps of a sequence's first `length` tokens, by their numbers; None
+        where one cannot be found."""
+        found: list[dict[int, int]] = []
+        for group in self.groups:
+            blocks = {n: block for n, block in group.found(sequence, length).items() if block is not None}
+            if group.lacking(sequence, length):
+                return None
+            found.append(blocks)
+        return found
+
+    def adopt(self, sequence: CachedSequence, length: int) -> list[dict[int, int]] | None:
+        """Blocks for what is kept of a sequence's first `length` tokens and cannot be found: it can from now on, and
+        must be written before the next step. By their numbers in each group; None, and nothing is changed, where there
+        is no room, or a step does something to blocks first. length: a multiple of every group's blocks."""
+        assert length % self._multiple == 0
+        if self.whole or self.evicts or any(group.due.any for group in self.groups):
+            return None
+        held = [
+            [block for block in group.found(sequence, length).values() if block is not None] for group in self.groups
+        ]
+        for group, blocks in zip(self.groups, held, strict=True):
+            for block in blocks:  # or room would be made for others with these
+                group.pool.share(block)
+        fits = all(group.pool.can_allocate(group.lacking(sequence, length)) for group in self.groups)
+        adopted = [group.adopt(sequence, length) for group in self.groups] if fits else None
+        for group, blocks in zip(self.groups, held, strict=True):
+            group.pool.release(blocks)
+        return adopted
 
     # -- before the next step ----------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from .block_pool import BlockPool
+from .events import BlockStored, KVEvents
 from .host_blocks import HostBlocks
 from .places import UNLIMITED
 from .policy import CachePolicy, KeepAll, Latest, WithinStep
@@ -79,6 +81,7 @@ class Group:
         self.pool = BlockPool(config.num_blocks, self.cache)
         self.due = Due()
         self.host = HostBlocks(config.host_blocks, self.due)
+        self._record: tuple[int, KVEvents] | None = None
 
     def blocks_for(self, num_tokens: int) -> int:
         """The length of a table for so many tokens."""
@@ -193,10 +196,43 @@ class Group:
             return
         for number in range(table.num_published, full):
             block = table.blocks[number]
-            if block != NO_BLOCK and self.cache.can_publish(key := sequence.key(number, self.block_size), block):
-                self.cache.publish(key, block)
+            if block != NO_BLOCK and self.cache.can_publish(sequence.key(number, self.block_size), block):
+                self._publish(sequence, number, block)
         table.num_published = full
         self.release_unread(table, sequence.num_computed_tokens)
+
+    def record(self, events: KVEvents, number: int) -> None:
+        """Tell what can be found from now on, and what cannot any more, as of the group of that number."""
+        self._record = number, events
+        self.cache.on_forget = partial(events.removed, number)
+
+    def found(self, sequence: CachedSequence, length: int) -> dict[int, int | None]:
+        """The cached blocks of what is kept of a sequence's first `length` tokens, by their numbers; None for none."""
+        return {number: self.cache.find(sequence.key(number, self.block_size)) for number in self.numbers(length)}
+
+    def lacking(self, sequence: CachedSequence, length: int) -> int:
+        """How many of these blocks are not cached."""
+        return list(self.found(sequence, length).values()).count(None)
+
+    def adopt(self, sequence: CachedSequence, length: int) -> dict[int, int]:
+        """Blocks for those that are not cached, by their numbers, which can be found from now on. Requires room."""
+        numbers = [number for number, block in self.found(sequence, length).items() if block is None]
+        blocks = dict(zip(numbers, self.pool.allocate(len(numbers)), strict=True))
+        for number, block in blocks.items():
+            self._publish(sequence, number, block)
+        self.pool.release(list(blocks.values()))
+        return blocks
+
+    def _publish(self, sequence: CachedSequence, number: int, block: int) -> None:
+        self.cache.publish(sequence.key(number, self.block_size), block)
+        if self._record is not None:
+            self._record[1].stored(self._stored(self._record[0], sequence, number))
+
+    def _stored(self, group: int, sequence: CachedSequence, number: int) -> BlockStored:
+        parent = sequence.key(number - 1, self.block_size) if number else None
+        tokens = tuple(sequence.tokens[number * self.block_size : (number + 1) * self.block_size])
+        own = sequence.own_salt if sequence.own_from < (number + 1) * self.block_size else b""
+        return BlockStored(group, (sequence.key(number, self.block_size),), parent, tokens, sequence.salt, own)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
         """Take back what is not kept at a position; the block of the position itself is its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import KeysView, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from typing import NamedTuple
 
 
@@ -39,6 +39,7 @@ class PrefixCache:
     """A one-to-one map between keys and blocks. It owns no block: the pool says when one is evicted."""
 
     def __init__(self) -> None:
+        self.on_forget: Callable[[BlockKey], None] | None = None  # called with each key that finds nothing any more
         self._block_of: dict[BlockKey, int] = {}
         self._key_of: dict[int, BlockKey] = {}
 
@@ -73,6 +74,8 @@ class PrefixCache:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            if self.on_forget is not None:
+                self.on_forget(key)
 
     def check(self) -> None:
         """Assert that both directions of the map agree."""

@@ -37,6 +37,11 @@ class Due:
     swap_ins: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
+    @property
+    def any(self) -> bool:
+        """Whether anything is due."""
+        return bool(self.zeros or self.moves or self.swap_outs or self.swap_ins)
+
     def upkeep(self) -> Upkeep:
         """What is due now."""
         return Upkeep(

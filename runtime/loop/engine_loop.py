@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..batch.scheduled import Draft, ScheduledBatch, Verdict
 from ..executor.base import Executor
 from ..format.manifest import Manifest
+from ..kv.events import KVEvent, KVEvents
 from ..requests.embedding import PooledRequest
 from ..requests.generation import Generation
 from ..requests.intake import Intake
@@ -54,13 +55,14 @@ class EngineLoop:
         self.speculator = speculator
         self.on_fault: Callable[[Exception], object] = lambda error: None
         self.last_step_tokens = 0
+        self._kv_events: KVEvents | None = None
         self.requests = RequestTable(Intake(manifest, tokenizer, tail, executor.inputs), self._make_scheduler)
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
 
     def _make_scheduler(self) -> Scheduler:
         executor = self.executor
-        return Scheduler(
+        scheduler = Scheduler(
             SchedulerConfig(
                 max_batch_size=executor.max_batch_size,
                 max_step_tokens=executor.max_step_tokens,
@@ -68,6 +70,19 @@ class EngineLoop:
                 groups=executor.groups,
             )
         )
+        if self._kv_events is not None:
+            self._kv_events.cleared()
+            scheduler.kv.record(self._kv_events)
+        return scheduler
+
+    def watch_kv(self) -> None:
+        """Keep what happens to the prefix caches from now on, for `take_kv_events`."""
+        self._kv_events = KVEvents()
+        self.scheduler.kv.record(self._kv_events)
+
+    def take_kv_events(self) -> Sequence[KVEvent]:
+        """What has happened to the prefix caches since the last call; nothing where they are not watched."""
+        return () if self._kv_events is None else self._kv_events.take()
 
     @property
     def scheduler(self) -> Scheduler:

@@ -27,8 +27,8 @@ class ServeOptions:
     where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
     vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
     model's own. replicas, devices: see `replica_loads`. watermark: of every answer, see Watermark. lora, lora_dir:
-    adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge. command: the engine
-    process, for tests.
+    adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge. kv_events,
+    kv_events_replay, kv_events_topic: see KVPublisher. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -76,6 +76,11 @@ class ServeOptions:
     otlp_endpoint: str | None = setting(
         None, "Send OpenTelemetry spans to this collector.", metavar="URL", unset="none are made"
     )
+    kv_events: str | None = setting(
+        None, "Publish what the prefix cache holds over ZeroMQ.", metavar="tcp://HOST:PORT", unset="it is not published"
+    )
+    kv_events_replay: str | None = setting(None, "Repeat what was published.", metavar="tcp://HOST:PORT")
+    kv_events_topic: str = setting("", "The topic of what is published.", metavar="TOPIC")
     command: Sequence[str] | None = None
 
 

@@ -16,12 +16,16 @@ from icc.runtime.server.engine.messages import LoadAdapter, UnloadAdapter
 
 
 class Engine:
-    """What an engine process knows of adapters; `refused` cannot be loaded again."""
+    """A pool of one replica, which it is itself, and what that knows of adapters; `refused` cannot be loaded again."""
 
     def __init__(self) -> None:
-        self.on_ready: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[Engine], None] = lambda engine: None
         self.known: set[str] = set()
         self.refused = ""
+        self.number = 0
+
+    def has_adapter(self, name: str) -> bool:
+        return name in self.known
 
     async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
         await asyncio.sleep(0)
@@ -34,7 +38,7 @@ class Engine:
 
     def start_again(self) -> None:
         self.known.clear()
-        self.on_ready()
+        self.on_ready(self)
 
 
 async def served(*names: str) -> tuple[Any, ServedAdapters]:

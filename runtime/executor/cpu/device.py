@@ -133,6 +133,10 @@ class CpuDevice:
         """Copy `nbytes` bytes from byte `source` of the KV cache to its byte `target`."""
         ctypes.memmove(self._kv.address + target, self._kv.address + source, nbytes)
 
+    def kv_view(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes [offset, offset + nbytes) of the KV cache, writable; valid until `close`."""
+        return memoryview((ctypes.c_char * nbytes).from_address(self._kv.address + offset)).cast("B")
+
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Never called: NotImplementedError."""
         raise NotImplementedError("the KV cache is host memory already")

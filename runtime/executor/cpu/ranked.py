@@ -53,6 +53,8 @@ class RankedDevice(CpuDevice):
             self.close()
             raise
 
+    kv_view = None  # type: ignore[assignment]  # each rank has a part of the cache: it is out of reach
+
     def zero(self, offset: int, nbytes: int) -> None:
         """Fill bytes [offset, offset + nbytes) of the KV caches of all ranks with zeros."""
         assert self._handle is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...adapters.config import CONFIG_FILE
+from ..engine.engine_client import EngineClient
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineFailed
 from ..engine.messages import LoadAdapter, UnloadAdapter
@@ -35,7 +36,7 @@ class ServedAdapter(NamedTuple):
 
 @dataclass
 class ServedAdapters:
-    """Loads adapters in the engine process, and again when that was started again.
+    """Loads adapters in the engine processes, and again in one that was started again.
 
     model_names: what requests call the model itself. folder: adapters in it are loaded when they are first asked for;
     None for no such. start: those that are loaded before anything is answered, by name.
@@ -49,7 +50,7 @@ class ServedAdapters:
     def __post_init__(self) -> None:
         self._known: dict[str, ServedAdapter] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._restored: asyncio.Task[None] | None = None
+        self._restoring: dict[int, asyncio.Task[None]] = {}  # by replica, the last time
         self.default: tuple[str, float] | None = None  # of requests that name none
         self._numbers = count()
         self.engine.on_ready = self._restore
@@ -87,8 +88,13 @@ class ServedAdapters:
         """The adapter of a request, loaded, and its scale: by its name, by its number, or, where the request
         names none, what `set_scales` was told. HttpError 400 for more than one at a time, 404 for no such
         number."""
-        if self._restored is not None:
-            await self._restored
+        found = await self._asked_for(model, lora)
+        if found[0] and not self.engine.has_adapter(found[0]):  # no replica has it again yet
+            await asyncio.gather(*self._restoring.values())
+            return await self._asked_for(model, lora)
+        return found
+
+    async def _asked_for(self, model: str | None, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
         is_base = model is None or model in self.model_names
         if lora is None and self.default is not None and is_base:
             return self.default
@@ -153,16 +159,16 @@ class ServedAdapters:
                 return path
         return None
 
-    def _restore(self) -> None:
-        """The engine process is a new one, and knows no adapter."""
+    def _restore(self, replica: EngineClient) -> None:
+        """The engine process of a replica is a new one, and knows no adapter."""
         if self._known:
-            self._restored = asyncio.create_task(self._load_again())
+            self._restoring[replica.number] = asyncio.create_task(self._load_again(replica))
 
-    async def _load_again(self) -> None:
+    async def _load_again(self, replica: EngineClient) -> None:
         for adapter in self.all:
             try:
-                await self.engine.ask(LoadAdapter(0, adapter.name, str(adapter.path.resolve())))
+                await replica.ask(LoadAdapter(0, adapter.name, str(adapter.path.resolve())))
             except EngineFailed as error:
                 log.error("adapter %s cannot be loaded again: %s", adapter.name, error.message)
-                if error.status != 503:
+                if error.status != 503 and not self.engine.has_adapter(adapter.name):
                     self._forget(adapter.name)

@@ -36,6 +36,7 @@ from .responses import (
     PromptDetails,
     Usage,
 )
+from .transfers import transfer_of
 
 
 class Tally:
@@ -73,7 +74,9 @@ class CompletionAnswer(AnswerWriter):
             self.tally.add(delta)
         found = _chosen(_by_choice(deltas), self._stream)
         choices = sorted(map(self._choice, found), key=lambda choice: choice.index)
-        return CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
+        answer = CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
+        answer.kv_transfer_params = transfer_of(self._stream)
+        return answer
 
     def begin(self) -> list[CompletionResponse]:
         return []
@@ -136,6 +139,7 @@ class ChatAnswer(AnswerWriter):
             choices.append(ChatChoice(delta.index, message, logprobs, reason, _score(delta)))
         choices.sort(key=lambda choice: choice.index)
         answer = ChatCompletion(self._id, self._created, self._request.model, choices, self.tally.usage())
+        answer.kv_transfer_params = transfer_of(self._stream)
         if self._request.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(self._model, self._job, self._stream, 0)
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +72,7 @@ class Core:
         if chat_template is not None:
             self.model = replace(self.model, template=self.model.template.replaced(read_template_file(chat_template)))
         self._own_template = chat_template
+        self._plain_salts = keys.plain_salts
         limits = self.model.manifest.limits
         loads = replica_loads(load, self.model.manifest, replicas, devices)
         self.max_batch_size = limits.max_batch_size * replicas
@@ -97,6 +98,10 @@ class Core:
         """Have the engine's steps and all requests counted. Without metrics, a core needs no Prometheus library."""
         metrics.attach(self.engine)
         self.generator.observers.append(metrics.request_ended)
+
+    def publish_kv(self, publish: Callable[[int, bytes | None], None]) -> None:
+        """Have what the prefix caches find published; see `EnginePool.watch_kv`."""
+        self.engine.watch_kv(self._plain_salts, publish)
 
     def _slots(self) -> int:
         """How many sequences run at once: a full batch, or fewer if the KV cache holds no more."""

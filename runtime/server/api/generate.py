@@ -57,10 +57,10 @@ class Generator:
         self.judge: Judge | None = None
 
     @contextlib.contextmanager
-    def started(self, job: Job) -> Iterator[Run]:
-        """The job, admitted and sent; what is left of it is cancelled at the end."""
+    def started(self, job: Job, whole: bool = False) -> Iterator[Run]:
+        """The job, admitted and sent; what is left of it is cancelled at the end. whole: see EngineStream."""
         with self.admission.admitted(job.price, job.submits[0].priority):
-            stream = self.engine.submit(job.submits)
+            stream = self.engine.submit(job.submits, whole)
             run = Run(job, stream)
             try:
                 yield run
@@ -87,11 +87,9 @@ def _note(run: Run) -> None:
 
 async def whole_answer(generator: Generator, job: Job, make: Callable[[EngineStream], AnswerWriter]) -> msgspec.Struct:
     """The answer in one piece."""
-    with generator.started(job) as run:
+    with generator.started(job, whole=True) as run:
         answer = make(run.stream)
-        deltas: list[Delta] = []
-        async for some in run.deltas():
-            deltas += some
+        deltas = await run.all_deltas()
         if job.best is not None:
             run.stream.chosen = await best_of(job, deltas, generator.judge)
         return answer.whole(deltas)

@@ -33,6 +33,7 @@ from .prompts import Prompts
 from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
 from .sampling import check_allowed, check_best, sampling, watermark_of, width
 from .sandbox import Sandbox
+from .transfers import with_transfer
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
@@ -301,6 +302,7 @@ class Jobs:
         submits = [
             Submit.of(msgspec.structs.replace(query, grammar=lowered), standing, deadline, scored) for query in queries
         ]
+        submits = [with_transfer(submit, request.kv_transfer_params) for submit in submits]
         best = request.n if _chooses(request) else None
         return Job(submits, price, deadline, best=best, prompt_logprobs=request.prompt_logprobs or 0)
 

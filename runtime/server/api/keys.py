@@ -52,13 +52,22 @@ class ApiKeys:
         accepted = False
         for known in self._digests:  # all of them, so that the time says nothing
             accepted |= hmac.compare_digest(digest, known)
-        return self._keyed(b"client", digest)[:16].hex() if accepted else None
+        return self._client(digest) if accepted else None
 
     def salt(self, client: str, cache_salt: str | None) -> bytes:
         """What sets a client's KV blocks apart from those of others: 32 bytes."""
         return self._keyed(
             b"salt", client.encode(), b"" if cache_salt is None else b"given", (cache_salt or "").encode()
         )
+
+    @property
+    def plain_salts(self) -> list[bytes]:
+        """The salts of requests that give none, of every client."""
+        clients = [self._client(digest) for digest in self._digests] or [""]
+        return [self.salt(client, None) for client in clients]
+
+    def _client(self, digest: bytes) -> str:
+        return self._keyed(b"client", digest)[:16].hex()
 
     def _keyed(self, *fields: bytes) -> bytes:
         """A keyed hash of typed fields: each with its length, so that no two lists of fields hash the same bytes."""

@@ -1,4 +1,8 @@
-"""Metrics for Prometheus, with the prefix `icc:`; on wish under vLLM's names too, where vLLM has them."""
+"""Metrics for Prometheus, with the prefix `icc:`; on wish under vLLM's names too, where vLLM has them.
+
+What routers read stands under vLLM's names always: the model server protocol of the Gateway API inference extension
+(kubernetes-sigs/gateway-api-inference-extension, docs/proposals/003-model-server-protocol).
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,9 @@ _FIGURES = (
 # what vLLM does not have; the rest it has under the same name, but for one, whose name is that of a counter
 _OURS = {"iteration_seconds", "http_responses", "kv_blocks_cached", "kv_healed", "num_swaps"}
 _OURS |= {"engine_ready", "engine_restarts", "engine_steps"}
+_ROUTED_BY = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}  # by vLLM's names always
 _LORA = "vllm:lora_requests_info"
+_CACHE = "vllm:cache_config_info"
 _RENAMED = {"iteration_tokens": "iteration_tokens_total"}
 
 disable_created_metrics()  # a line for each series, which says when this process began
@@ -161,10 +167,11 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """All metrics, as a collector of prometheus_client gives them."""
         yield from self._adapters()
+        yield from self._cache()
         for metric in [*self._registry.collect(), *self._live()]:
             yield metric
             name = metric.name.removeprefix("icc:")
-            if self._vllm and name not in _OURS:
+            if (self._vllm and name not in _OURS) or name in _ROUTED_BY:
                 alias = Metric(f"vllm:{_RENAMED.get(name, name)}", metric.documentation, metric.type)
                 alias.samples = [_renamed(sample, metric.name, alias.name) for sample in metric.samples]
                 yield alias
@@ -194,6 +201,17 @@ class Metrics:
         labels = {"running_lora_adapters": found.resident, "waiting_lora_adapters": found.awaited}
         shown = {name: ",".join(names) for name, names in labels.items()}
         metric.add_sample(_LORA, {"max_lora": str(found.slots), **shown}, time.time())
+        yield metric
+
+    def _cache(self) -> Iterator[Metric]:
+        """vLLM's gauge of the size of the KV cache: blocks of so many tokens as cached prefixes grow by, of all
+        replicas that are ready."""
+        ready = [] if self._engine is None else [facts.prefix_blocks for facts in self._engine.ready]
+        if not ready:
+            return
+        metric = Metric(_CACHE, "Tokens of a block of the KV cache, and how many blocks there are", "gauge")
+        labels = {"block_size": str(ready[0][0]), "num_gpu_blocks": str(sum(blocks for _, blocks in ready))}
+        metric.add_sample(_CACHE, {**labels, "model_name": self._model, "engine": "0"}, 1.0)
         yield metric
 
     def _live(self) -> Iterator[Metric]:

@@ -23,9 +23,13 @@ OTHERS: dict[str, bool | int | float | list[Any]] = {
     "num_beam_groups": 1,
     "penalty_alpha": 0,
     "mirostat": 0,
+    "no_stop_trim": False,
+    "return_hidden_states": False,
     "return_token_ids": False,
     "return_tokens_as_token_ids": False,
+    "separate_reasoning": True,
     "spaces_between_special_tokens": True,
+    "stream_reasoning": True,
     "typical_p": 1,
 }
 # fields of searches that neither icc nor transformers 5 has, and what they ask for
@@ -60,6 +64,19 @@ class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
     method: Literal["kgw", "gumbel"] = "kgw"
     ratio: Annotated[float, Meta(ge=WATERMARK["ratio"][0], le=WATERMARK["ratio"][1])] = 0.25
     bias: Annotated[float, Meta(ge=WATERMARK["bias"][0], le=WATERMARK["bias"][1])] = 2.0
+
+
+class KVTransferParams(Struct, frozen=True):
+    """Where the KV of a prompt comes from, or that it goes elsewhere, as vLLM's connectors have it. do_remote_decode:
+    it is put where another server on this host finds it; the answer says under which name. do_remote_prefill: it is
+    there under that name; what cannot be taken is computed."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_block_ids: list[int] | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
 
 
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -119,6 +136,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     lora: Annotated[str, Meta(max_length=256)] | Annotated[list[AdapterScale], Meta(max_length=64)] | None = None
     watermark: WatermarkOptions | None = None
+    kv_transfer_params: KVTransferParams | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from .requests import KVTransferParams
+
 
 class Error(Struct):
     """As OpenAI has it: `type` is the class of the error, `param` the field of the request, `code` a fixed word."""
@@ -82,6 +84,7 @@ class CompletionResponse(Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -155,6 +158,7 @@ class ChatCompletion(Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -271,6 +275,39 @@ class Tokenized(Struct):
     count: int
     max_model_len: int
     token_strs: list[str] | UnsetType = UNSET
+
+
+class RenderedSampling(Struct):
+    """How a rendered request is sampled, by vLLM's names."""
+
+    n: int
+    max_tokens: int
+    min_tokens: int
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    logprobs: int | None
+    skip_special_tokens: bool
+
+
+class Rendered(Struct):
+    """A prompt as the engine would be given it: the GenerateRequest of vLLM's /render, which routers ask for tokens."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    sampling_params: RenderedSampling
+    stream: bool
+    priority: int
+    cache_salt: str | None = None
 
 
 class Detokenized(Struct):

@@ -25,7 +25,8 @@ class Run:
         self.queued_s = 0.0
         self.output_tokens = 0
         self.reasons: list[str] = []
-        self._open = {(place, index) for place in stream.ids for index in range(job.submits[0].params.n)}
+        self._places = range(job.submits[0].params.n)
+        self._open = {(place, index) for place in stream.ids for index in self._places}
         self.reason: str | None = None
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
@@ -41,6 +42,19 @@ class Run:
                 deltas = [Delta(*place, reason="deadline") for place in sorted(self._open)]
             self._note(deltas)
             yield deltas
+
+    async def all_deltas(self) -> list[Delta]:
+        """Every delta of a stream that is taken as a whole, without those that came before a prompt began again."""
+        found: list[Delta] = []
+        async for deltas in self.deltas():
+            if again := self.stream.take_restarted():
+                found = [delta for delta in found if delta.id not in again]
+                ended = {(delta.id, delta.index) for delta in deltas if delta.reason is not None}
+                self._open |= {(place, index) for place in again for index in self._places} - ended
+            found += deltas
+        self.output_tokens = sum(len(delta.token_ids) for delta in found)
+        self.reasons = [delta.reason for delta in found if delta.reason is not None]
+        return found
 
     def _note(self, deltas: list[Delta]) -> None:
         now = time.monotonic()

@@ -26,12 +26,15 @@ from .messages import (
     Failed,
     Frames,
     FromEngine,
+    KVChanged,
+    KVGiven,
     LoadAdapter,
     PromptLogprobs,
     Ready,
     Report,
     Stats,
     UnloadAdapter,
+    WatchKV,
 )
 from .messages import encode as encode_message
 
@@ -61,7 +64,7 @@ class EngineClient:
 
     command: the process; the number of its socket's descriptor is put in place of "{fd}". watchdog_s: an engine that
     says nothing for so long hangs. number: of the replica that it is. ids: where the numbers of questions come from,
-    which the prompts that are sent must not have.
+    which the prompts that are sent must not have. loaded: the names of the adapters that its process knows.
     """
 
     def __init__(
@@ -74,9 +77,12 @@ class EngineClient:
         self.on_ready: Callable[[], None] = lambda: None  # called when an engine process has loaded the engine
         # called with the prompts that had not ended in a process that did
         self.on_lost: Callable[[Sequence[SentPrompt], EngineFailed], None] = fail_all
+        self.watch: WatchKV | None = None  # what every process is told first, for `on_kv`
+        self.on_kv: Callable[[bytes | None], None] = lambda events: None  # called with what caches find; None: nothing
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self.started_with: Sequence[str] = command  # the command of the process that runs, or of the last one
         self._prompts: dict[int, SentPrompt] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}  # about adapters
         self._lost = asyncio.Event()
@@ -87,6 +93,7 @@ class EngineClient:
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
         self.stats = Stats()
         self.adapters: AdapterStats | None = None
+        self.loaded: set[str] = set()
         self.restarts = 0
 
     @property
@@ -135,19 +142,23 @@ class EngineClient:
             await answer
         finally:
             self._asked.pop(number, None)
+        if isinstance(question, LoadAdapter):
+            self.loaded.add(question.name)
+        else:
+            self.loaded.discard(question.name)
 
     async def reload(self, wait_s: float) -> None:
-        """Load the engine anew from its directory, in another process. Requests that run have `wait_s` seconds to end
-        and fail after that; new ones are refused meanwhile. EngineFailed where it is under way already, or the engine
-        cannot be loaded, which is tried again then."""
-        if self._reload is not None or self.facts is None:
+        """Load the engine anew with the command, in another process; one that is loading is given up for that. Requests
+        that run have `wait_s` seconds to end and fail after that; new ones are refused meanwhile. EngineFailed where it
+        is under way already, no process runs, or the engine cannot be loaded, which is tried again then."""
+        if self._reload is not None or self._process is None:
             raise EngineFailed(503, _RELOADING if self._reload else _NOT_READY)
         self._reload = reload = _Reload(asyncio.get_running_loop().create_future())
         try:
             end = time.monotonic() + wait_s
             while self._prompts and time.monotonic() < end:
                 await asyncio.sleep(_DRAIN_S)
-            if self.facts is not None and not reload.done.done():  # else it died meanwhile: `_supervise` says so
+            if self._process is not None and not reload.done.done():  # else it died meanwhile: `_supervise` says so
                 reload.replaces = True
                 self._lost.set()
             await reload.done
@@ -195,6 +206,7 @@ class EngineClient:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         with theirs:
             command = [part.replace("{fd}", str(theirs.fileno())) for part in self.command]
+            self.started_with = self.command
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._lost.clear()
         self._heard = time.monotonic()
@@ -203,6 +215,8 @@ class EngineClient:
         self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self._receive, self._lost), sock=ours)
         # what is not sent yet is bounded by admission, not by the transport
         self._transport.set_write_buffer_limits(high=1 << 30)
+        if self.watch is not None:
+            self._transport.write(encode_message(self.watch))
 
     async def _watch(self) -> str:
         """Wait until the process has died or hangs; what happened, in words."""
@@ -223,7 +237,9 @@ class EngineClient:
     async def _end_process(self, reason: str) -> None:
         self.facts = None
         self.stats, self.adapters = Stats(), None
+        self.loaded.clear()
         lost, self._prompts = list(self._prompts.values()), {}
+        self.on_kv(None)
         self.on_lost(lost, EngineFailed(503, reason, began=True))
         for answer in self._asked.values():
             if not answer.done():
@@ -243,34 +259,38 @@ class EngineClient:
         message = self._decoder.decode(body)
         if isinstance(message, Report):
             self._take_report(message)
+        elif isinstance(message, KVChanged):
+            self.on_kv(message.events)
         elif isinstance(message, AdapterDone):
             self._answer(message.id, None)
         elif isinstance(message, Failed):
             error = EngineFailed(message.status, message.message, message.field)
             if not self._answer(message.id, error) and (prompt := self._prompts.pop(message.id, None)) is not None:
                 prompt.stream.fail(error)
-        elif isinstance(message, PromptLogprobs | Embedded):
+        elif isinstance(message, PromptLogprobs | Embedded | KVGiven):
             if (prompt := self._prompts.get(message.id)) is not None:
                 prompt.stream.add(message)
         elif isinstance(message, Ready):
-            self.facts = message
-            fields = with_fields(
-                replica=self.number, pid=self.pid, restarts=self.restarts, load_s=round(message.load_s, 2)
-            )
-            log.info("the engine is ready", extra=fields)
-            self.on_ready()
-            if self._reload is not None:
-                self._reload.settle(None)
-            if self._started is not None and not self._started.done():
-                self._started.set_result(message)
+            self._take_ready(message)
         elif self._started is not None and not self._started.done():
             error = IccError(message.message, message.hint)
             error.exit_code = message.exit_code
             self._started.set_exception(error)
         else:
             log.error("the engine cannot be loaded again: %s", message.message)
-            if self._reload is not None:
+            if self._reload is not None and not self._reload.replaces:
                 self._reload.settle(EngineFailed(503, message.message))
+
+    def _take_ready(self, ready: Ready) -> None:
+        self.facts = ready
+        self.on_kv(None)
+        fields = with_fields(replica=self.number, pid=self.pid, restarts=self.restarts, load_s=round(ready.load_s, 2))
+        log.info("the engine is ready", extra=fields)
+        self.on_ready()
+        if self._reload is not None and not self._reload.replaces:
+            self._reload.settle(None)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(ready)
 
     def _answer(self, number: int, error: EngineFailed | None) -> bool:
         """Whether somebody has asked for that about an adapter, and is told now."""

@@ -12,7 +12,7 @@ import msgspec
 
 from .engine_client import EngineClient
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
-from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAdapter
+from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAdapter, WatchKV
 from .router import ReplicaLoad, Router, prefix_keys
 
 _MOST_RUNS = 2  # of a prompt: one that ends its engine must not end all
@@ -29,9 +29,10 @@ class EnginePool:
         self._tokens = tokens
         self._router = Router(len(commands))
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
-        self.on_ready: Callable[[], None] = lambda: None  # called when a replica has loaded the engine
+        # called with a replica that has loaded the engine
+        self.on_ready: Callable[[EngineClient], None] = lambda replica: None
         for replica in self.replicas:
-            replica.on_ready = lambda: self.on_ready()
+            replica.on_ready = partial(self._ready, replica)
             replica.on_lost = partial(self._lost, replica.number)
         self._reloading = False
 
@@ -70,52 +71,67 @@ class EnginePool:
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
     async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
-        """Have all that are ready do something about an adapter. EngineFailed where one cannot, or none is ready."""
-        asked = [replica.ask(question) for replica in self.replicas if replica.facts is not None]
-        if not asked:
+        """Have all that are ready, or become ready meanwhile, do something about an adapter. EngineFailed where one
+        cannot, or none is ready."""
+        if not self.ready:
             raise EngineFailed(503, "the engine is not ready")
-        for found in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(found, BaseException):
-                raise found
+        asked: set[EngineClient] = set()
+        while new := [one for one in self.replicas if one.facts is not None and one not in asked]:
+            asked.update(new)
+            for found in await asyncio.gather(*(one.ask(question) for one in new), return_exceptions=True):
+                if isinstance(found, BaseException):
+                    raise found
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether a replica that takes prompts knows an adapter."""
+        return any(replica.takes and name in replica.loaded for replica in self.replicas)
+
+    def _ready(self, replica: EngineClient) -> None:
+        self.on_ready(replica)
+
+    def watch_kv(self, plain: Sequence[bytes], publish: Callable[[int, bytes | None], None]) -> None:
+        """Have what the prefix caches find published, by replica: events as `kv_wire` has them, None where nothing is
+        found any more. plain: see WatchKV. Before `start`."""
+        for replica in self.replicas:
+            replica.watch, replica.on_kv = WatchKV(list(plain)), partial(publish, replica.number)
 
     async def reload(self, wait_s: float, commands: Sequence[Sequence[str]]) -> None:
         """Load the engine that is behind `commands`, one replica after the other, while the others answer.
 
-        Prompts that run on a replica have `wait_s` seconds to end; what has begun fails after that. A replica that is
-        being started again is left to that. EngineFailed where a reload is under way, none is ready, or a process
-        cannot load the engine: then all go back to the commands that they had.
+        Prompts that run on a replica have `wait_s` seconds to end; what has begun fails after that. A replica whose
+        process has ended is started with the new command when it is its turn. EngineFailed where a reload is under way,
+        none is ready, or a process cannot load the engine: then all go back to the commands that they had.
         """
         if self._reloading or not self.ready:
             raise EngineFailed(503, "the engine is loaded anew already" if self._reloading else "no engine is ready")
         self._reloading, before = True, [replica.command for replica in self.replicas]
-        changed: list[EngineClient] = []
         try:
-            self._have(commands)
-            for replica in self.replicas:
-                if replica.facts is not None:
+            for replica, command in zip(self.replicas, commands, strict=True):
+                replica.command = command
+                if replica.pid is not None:
                     await replica.reload(wait_s)
-                    changed.append(replica)
         except BaseException:
-            self._have(before)
-            for replica in changed if list(commands) != before else ():
-                with contextlib.suppress(EngineFailed):  # the error that there was is told
-                    await replica.reload(wait_s)
+            await self._go_back(before, wait_s)
             raise
         finally:
             self._reloading = False
 
-    def _have(self, commands: Sequence[Sequence[str]]) -> None:
-        """What processes are started with from now on."""
+    async def _go_back(self, commands: Sequence[Sequence[str]], wait_s: float) -> None:
+        """Have every replica run what it ran before, whatever it is starting with now."""
         for replica, command in zip(self.replicas, commands, strict=True):
             replica.command = command
+        for replica in self.replicas:
+            if replica.pid is not None and replica.started_with != replica.command:
+                with contextlib.suppress(EngineFailed):  # the error that there was is told
+                    await replica.reload(wait_s)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def submit(self, submits: Sequence[Submit]) -> EngineStream:
-        """Send the prompts of one request (their ids are given here), each where it is computed the soonest.
-        EngineFailed, status 503, if no replica takes any."""
+    def submit(self, submits: Sequence[Submit], whole: bool = False) -> EngineStream:
+        """Send the prompts of one request (their ids are given here), each where it is computed the soonest. whole: see
+        EngineStream. EngineFailed, status 503, if no replica takes any."""
         named = [msgspec.structs.replace(submit, id=next(self._ids)) for submit in submits]
-        stream = EngineStream(named)
+        stream = EngineStream(named, whole)
         for submit in named:
             self._send(SentPrompt(stream, submit))
         return stream
@@ -129,21 +145,24 @@ class EnginePool:
         takers = [replica for replica in self.replicas if replica.takes]
         if len(self.replicas) == 1 or not takers:
             return self.replicas[0].send(prompt)  # which says why it does not
-        keys, length = prefix_keys(prompt.submit), len(prompt.submit.prompt)
-        loads = [_load(replica, prompt.submit.adapter) for replica in takers]
+        adapter, length, keys = prompt.submit.adapter, len(prompt.submit.prompt), prefix_keys(prompt.submit)
+        if adapter:  # one that came back may not have it yet
+            takers = [replica for replica in takers if adapter in replica.loaded] or takers
+        loads = [_load(replica, adapter) for replica in takers]
         best, prompt.cost = self._router.choose(keys, length, loads)
         prompt.runs += 1
         self.replicas[best.replica].send(prompt)
         self._router.ran(best.replica, keys, self._tokens)
 
     def _lost(self, number: int, prompts: Sequence[SentPrompt], error: EngineFailed) -> None:
-        """A replica has ended: what it has said nothing of runs elsewhere, what had begun fails."""
+        """A replica has ended: what nobody has been told anything of runs elsewhere, the rest fails."""
         self._router.forget(number)
         for prompt in prompts:
             elsewhere = any(replica.takes for replica in self.replicas if replica.number != number)
-            if prompt.begun or prompt.runs >= _MOST_RUNS or not elsewhere:
+            if (prompt.begun and not prompt.stream.whole) or prompt.runs >= _MOST_RUNS or not elsewhere:
                 prompt.stream.fail(error)
             else:
+                prompt.stream.begin_again(prompt.submit)
                 self._send(prompt)
 
 
@@ -151,9 +170,15 @@ def _load(replica: EngineClient, adapter: str) -> ReplicaLoad:
     waiting = sum(prompt.cost for prompt in replica.open if not prompt.begun)
     sequences = sum(prompt.stream.left[prompt.submit.id] for prompt in replica.open)
     slots, blocks = (replica.facts.max_batch_size, replica.facts.num_blocks) if replica.facts else (1, 1)
-    known = replica.adapters.resident if replica.adapters else ()
     usage = replica.stats.blocks_used / max(blocks, 1)
-    return ReplicaLoad(replica.number, waiting, sequences, slots, usage, not adapter or adapter in known)
+    return ReplicaLoad(replica.number, waiting, sequences, slots, usage, not adapter or _has(replica, adapter))
+
+
+def _has(replica: EngineClient, adapter: str) -> bool:
+    """Whether an adapter is in a slot, or on its way there for a prompt that was sent before."""
+    told = replica.adapters
+    in_slot = told is not None and (adapter in told.resident or adapter in told.awaited)
+    return in_slot or any(prompt.submit.adapter == adapter for prompt in replica.open)
 
 
 def total(stats: Sequence[Stats]) -> Stats:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import IccError
-from .messages import Delta, Embedded, PromptLogprobs, Submit
+from .messages import Delta, Embedded, KVGiven, PromptLogprobs, Submit
 
 
 class EngineFailed(IccError):
@@ -24,13 +24,15 @@ class EngineFailed(IccError):
 class EngineStream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
-    submits: the prompts, whose ids follow one another. `prompt_logprobs` and `embeddings` are by id. begun: the ids of
-    which something has come. chosen: by id, which of its completions are given, the best first; nothing of an id of
-    which all are. sent_ns, first_ns: when it was made, and when something came first (`time.monotonic_ns`).
+    submits: the prompts, whose ids follow one another. whole: nothing is told before everything is here, so that a
+    prompt can begin again. `prompt_logprobs`, `embeddings` and `kv_given` are by id. begun: the ids of which something
+    has come. chosen: by id, which of its completions are given, the best first; nothing of an id of which all are.
+    sent_ns, first_ns: when it was made, and when something came first (`time.monotonic_ns`).
     """
 
-    def __init__(self, submits: Sequence[Submit]) -> None:
-        self.submits = submits
+    def __init__(self, submits: Sequence[Submit], whole: bool = False) -> None:
+        self.submits, self.whole = submits, whole
+        self._restarted: set[int] = set()
         self.first_id = submits[0].id
         self.left = {submit.id: submit.params.n for submit in submits}  # completions that have not ended
         self.begun: set[int] = set()
@@ -39,6 +41,7 @@ class EngineStream:
         self.first_ns: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
+        self.kv_given: dict[int, KVGiven] = {}
         self._deltas: deque[Delta] = deque()
         self._failed: EngineFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -68,10 +71,26 @@ class EngineStream:
         self.left[delta.id] -= delta.reason is not None
         self._wake()
 
-    def add(self, found: PromptLogprobs | Embedded) -> None:
+    def begin_again(self, submit: Submit) -> None:
+        """Forget what has come of a prompt, which runs once more."""
+        if submit.id not in self.begun:
+            return
+        self._deltas = deque(delta for delta in self._deltas if delta.id != submit.id)
+        self._restarted.add(submit.id)
+        self.begun.discard(submit.id)
+        self.left[submit.id] = submit.params.n
+
+    def take_restarted(self) -> set[int]:
+        """The ids of prompts that began again since the last call: their deltas before that no longer count."""
+        restarted, self._restarted = self._restarted, set()
+        return restarted
+
+    def add(self, found: PromptLogprobs | Embedded | KVGiven) -> None:
         """Keep what was found of a prompt."""
         if isinstance(found, Embedded):
             self.embeddings[found.id] = found.vector
+        elif isinstance(found, KVGiven):
+            self.kv_given[found.id] = found
         else:
             self.prompt_logprobs[found.id] = found
 

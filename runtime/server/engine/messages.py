@@ -20,7 +20,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
     tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter,
-    adapter_scale: see `Query`.
+    adapter_scale: see `Query`. gives_kv, takes_kv: what is computed of the prompt goes to another engine, or comes from
+    one under this name; see KVTransfer.
     """
 
     id: int
@@ -36,6 +37,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     extras: dict[str, bytes] = {}
     adapter: str = ""
     adapter_scale: float = 1.0
+    gives_kv: bool = False
+    takes_kv: str = ""
 
     @classmethod
     def of(
@@ -81,6 +84,28 @@ class UnloadAdapter(msgspec.Struct, tag=4, array_like=True, frozen=True):
 
     id: int
     name: str
+
+
+class WatchKV(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """Tell of what the prefix caches find, by KVChanged. plain: the salts of requests that give none themselves."""
+
+    plain: list[bytes]
+
+
+class KVChanged(msgspec.Struct, tag=18, array_like=True, frozen=True):
+    """What has happened to the prefix caches, see `kv_wire`."""
+
+    events: bytes
+
+
+class KVGiven(msgspec.Struct, tag=19, array_like=True, frozen=True):
+    """The KV of a prompt's first `length` tokens, in so many blocks, is there for another engine to take under a name;
+    comes before the deltas that end the prompt."""
+
+    id: int
+    name: str
+    length: int
+    blocks: int
 
 
 class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
@@ -189,6 +214,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     num_blocks: int  # of all KV groups
     max_batch_size: int
     load_s: float
+    prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
@@ -199,8 +225,8 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
-FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged | KVGiven
 
 _encoder = msgspec.msgpack.Encoder()
 

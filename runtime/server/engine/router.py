@@ -28,7 +28,7 @@ CROWDED_COST = 1024  # tokens
 class ReplicaLoad:
     """What a replica has to do. waiting: tokens of prompts of which nothing has come yet. sequences: those that run or
     wait. slots: how many run at once. usage: share of KV blocks in use, 0 to 1. has_adapter: whether the prompt's
-    adapter, if any, is in one of its slots."""
+    adapter, if any, is in one of its slots, or on its way there."""
 
     replica: int
     waiting: int

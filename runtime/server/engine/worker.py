@@ -15,17 +15,21 @@ from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .adapter_table import AdapterTable
 from .channel import Channel, ChannelClosed
+from .kv_transfer import KVTransfer
+from .kv_wire import KVWire
 from .messages import (
     HEARTBEAT_S,
     Cancel,
     Delta,
     Embedded,
     Failed,
+    KVChanged,
     PromptLogprobs,
     Ready,
     Report,
     Stats,
     Submit,
+    WatchKV,
 )
 from .prompts import Prompt, PromptStage, PromptTable
 
@@ -61,11 +65,14 @@ class Worker(TaskListener[Prompt]):
         self._deltas: list[Delta] = []  # not reported yet
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._checked = self._reported = 0.0
+        self._kv_wire: KVWire | None = None
+        self._transfer = KVTransfer.of(llm)
 
     def run(self, load_s: float = 0.0) -> None:
         """Serve until the HTTP process has gone."""
-        executor = self._driver.loop.executor
-        self._channel.send(Ready(sum(group.num_blocks for group in executor.groups), executor.max_batch_size, load_s))
+        executor, prefix_blocks = self._driver.loop.executor, self._driver.loop.scheduler.kv.prefix_blocks
+        blocks = sum(group.num_blocks for group in executor.groups)
+        self._channel.send(Ready(blocks, executor.max_batch_size, load_s, prefix_blocks))
         try:
             while True:
                 self._turn()
@@ -80,6 +87,9 @@ class Worker(TaskListener[Prompt]):
         for message in self._channel.receive(wait):
             if isinstance(message, Submit):
                 self.prompts.arrive(message, time.monotonic())
+            elif isinstance(message, WatchKV):
+                self._driver.loop.watch_kv()
+                self._kv_wire = KVWire(self._driver.loop.executor.groups, message.plain, self._adapter_name)
             elif not isinstance(message, Cancel):
                 self._adapters.ask(message)
             elif (prompt := self.prompts.find(message.id)) is not None:
@@ -124,6 +134,8 @@ class Worker(TaskListener[Prompt]):
 
     def _submit(self, prompt: Prompt) -> None:
         self.prompts.run(prompt)
+        if prompt.submit.takes_kv and self._transfer is not None:
+            self._transfer.take(self._driver.loop.scheduler.kv, prompt.submit)
         try:
             self._driver.submit(prompt)
         except Exception as error:
@@ -166,6 +178,10 @@ class Worker(TaskListener[Prompt]):
                 deltas.append(delta := self._delta(task, generation, generation.outputs.popleft()))
                 ended = ended or delta.reason is not None
         if ended and task.done:
+            if task.submit.gives_kv and self._transfer is not None:
+                given = self._transfer.give(self._driver.loop.scheduler.kv, task.submit)
+                if given is not None:
+                    self._channel.send(given)
             self.prompts.end(task)
 
     def read(self, task: Prompt) -> None:
@@ -206,8 +222,13 @@ class Worker(TaskListener[Prompt]):
         deltas, self._deltas = self._deltas, []
         tokens = self._driver.loop.last_step_tokens if seconds else 0
         adapters = self._adapters.stats(self._driver.awaited)
+        if self._kv_wire is not None and (events := self._driver.loop.take_kv_events()):
+            self._channel.send(KVChanged(self._kv_wire.encode(events)))
         self._channel.send(Report(deltas, self._stats(), tokens, seconds, adapters))
         self._reported = time.monotonic()
+
+    def _adapter_name(self, key: bytes) -> str:
+        return key.hex() if self._driver.adapters is None else self._driver.adapters.told_as(key)
 
     def _delta(self, prompt: Prompt, generation: Generation, output: Output) -> Delta:
         cached = None
@@ -255,6 +276,8 @@ class Worker(TaskListener[Prompt]):
         if now - self._checked < _CHECK_S:
             return
         self._checked = now
+        if self._transfer is not None:
+            self._transfer.sweep()
         try:
             self._driver.loop.scheduler.check()
             assert self._driver.loop.scheduler.kv.is_idle, "blocks are lost"

@@ -40,6 +40,7 @@ from .ollama_routes import add_ollama
 from .openapi import document, operation
 from .page_routes import add_page
 from .parts import GENERATION_ERRORS, ServerParts
+from .render_routes import add_render
 from .responses_routes import add_responses
 from .token_routes import add_tokens
 
@@ -59,6 +60,7 @@ def build_app(parts: ServerParts) -> FastAPI:
         _add_reranking(app, parts)
     else:
         _add_generation(app, parts)
+        add_render(app, parts)
         add_responses(app, parts)
         add_messages(app, parts)
         add_decisions(app, parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,8 +23,10 @@ _encoder = msgspec.json.Encoder()
 _DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
 
 
-def json_response(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response whose body is a struct as JSON."""
+def json_response(
+    value: msgspec.Struct | Sequence[msgspec.Struct], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """A response whose body is a struct, or several, as JSON."""
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 from fastapi import FastAPI
@@ -53,7 +53,9 @@ def operation(
     lines."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
-        content = {"application/json": {"schema": _ref(answer)}}
+        item = get_args(answer)[0] if get_origin(answer) is list else answer
+        schema = _ref(item) if item is answer else {"type": "array", "items": _ref(item)}
+        content, answer = {"application/json": {"schema": schema}}, item
     if events:
         event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}

@@ -29,6 +29,7 @@ from ..api.metrics import Metrics
 from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..batches.store import BatchStore
+from ..kv_publisher import KVPublisher
 from ..log import LogOptions, configure
 from ..options import ServeOptions, adapter_paths
 from .access import AccessLog
@@ -76,6 +77,9 @@ class Server:
             )
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)
+        self._kv_publisher = _kv_publisher(options)
+        if self._kv_publisher is not None:
+            core.publish_kv(self._kv_publisher.publish)
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
         parts = ServerParts(
@@ -112,9 +116,13 @@ class Server:
         finally:
             http.should_exit = True
             await self._core.stop()
+            if self._kv_publisher is not None:
+                self._kv_publisher.close()
             await asyncio.gather(serving, return_exceptions=True)
 
     async def _load(self, listener: socket.socket) -> None:
+        if self._kv_publisher is not None:
+            self._kv_publisher.start()
         await self._core.start()
         if self._batches is not None:
             self._batches.start()
@@ -195,6 +203,16 @@ class _Uvicorn(uvicorn.Server):
 
     def capture_signals(self):  # type: ignore[override]
         return contextlib.nullcontext()
+
+
+def _kv_publisher(options: ServeOptions) -> KVPublisher | None:
+    if options.kv_events is not None:
+        return KVPublisher(options.kv_events, options.kv_events_replay, options.kv_events_topic, options.replicas)
+    if options.kv_events_replay is not None:
+        raise UsageError(
+            "--kv-events-replay repeats what --kv-events publishes", "give --kv-events tcp://127.0.0.1:5557"
+        )
+    return None
 
 
 def check_bind(host: str, has_keys: bool) -> None:

@@ -150,6 +150,25 @@ def test_tokens_go_there_and_back(served: Served) -> None:
     assert named["token_strs"] == ["a", "b"]
 
 
+def test_render_gives_the_tokens_that_a_request_runs_with(served: Served) -> None:
+    """In vLLM's form: a list for the prompts of a completion, one for a conversation; nothing is run."""
+    before = served.metric("icc:prompt_tokens_total")
+    asked = {"model": "toy", "prompt": ["héy", "ab"], "max_tokens": 9, "temperature": 0.5, "stop": "x", "priority": 2}
+    first, second = served.ask("POST", "/v1/completions/render", asked).json
+    assert first["token_ids"] == served.ask("POST", "/tokenize", {"prompt": "héy"}).json["tokens"]
+    assert second["token_ids"] == served.ask("POST", "/tokenize", {"prompt": "ab"}).json["tokens"]
+    assert first["request_id"] != second["request_id"]
+    assert first["model"] == "toy" and first["stream"] is False and first["priority"] == 2
+    sampling = first["sampling_params"]
+    assert (sampling["max_tokens"], sampling["temperature"], sampling["stop"], sampling["n"]) == (9, 0.5, ["x"], 1)
+    talk = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+    chat = served.ask("POST", "/v1/chat/completions/render", {"model": "toy", **talk}).json
+    assert chat["token_ids"] == served.ask("POST", "/tokenize", talk).json["tokens"]
+    assert served.ask("POST", "/v1/completions/render", {"model": "other", "prompt": "a"}).status == 404
+    assert served.ask("POST", "/v1/completions/render", {"model": "toy"}).status == 400
+    assert served.metric("icc:prompt_tokens_total") == before
+
+
 def test_a_conversation_is_tokenized_as_it_is_answered(served: Served) -> None:
     messages = [{"role": "user", "content": "hello"}]
     tokens = served.ask("POST", "/tokenize", {"messages": messages}).json
@@ -189,7 +208,7 @@ def test_metrics_count(served: Served) -> None:
     served.complete("a", max_tokens=7)
     assert served.metric("icc:generation_tokens_total") == before + 7
     assert served.metric("icc:time_to_first_token_seconds_count") > 0
-    assert b"vllm:" not in served.ask("GET", "/metrics").raw
+    assert b"vllm:generation_tokens" not in served.ask("GET", "/metrics").raw
 
 
 def test_a_prompt_that_was_seen_is_cached_and_says_so(served: Served) -> None:

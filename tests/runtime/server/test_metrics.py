@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: each once, of its kind, and vLLM's names only where they are wished for."""
+"""Metrics as Prometheus reads them: each once, of its kind, and vLLM's names where they are wished for or routed by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 
 from icc.runtime.server.api.metrics import Metrics
 from icc.runtime.server.engine.engine_pool import EnginePool
-from icc.runtime.server.engine.messages import Report, Stats
+from icc.runtime.server.engine.messages import AdapterStats, Ready, Report, Stats
+
+ROUTED_BY = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 # of vLLM v1's metrics, those that this server has too, and their kinds
 VLLM = {
@@ -31,11 +33,33 @@ def families(text: str, prefix: str) -> dict[str, str]:
 
 def test_every_metric_is_there_once_and_named_by_its_kind() -> None:
     text = Metrics("m").exposition().decode()
-    assert "vllm:" not in text and "_created" not in text and len(text.splitlines()) < 400
+    assert "_created" not in text and len(text.splitlines()) < 400
     kinds = families(text, "icc:")
     assert kinds["engine_restarts_total"] == "counter" and kinds["iteration_tokens"] == "histogram"
     for name, kind in kinds.items():  # as promtool asks
         assert (kind == "counter") == name.endswith("_total"), name
+
+
+def test_what_routers_read_stands_under_vllms_names() -> None:
+    """The model server protocol of the Gateway API inference extension, with two replicas of which one is ready."""
+    metrics, pool = Metrics("m"), EnginePool([[], []])
+    metrics.attach(pool)
+    assert families(metrics.exposition().decode(), "vllm:") == dict.fromkeys(ROUTED_BY, "gauge")
+    pool.replicas[0].facts = Ready(300, 8, 0.1, (16, 250))
+    pool.replicas[0].stats = Stats(running=3, waiting=2, blocks_used=75)
+    pool.replicas[0].adapters = AdapterStats(4, ["sql"], ["chat"])
+    text = metrics.exposition().decode()
+    assert families(text, "vllm:") == dict.fromkeys((*ROUTED_BY, "cache_config_info", "lora_requests_info"), "gauge")
+    size = 'block_size="16",engine="0",model_name="m",num_gpu_blocks="250"'
+    for line in (
+        'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25',
+        f"vllm:cache_config_info{{{size}}} 1.0",
+    ):
+        assert line in text.splitlines(), text
+    pool.replicas[1].facts = Ready(300, 8, 0.1, (16, 250))
+    assert 'num_gpu_blocks="500"' in metrics.exposition().decode()
 
 
 def test_vllms_names_are_those_that_vllm_has() -> None:

@@ -48,6 +48,30 @@ def test_what_a_dead_replica_has_not_begun_runs_elsewhere(start_faulty: StartSer
     server.wait_until(server.idle)
 
 
+def test_an_answer_in_one_piece_begins_again_elsewhere(start_faulty: StartServer) -> None:
+    """Nothing of it was sent, though the replica that dies had begun, or ended, its completions."""
+    server = start_faulty("none", replicas=2)
+    first, _ = server.engine_pids
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = server.complete("abc", max_tokens=24, n=2, stop=["p"] if number % 2 else None)
+
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in asking:
+        thread.start()
+    server.wait_until(lambda: server.metric("icc:generation_tokens_total") > 100)
+    os.kill(first, signal.SIGKILL)
+    for thread in asking:
+        thread.join()
+    whole = "".join(chr(number) for number in range(100, 124))
+    for number, answer in answers.items():
+        text, tokens = (whole[: whole.index("p")], 13) if number % 2 else (whole, 24)
+        assert [choice["text"] for choice in answer["choices"]] == [text] * 2, number
+        assert answer["usage"]["completion_tokens"] == 2 * tokens
+    server.wait_until(server.idle)
+
+
 def test_a_prompt_that_ends_its_engine_is_tried_twice(start_faulty: StartServer) -> None:
     server = start_faulty("exit", replicas=3)
     reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "M", "max_tokens": 5})

@@ -1,0 +1,146 @@
+"""Routers that stand before two `icc serve`: vllm-router and smg, each with its ways of choosing."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from servers import MODEL, ROOT, Server, ask, environment, free_ports, icc, process, until, version
+
+Row = tuple[str, str, str, bool]
+_CHATS, _TURNS, _ANSWER = 12, 5, 12
+_POLICIES = {"vllm-router": ("round_robin", "cache_aware", "kv_aware"), "smg": ("round_robin", "cache_aware")}
+_ROLES = "one server computes prompts, one answers"
+_BLOCK = 32
+
+
+def _command(name: str, programs: Path, policy: str, port: int, workers: dict[str, int]) -> list[str | Path]:
+    """A router over workers, whose events are at these ports."""
+    [metrics] = free_ports(1)
+    common = ["--policy", policy, "--port", str(port), "--prometheus-port", str(metrics), "--worker-urls", *workers]
+    common += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "2"]
+    if policy == _ROLES:
+        first, second = workers
+        common = [
+            *common[2 : common.index("--worker-urls")],
+            *common[common.index("--worker-startup-check-interval") :],
+        ]
+        common += ["--vllm-pd-disaggregation", "--prefill", first, "--decode", second, "--kv-connector", "nixl"]
+        return [programs / "vllm-router", *common]
+    if name == "smg":
+        return [programs / "smg", "launch", *common, "--backend", "vllm"]
+    if policy == "kv_aware":
+        common += ["--kv-event-block-size", str(_BLOCK), "--kv-event-model", MODEL]
+        for url, events in workers.items():
+            common += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{events}"]
+    return [programs / "vllm-router", *common]
+
+
+class _Chats:
+    """Conversations that go on with the answers that they get; `lost` are requests that got none."""
+
+    def __init__(self, url: str, turns: int = _TURNS) -> None:
+        self.url, self.lost, self.answers = url, list[str](), dict[int, list[str]]()
+        self.turns = turns
+        self._turns = threading.Semaphore(0)
+
+    def run(self) -> None:
+        """All of them, eight at a time."""
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(self._chat, range(_CHATS)))
+
+    def wait(self, turns: int) -> None:
+        """Until so many turns were answered."""
+        for _ in range(turns):
+            self._turns.acquire(timeout=120)
+
+    def _chat(self, number: int) -> None:
+        source = random.Random(number)
+        said = "".join(f"name_{source.randrange(1000)} = {source.randrange(1000)}\n" for _ in range(14))
+        self.answers[number] = []
+        for _ in range(self.turns):
+            said += "".join(f"name_{source.randrange(1000)} += {source.randrange(9)}\n" for _ in range(5))
+            body = {"model": MODEL, "prompt": said, "max_tokens": _ANSWER, "temperature": 0, "ignore_eos": True}
+            try:
+                text = ask(f"{self.url}/v1/completions", body)["choices"][0]["text"]
+            except (OSError, RuntimeError) as error:
+                self.lost.append(str(error))
+                text = ""
+            self.answers[number].append(text)
+            said += text
+            self._turns.release()
+
+
+def _hit_rate(servers: list[Server]) -> float:
+    hits, queries = (
+        sum(server.metric(f"icc:prefix_cache_{kind}_total") for server in servers) for kind in ("hits", "queries")
+    )
+    return hits / queries
+
+
+def judge(name: str, engine: Path) -> Iterator[Row]:
+    """Chats in turns and by what caches hold, each on servers of its own, the last again while an engine dies."""
+    programs = environment(name.replace("-", "_"), name)
+    shown = f"{name} {version(programs, name)}"
+    rates: dict[str, float] = {}
+    expected: dict[int, list[str]] | None = None
+    for policy in _POLICIES[name]:
+        with _routed(name, programs, policy, engine) as (url, servers):
+            chats, start = _Chats(url), time.monotonic()
+            chats.run()
+            seconds, rates[policy] = time.monotonic() - start, _hit_rate(servers)
+            expected = expected or chats.answers
+            shares = sorted(server.metric("icc:prompt_tokens_total") for server in servers)
+            figures = f"{rates[policy]:.2f} of prompt tokens out of the caches, {len(chats.lost)} of {_CHATS * _TURNS}"
+            figures += f" requests lost, the busier server had {shares[1] / sum(shares):.2f}, {seconds:.0f} s"
+            better = policy == "round_robin" or rates[policy] > rates["round_robin"]
+            yield shown, policy, figures, not chats.lost and better and chats.answers == expected
+    policy = _POLICIES[name][-1]
+    with _routed(name, programs, policy, engine) as (url, servers):
+        chats = _Chats(url)
+        running = threading.Thread(target=chats.run)
+        running.start()
+        chats.wait(_CHATS * _TURNS // 3)
+        servers[0].kill_engine()
+        running.join()
+        same = sum(chats.answers[number] == texts for number, texts in (expected or {}).items())
+        figures = f"{len(chats.lost)} of {_CHATS * _TURNS} requests lost, {same} of {_CHATS} chats as before"
+        yield shown, f"{policy}, an engine is killed", figures, not chats.lost and same == _CHATS
+
+    if name == "vllm-router":
+        with _routed(name, programs, _ROLES, engine) as (url, servers):
+            before = [server.metric("icc:prefix_cache_hits_total") for server in servers]
+            chats = _Chats(url, turns=1)
+            chats.run()
+            found = servers[1].metric("icc:prefix_cache_hits_total") - before[1]
+            share = found / servers[1].metric("icc:prefix_cache_queries_total")
+            same = sum(chats.answers[number] == texts[:1] for number, texts in (expected or {}).items())
+            figures = (
+                f"{share:.2f} of the prompt tokens of the second came from the first, {len(chats.lost)} of {_CHATS}"
+            )
+            figures += f" requests lost, {same} of {_CHATS} answers as before"
+            yield shown, _ROLES, figures, not chats.lost and same == _CHATS and share > 0.7
+
+
+@contextlib.contextmanager
+def _routed(name: str, programs: Path, policy: str, engine: Path) -> Iterator[tuple[str, list[Server]]]:
+    """The address of a router before two servers."""
+    with contextlib.ExitStack() as stack:
+        ports = free_ports(7)
+        servers: list[Server] = []
+        workers: dict[str, int] = {}
+        for number in range(2):
+            port, events, replay = ports[3 * number : 3 * number + 3]
+            options = ["--kv-events", f"tcp://127.0.0.1:{events}", "--kv-events-replay", f"tcp://127.0.0.1:{replay}"]
+            servers.append(stack.enter_context(icc(engine, f"routed{number}", port, *options)))
+            workers[servers[-1].url] = events
+        log = ROOT / "build" / "routers" / f"{name}.log"
+        stack.enter_context(process(_command(name, programs, policy, ports[6], workers), log))
+        url = f"http://127.0.0.1:{ports[6]}"
+        until(lambda: ask(f"{url}/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 1}), 180)
+        yield url, servers

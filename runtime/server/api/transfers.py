@@ -1,0 +1,29 @@
+"""kv_transfer_params: a prompt that one server computes, and another goes on from."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ..engine.engine_stream import EngineStream
+from ..engine.messages import Submit
+from .requests import KVTransferParams
+
+
+def with_transfer(submit: Submit, params: KVTransferParams | None) -> Submit:
+    """A prompt as it is sent whose KV goes to another server, or comes from one."""
+    if params is None:
+        return submit
+    takes = params.remote_engine_id if params.do_remote_prefill else None
+    return msgspec.structs.replace(submit, gives_kv=params.do_remote_decode, takes_kv=takes or "")
+
+
+def transfer_of(stream: EngineStream) -> KVTransferParams | UnsetType:
+    """What the server that goes on is given; unset where nothing is there for it, or there are several prompts."""
+    given = next(iter(stream.kv_given.values()), None)
+    if given is None or len(stream.submits) > 1:
+        return UNSET
+    blocks = list(range(given.blocks))
+    return KVTransferParams(False, True, given.name, blocks, socket.gethostname(), 0)

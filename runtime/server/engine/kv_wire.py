@@ -1,0 +1,99 @@
+"""KVWire: KV events as vLLM publishes them since June 2026 (vllm/distributed/kv_events.py, vllm#42892): MessagePack
+maps with the field `type`, which the routers of others read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ...kv import events as kv
+from ...kv.group import GroupConfig
+from ...kv.policy import CachePolicy, KeepAll, Latest, Window
+from ...kv.prefix_cache import BlockKey
+
+# Of the memory that the engine computes in, also a CPU's: routers take "CPU" for what was moved out of that.
+MEDIUM = "GPU"
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks can be found; the fields are vLLM's. extra_keys: per block, a salt that requests must give to find it."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[str] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
+    """Blocks cannot be found any more in a medium."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """Nothing can be found any more."""
+
+
+CLEARED = msgspec.msgpack.encode([AllBlocksCleared()])
+_encoder = msgspec.msgpack.Encoder()
+
+
+class KVWire:
+    """Encodes the events of the KV groups that an engine has. plain: salts that are not told. adapter: a name for
+    `BlockStored.own_salt`."""
+
+    def __init__(
+        self, groups: Sequence[GroupConfig], plain: Sequence[bytes], adapter: Callable[[bytes], str] = bytes.hex
+    ) -> None:
+        self._sizes = [group.block_size for group in groups]
+        self._kinds = [spec_kind(group.policy) for group in groups]
+        self._plain, self._adapter = {b"", *plain}, adapter
+
+    def encode(self, events: Sequence[kv.KVEvent]) -> bytes:
+        """Events as a MessagePack array of maps."""
+        return _encoder.encode(list(map(self._struct, events)))
+
+    def _struct(self, event: kv.KVEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
+        if isinstance(event, kv.AllBlocksCleared):
+            return AllBlocksCleared()
+        hashes = list(map(block_hash, event.keys))
+        if isinstance(event, kv.BlockRemoved):
+            return BlockRemoved(hashes, MEDIUM, event.group)
+        extra: list[list[str] | None] | None = None
+        if event.salt not in self._plain and event.parent is None:
+            extra = [[event.salt.hex()], *[None] * (len(hashes) - 1)]
+        return BlockStored(
+            hashes,
+            None if event.parent is None else block_hash(event.parent),
+            event.tokens,
+            self._sizes[event.group],
+            None,
+            MEDIUM,
+            self._adapter(event.own_salt) if event.own_salt else None,
+            extra,
+            event.group,
+            *self._kinds[event.group],
+        )
+
+
+def block_hash(key: BlockKey) -> int:
+    """A block's name for others: the first 64 bits of its key."""
+    return int.from_bytes(key.digest[:8], "big")
+
+
+def spec_kind(policy: CachePolicy) -> tuple[str | None, int | None]:
+    """What vLLM calls a group that keeps this, and the tokens of its window; None where it has no name for it."""
+    if isinstance(policy, Window):
+        return "sliding_window", policy.size
+    kinds = {KeepAll: "full_attention", Latest: "mamba"}
+    return kinds.get(type(policy)), None

@@ -1,0 +1,158 @@
+"""The KV of a prompt goes from one engine process to another of this host, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import pytest
+import tokenizers
+from icc.runtime.kv.sequence import CachedSequence
+from icc.runtime.llm import LLM
+from icc.runtime.requests.params import SamplingParams
+from icc.runtime.server.engine.kv_transfer import KVTransfer, digest_of
+from icc.runtime.server.engine.messages import KVGiven, Submit
+from sizes import SOAK
+
+from .conftest import running, serve_command
+
+PROMPT = tuple(5 + (7 * n) % 110 for n in range(75))
+KINDS = ["llama", "gemma3", "lfm2"] if SOAK else ["llama"]  # the others have windows, and states
+
+
+@pytest.fixture(scope="module")
+def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A compiled tiny model of a kind, whose tokens are words."""
+    folder, made = tmp_path_factory.mktemp("transfer"), dict[str, Path]()
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            tiny.save_tiny(tiny.tiny_configs()[kind], folder / kind)
+            words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(120)}, unk_token="w0"))
+            words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+            words.save(str(folder / kind / "tokenizer.json"))
+            limits = {"max_step_tokens": 24, "max_batch_size": 6, "max_seq_len": 128}  # as test_same_bits: built once
+            made[kind] = icc.compile(folder / kind, folder / f"{kind}.engine", target="native", quant="rtn4", **limits)
+        return made[kind]
+
+    return make
+
+
+def transfer(llm: LLM, folder: Path) -> KVTransfer:
+    return KVTransfer(digest_of(llm.manifest), llm.executor, folder)  # type: ignore[arg-type]
+
+
+def bytes_of(llm: LLM, length: int) -> list[list[bytes]]:
+    """What the prefix cache has of the prompt, in each group."""
+    kv = llm.loop.scheduler.kv
+    blocks = kv.found(CachedSequence(tokens=list(PROMPT)), length)
+    assert blocks is not None
+    views: Any = llm.executor
+    return [
+        [b"".join(map(bytes, views.kv_views(group, held[number]))) for number in sorted(held)]
+        for group, held in enumerate(blocks)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_arrives_is_what_would_have_been_computed(
+    kind: str, engines: Callable[[str], Path], tmp_path: Path
+) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=3)
+    first = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    with icc.load(engines(kind), threads=1) as giver, icc.load(engines(kind), threads=1) as taker:
+        giver.generate([list(PROMPT)], first)
+        given = transfer(giver, tmp_path).give(giver.loop.scheduler.kv, Submit(1, PROMPT, first))
+        assert given is not None and given.length >= 32
+        submit = Submit(2, PROMPT, params, takes_kv=given.name)
+        kv = taker.loop.scheduler.kv
+        assert transfer(taker, tmp_path).take(kv, submit) == given.length
+        assert not list(tmp_path.iterdir()), "it is taken once"
+        kv.check([], [])
+        assert kv.cached_length(CachedSequence(tokens=list(PROMPT))) == given.length
+        arrived = bytes_of(taker, given.length)
+        assert arrived == bytes_of(giver, given.length)
+        [there] = taker.generate([list(PROMPT)], params)
+        [here] = giver.generate([list(PROMPT)], params)
+        assert there.token_ids == here.token_ids and there.logprobs == here.logprobs
+        with icc.load(engines(kind), threads=1) as alone:
+            [by_itself] = alone.generate([list(PROMPT)], params)
+            assert bytes_of(alone, given.length) == arrived
+            assert by_itself.token_ids == there.token_ids and by_itself.logprobs == there.logprobs
+
+
+def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of another prompt or engine, cut, no file of ours, under a name that leads elsewhere: it is computed."""
+    params = SamplingParams(max_tokens=1)
+    with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
+        giver.generate([list(PROMPT)], params)
+        source, kv = transfer(giver, tmp_path), taker.loop.scheduler.kv
+
+        def give() -> KVGiven:
+            found = source.give(giver.loop.scheduler.kv, Submit(1, PROMPT, params))
+            assert found is not None
+            return found
+
+        def taken(name: str, prompt: tuple[int, ...] = PROMPT, by: KVTransfer | None = None) -> int:
+            by = by or transfer(taker, tmp_path)
+            count = by.take(kv, Submit(2, prompt, params, takes_kv=name))
+            assert kv.is_idle and (count or not any(len(group.cache) for group in kv.groups))
+            return count
+
+        assert taken(give().name, (*PROMPT[:20], 3, *PROMPT[21:])) == 0
+        assert taken(give().name, PROMPT[:30]) == 0
+        assert taken(give().name, by=KVTransfer(b"another", taker.executor, tmp_path)) == 0  # type: ignore[arg-type]
+        cut = tmp_path / give().name
+        cut.write_bytes(cut.read_bytes()[:-1])
+        assert taken(cut.name) == 0
+        (tmp_path / ("icc-kv-" + "0" * 32)).write_bytes(b"\x09" + bytes(30))
+        assert taken("icc-kv-" + "0" * 32) == 0
+        (tmp_path / "else").mkdir()
+        real = tmp_path / give().name
+        link = tmp_path / "else" / ("icc-kv-" + "1" * 32)
+        link.symlink_to(real)
+        assert taken(link.name, by=transfer(taker, tmp_path / "else")) == 0
+        for name in (f"../{tmp_path.name}/{real.name}", "icc-kv-" + "2" * 32, ""):
+            assert taken(name) == 0
+        assert not source.give(kv, Submit(3, PROMPT, params))  # which has nothing of it
+        assert not source.give(giver.loop.scheduler.kv, Submit(3, PROMPT, params, adapter="sql"))
+        old = time.time() - 100
+        os.utime(real, (old, old))
+        source.sweep()
+        assert not real.exists()
+        assert taken(give().name) >= 32
+
+
+def test_a_prompt_is_computed_by_one_server_and_answered_by_another(engines: Callable[[str], Path]) -> None:
+    """As vllm-router asks: one token of the first server, whose answer says what the other is given."""
+    engine = engines("llama")
+    logs = [engine.parent / f"log{number}" for number in range(2)]
+    with (
+        running(serve_command(engine), logs[0], "llama") as first,
+        running(serve_command(engine), logs[1], "llama") as second,
+    ):
+        asked = {"model": first.model, "prompt": list(PROMPT), "temperature": 0, "ignore_eos": True, "logprobs": 2}
+        whole = first.complete(list(PROMPT)[::-1], max_tokens=9)
+        assert "kv_transfer_params" not in whole
+        nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+        wish = {"do_remote_decode": True, "do_remote_prefill": False, **nothing}
+        prefilled = first.ask("POST", "/v1/completions", asked | {"max_tokens": 1, "kv_transfer_params": wish}).json
+        given = prefilled["kv_transfer_params"]
+        assert given["do_remote_prefill"] and not given["do_remote_decode"] and given["remote_block_ids"]
+        ask = asked | {"max_tokens": 12, "kv_transfer_params": given}
+        there = second.ask("POST", "/v1/completions", ask).json
+        assert there["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+        here = first.ask("POST", "/v1/completions", asked | {"max_tokens": 12}).json
+        assert json.dumps(there["choices"]) == json.dumps(here["choices"])
+        again = second.ask("POST", "/v1/completions", ask).json  # which is not there any more, and is cached now
+        assert json.dumps(again["choices"]) == json.dumps(here["choices"])
+        lost = asked | {"prompt": list(PROMPT)[::-1], "max_tokens": 3}
+        lost |= {"kv_transfer_params": {"do_remote_prefill": True, "remote_engine_id": "icc-kv-" + "0" * 32}}
+        assert second.ask("POST", "/v1/completions", lost).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        for server in (first, second):
+            server.wait_until(server.idle)
