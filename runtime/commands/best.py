@@ -49,7 +49,7 @@ def _likelihood(completion: Completion) -> float:
 
 def _judged(engine: Path, question: str | Sequence[int], answers: Sequence[str]) -> int:
     """The number of the answer that an engine likes best."""
-    from ..llm import load
+    from ..loading import load
 
     if not isinstance(question, str):
         raise UsageError("--judge: it reads texts, and the engine has no tokenizer", "leave it out")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from icc.runtime.cli.commands import main
 from icc.runtime.format.manifest import EmbeddingFacts, SamplingDefaults
-from icc.runtime.llm import load
+from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 
 from .chat_templates import QWEN_2_5
