@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-1b")
     parser.add_argument("--type", choices=["Q4_0", "Q8_0", "F32"], default="Q4_0", help="of the base's matrices")
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--engine", type=Path, help="one with room, instead of making all; runs alone, with --model")
+    parser.add_argument("--model", type=Path, help="the checkpoint that --engine was compiled of")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--batch", default="1,16")
     parser.add_argument("--rank", type=int, default=16)
@@ -143,12 +145,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     batches = [int(batch) for batch in given.batch.split(",")]
-    model, base, engine = make_files(given.shape, given.type, given.work, max(batches))
+    model, base, engine = given.model, None, given.engine
+    if engine is None:
+        model, base, engine = make_files(given.shape, given.type, given.work, max(batches))
     with tempfile.TemporaryDirectory() as own, icc.load(engine, threads=given.threads) as llm:
         adapter = make_adapter(llm, model, Path(own), given.rank)
         llm.load_adapter(NAME, adapter)
         peer = None
-        if given.peers is not None:
+        if given.peers is not None and base is not None:
             peer = Peer(given.peers / "bin/python", base, adapter, given.threads, max(batches))
             compare_logits(llm, peer)
         show(measure(llm, peer, batches, given.tokens, given.rounds))

@@ -35,7 +35,7 @@ LIBRARIES = "no command"  # modules that others import; here they are only impor
 SMALL: dict[str, str] = {
     "adapter_traffic.py": "{engine} --adapters 4 --requests 6 --rank 4 --tokens 4 --rounds 1",
     "adapter_cost.py": "{engine} --batch 1,2 --adapters 3 --rank 4 --tokens 8 --rounds 1",
-    "adapters_llamacpp.py": "--shape tiny --work {dir} --batch 1,2 --tokens 8 --rounds 1",
+    "adapters_llamacpp.py": "--work {dir} --engine {engine} --model {model} --batch 1,2 --tokens 8 --rounds 1",
     "calibration.py": "{model} --quant gptq4 --calib-sequences 1 --keep {dir}",
     "compile_memory.py": "{model} -- --target native --quant rtn4 --force",
     "cpu/bench.py": "{dir}/bench.json --rounds 1 --out {dir}/cpu",
