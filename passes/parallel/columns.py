@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -80,13 +81,18 @@ def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, i
         if user.target is aten.view.default:
             found |= _slices(user, lead, size)
             continue
-        shape = type_of(node).shape
-        axis = user.args[1] - 1 if user.target is aten.slice.Tensor else -1  # type: ignore[operator]
-        if axis < 0 or (*user.args, 1)[4] != 1 or prod(shape[:axis]) != prod(lead):
+        shape, args = type_of(node).shape, _arguments(user)
+        axis: int = args[1] - 1 if user.target is aten.slice.Tensor else -1
+        if axis < 0 or (*args, 1)[4] != 1 or prod(shape[:axis]) != prod(lead):
             return {(0, 0)}
         inner = prod(shape[axis + 1 :])
-        found.add((user.args[2] * inner, min(user.args[3], shape[axis]) * inner))  # type: ignore[operator, type-var]
+        found.add((args[2] * inner, min(args[3], shape[axis]) * inner))
     return found
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """A call's arguments, of which fx knows no more than that they may be anything."""
+    return node.args
 
 
 def columns_of(values: Values, node: fx.Node) -> Divided | None:

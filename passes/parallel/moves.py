@@ -59,10 +59,11 @@ def _repeat(values: Values, node: fx.Node) -> Divided:
 
 
 def _slice(values: Values, node: fx.Node) -> Divided:
-    x, dim, begin, end, step = (*node.args, *(0, None, 1)[len(node.args) - 2 :])
+    args: tuple[Any, ...] = (*node.args, *(0, None, 1)[len(node.args) - 2 :])
+    x, dim, begin, end, step = args
     cut = _cut(values, x)
-    kind = type_of(x)  # type: ignore[arg-type]
-    axis = dim % kind.rank - 1  # type: ignore[operator]
+    kind = type_of(x)
+    axis: int = dim % kind.rank - 1
     if axis != cut.axis:
         return Divided(cut, node.args)
     size = kind.shape[axis]
@@ -73,10 +74,11 @@ def _slice(values: Values, node: fx.Node) -> Divided:
 
 
 def _cat(values: Values, node: fx.Node) -> Divided:
-    pieces, dim = (*node.args, 0)[:2]
-    cuts = [values.cut_of(piece) for piece in pieces]  # type: ignore[union-attr]
+    args: tuple[Any, ...] = (*node.args, 0)
+    pieces, dim = args[:2]
+    cuts = [values.cut_of(piece) for piece in pieces]
     known = [cut for cut in cuts if cut is not None]
-    axis = dim % type_of(node).rank - 1  # type: ignore[operator]
+    axis: int = dim % type_of(node).rank - 1
     if len(known) < len(cuts) or len({cut.axis for cut in known}) > 1:
         raise Conflict("ranks have parts of some pieces only, or of different axes", *known)
     if known[0].axis != axis:

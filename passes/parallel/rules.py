@@ -68,7 +68,7 @@ def _is_linear(values: Values, node: fx.Node) -> bool:
     if node.target in _SUMS:
         return all(given) and len(node.args) == 2
     if node.target in _FACTORS:
-        return sum(given) == 1 and given.index(True) in _FACTORS[node.target]
+        return sum(given) == 1 and given.index(True) in _FACTORS[node.target]  # pyright: ignore[reportArgumentType]
     if node.target is OPS["reduce"].overload:
         return node.args[1] in ("sum", "mean")
     return traits_of(node.target).strided
@@ -168,11 +168,12 @@ def _shares(cut: Cut, size: int, widest: Cut, most: int) -> None:
 def _elementwise(values: Values, node: fx.Node) -> Divided:
     """What ranks have of its inputs must be the same part, or broadcast."""
     rank = len(type_of(node).shape)
-    cuts = {a: cut for a in node.all_input_nodes if (cut := values.cut_of(a)) is not None}
+    cuts = {a: found for a in node.all_input_nodes if (found := values.cut_of(a)) is not None}
     places = {(cut.axis - len(type_of(a).shape), cut.cuts) for a, cut in cuts.items()}
     if len(places) > 1:
         raise Conflict("ranks have different parts of its inputs", *cuts.values())
-    [(axis, _)], cut = places, next(iter(cuts.values()))
+    [(axis, _)] = places
+    cut = next(iter(cuts.values()))
 
     def local(arg: fx.Node) -> Any:
         if arg in cuts:
@@ -188,10 +189,11 @@ def _elementwise(values: Values, node: fx.Node) -> Divided:
 
 
 def _reduce(values: Values, node: fx.Node) -> Divided:
-    x, kind, dim = node.args
+    given: tuple[Any, ...] = node.args
+    x, kind, dim = given
     cut = values.cut_of(x)
     assert cut is not None
-    axis = (dim % type_of(x).rank) - (type_of(x).rows is not None)  # type: ignore[arg-type, operator]
+    axis: int = (dim % type_of(x).rank) - (type_of(x).rows is not None)
     if axis == cut.axis:
         if kind != "sum" or not cut.divides:
             raise Conflict(f"{kind} of an axis of which ranks have parts", cut)

@@ -85,7 +85,9 @@ class KVExecutor(Protocol):
     """An executor whose KV blocks can be read and written between steps, where its cache is host memory."""
 
     @property
-    def kv_in_reach(self) -> bool: ...
+    def kv_in_reach(self) -> bool:
+        """Whether the whole KV cache lies in this process's memory."""
+        ...
 
     def kv_views(self, group: int, block: int) -> list[memoryview]:
         """The bytes of a block in each layer of its group, writable, valid until the next step."""

@@ -40,7 +40,7 @@ class Due:
     @property
     def any(self) -> bool:
         """Whether anything is due."""
-        return bool(self.zeros or self.moves or self.swap_outs or self.swap_ins)
+        return bool(self.zeros or self.moves or self.swap_outs or self.swap_ins or self.copies)
 
     def upkeep(self) -> Upkeep:
         """What is due now."""

@@ -27,7 +27,7 @@ class RankMemory:
         self, count: int, arrays: Sequence[BatchArray], limits: BatchLimits, descriptor: int | None = None
     ) -> None:
         self.count, self.slot_bytes = count, _SLOT
-        places: dict[str, tuple[int, int, str]] = {}
+        places: dict[str, tuple[int, int, Any]] = {}
         at = _CONTROL + 2 * count * _SLOT
         for array in arrays:
             nbytes = limits.nbytes(array)

@@ -24,7 +24,7 @@ def add_render(app: FastAPI, parts: ServerParts) -> None:
     async def render_completions(request: Request) -> Response:
         """The tokens of each prompt of a completion, which is not run."""
         body = await decode_body(request, CompletionRequest)
-        parts.check_model(body.model)
+        parts.jobs.check_model(body.model)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
         return json_response(_rendered(parts, body, job, "cmpl"))
 
@@ -32,7 +32,7 @@ def add_render(app: FastAPI, parts: ServerParts) -> None:
     async def render_chat(request: Request) -> Response:
         """The tokens of a conversation as the model's template has it, which is not answered."""
         body = await decode_body(request, ChatRequest)
-        parts.check_model(body.model)
+        parts.jobs.check_model(body.model)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
         return json_response(_rendered(parts, body, job, "chatcmpl")[0])
 
