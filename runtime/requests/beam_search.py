@@ -23,15 +23,15 @@ else:
 
 
 @dataclass(slots=True, eq=False)
-class Words:
+class BeamText:
     """The text of a beam as it comes, where strings can end it."""
 
     detokenizer: Detokenizer
     stop_finder: StopFinder
 
-    def after(self, token_id: int) -> tuple[Words, bool]:
+    def after(self, token_id: int) -> tuple[BeamText, bool]:
         """The text with one more token, and whether a stop string ends it there."""
-        words = Words(self.detokenizer.copy(), self.stop_finder.copy())
+        words = BeamText(self.detokenizer.copy(), self.stop_finder.copy())
         _, stopped = words.stop_finder.push(words.detokenizer.push(token_id))
         return words, stopped
 
@@ -45,7 +45,7 @@ class Beam:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     sampler: Sampler
-    words: Words | None
+    words: BeamText | None
 
 
 class Hypothesis(NamedTuple):
@@ -72,7 +72,7 @@ class _Candidate(NamedTuple):
     beam: Beam
     token: int
     sampler: Sampler | None  # where its grammar has gone on already
-    words: Words | None
+    words: BeamText | None
     ends: str  # why it ends here, "" if it does not
 
 
@@ -89,7 +89,7 @@ class BeamSearch:
         max_tokens: int,
         end_ids: Collection[int],
         sampler: Sampler,
-        words: Words | None = None,
+        words: BeamText | None = None,
     ) -> None:
         self.params, self._max_tokens, self._end_ids = params, max_tokens, end_ids
         self._looked_at = max(2, 1 + len(end_ids)) * params.beams
@@ -189,7 +189,7 @@ class BeamSearch:
             if not narrowed:
                 return candidates
 
-    def _ends(self, beam: Beam, token: int) -> tuple[Words | None, str]:
+    def _ends(self, beam: Beam, token: int) -> tuple[BeamText | None, str]:
         """The text of a continuation, and why it ends."""
         words, stopped = (None, False) if beam.words is None else beam.words.after(token)
         if stopped or token in self._end_ids:

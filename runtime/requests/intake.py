@@ -10,7 +10,7 @@ from ..format.batch import BatchArray
 from ..format.manifest import EmbeddingFacts, Manifest
 from ..scheduler.request import RequestSpec
 from ..tokenizer import Detokenizer, StopFinder, Tokenizer
-from .beam_search import BeamSearch, Words
+from .beam_search import BeamSearch, BeamText
 from .extras import check_extras
 from .generation import Generation
 from .params import SamplingParams
@@ -135,7 +135,7 @@ class Intake:
         sampler = Sampler(params, spec.token_ids, self._manifest.model.vocab_size, first.end_ids, 0, constraint)
         words = None
         if params.stop and self._tokenizer is not None:
-            words = Words(
+            words = BeamText(
                 Detokenizer(self._tokenizer, spec.token_ids, params.skip_special_tokens), StopFinder(params.stop)
             )
         search = SearchRequest(

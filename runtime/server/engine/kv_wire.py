@@ -16,7 +16,7 @@ from ...kv.prefix_cache import BlockKey
 MEDIUM = "GPU"
 
 
-class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
+class StoredMap(msgspec.Struct, tag="BlockStored", omit_defaults=True):
     """Blocks can be found; the fields are vLLM's. extra_keys: per block, a salt that requests must give to find it."""
 
     block_hashes: list[int]
@@ -32,7 +32,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     kv_cache_spec_sliding_window: int | None = None
 
 
-class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
+class RemovedMap(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
     """Blocks cannot be found any more in a medium."""
 
     block_hashes: list[int]
@@ -40,11 +40,11 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
     group_idx: int | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, tag=True):
+class ClearedMap(msgspec.Struct, tag="AllBlocksCleared"):
     """Nothing can be found any more."""
 
 
-CLEARED = msgspec.msgpack.encode([AllBlocksCleared()])
+CLEARED = msgspec.msgpack.encode([ClearedMap()])
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -63,16 +63,16 @@ class KVWire:
         """Events as a MessagePack array of maps."""
         return _encoder.encode(list(map(self._struct, events)))
 
-    def _struct(self, event: kv.KVEvent) -> BlockStored | BlockRemoved | AllBlocksCleared:
+    def _struct(self, event: kv.KVEvent) -> StoredMap | RemovedMap | ClearedMap:
         if isinstance(event, kv.AllBlocksCleared):
-            return AllBlocksCleared()
+            return ClearedMap()
         hashes = list(map(block_hash, event.keys))
         if isinstance(event, kv.BlockRemoved):
-            return BlockRemoved(hashes, MEDIUM, event.group)
+            return RemovedMap(hashes, MEDIUM, event.group)
         extra: list[list[str] | None] | None = None
         if event.salt not in self._plain and event.parent is None:
             extra = [[event.salt.hex()], *[None] * (len(hashes) - 1)]
-        return BlockStored(
+        return StoredMap(
             hashes,
             None if event.parent is None else block_hash(event.parent),
             event.tokens,
