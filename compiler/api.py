@@ -48,6 +48,8 @@ class CompileFields(TypedDict, total=False):
     spec_guesses: int | None
     lora: PathLike | None
     adapters: str | None
+    tensor_parallel: int | None
+    expert_parallel: int | None
     deterministic: bool
     like: PathLike | None
     tune: bool

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from cpu_cases import add_linear_q
@@ -25,6 +26,7 @@ from icc.compiler.backends.cpu.layouts.reduced import SIGNED
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.linear import Columns, Epilogue, ExpertLinear, Extra
 from icc.compiler.weights.formats.registry import find_format
 from step_making import cache, make_step, rotary
 
@@ -90,6 +92,8 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gather__experts": ("gather", {"outer": 2, "n": 9, "m": 9, "experts": 4, "one_line": True}),
     "scatter__value": ("scatter", {"outer": 2, "n": 7, "m": 4, "value": "-inf"}),
     "scatter__add_tensor": ("scatter", {"outer": 2, "n": 7, "m": 4, "reduce": "add", "present": ("src",)}),
+    "all_reduce__n20": ("all_reduce", {"n": 20}),
+    "all_gather__2x7_of_3": ("all_gather", {"n": 7, "outer": 2, "ranks": 3}),
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
     "gated_scan__delta": (
         "gated_scan",
@@ -189,6 +193,11 @@ def rendered() -> dict[str, str]:
     texts = {}
     for name, (op, params) in KERNELS.items():
         texts[name] = kernel_params(make_step(op, int8_rows=op.endswith("_q"), **params), f"k0_{op}", AVX2).source()
+    add = make_step("expert_linear", k=8, n=20, experts=3, topk=1, x_per_slot=True, stored="bf16", present=("bias",))
+    assert isinstance(add, ExpertLinear)
+    epilogue = Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 20)
+    add = msgspec.structs.replace(add, extras=(add.y,), epilogue=epilogue)
+    texts["expert_add__bf16_bias"] = kernel_params(add, "k0_expert_linear", AVX2).source()
     texts |= {name: render(params.template, params) for name, params in MICROS.items()}
     b = Builder()
     add_linear_q(b, np.random.default_rng(0), 16, 5, "q4", 16, False)

@@ -47,7 +47,8 @@ def test_a_conversation_is_answered_through_the_template(llm: LLM) -> None:
 
 
 def test_how_a_conversation_is_put(llm: LLM) -> None:
-    assert llm.render(HELLO, tools=[{"type": "function"}]).endswith("T1[assistant]")
+    told = llm.render(HELLO, tools=[{"type": "function"}])  # the template has no format of calls that icc can read
+    assert told.startswith("<bos>[system]You can call these tools:") and told.endswith("<eos>[user]hi<eos>[assistant]")
     assert llm.render(HELLO, add_generation_prompt=False) == "<bos>[user]hi<eos>"
     begun = [*HELLO, {"role": "assistant", "content": "Well"}]
     assert llm.render(begun, continue_final_message=True) == "<bos>[user]hi<eos>[assistant]Well"
@@ -147,7 +148,8 @@ def test_where_the_template_stands() -> None:
 def test_one_of_several_templates_is_chosen_as_transformers_does(llm: LLM) -> None:
     named = {"tool_use": "T{{ messages[0].content }}{{ tools | length }}", "rag": "R{{ documents[0].text }}"}
     several = LLM(llm.manifest, llm.executor, llm.tokenizer, template=TemplateSource("D", {}, named))
-    assert several.render(HELLO) == "D" and several.render(HELLO, tools=[{"type": "function"}]) == "Thi1"
+    told = several.render(HELLO, tools=[{"type": "function"}])
+    assert several.render(HELLO) == "D" and told.startswith("TYou can call these tools:")
     assert several.render(HELLO, chat_template="rag", documents=[{"text": "x"}]) == "Rx"
     assert several.render(HELLO, tools=[{"type": "function"}], chat_template="default") == "D"
     with pytest.raises(RequestError, match="it has default, tool_use, rag"):

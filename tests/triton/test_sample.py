@@ -14,7 +14,7 @@ from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.plan import LaunchArg, OutputArg, SampledArg, SamplingArg, ScratchArg
-from icc.runtime.requests.sampler import _largest, _nucleus, token_logprob
+from icc.runtime.requests.sampler import _nucleus, largest_of, token_logprob
 from interpreting import TUNER
 
 LIMITS = Limits(max_seq_len=256, max_batch_size=64, max_step_tokens=128)
@@ -71,7 +71,7 @@ def philox(seed: np.ndarray | int, counter: np.ndarray | int, token: np.ndarray)
 
 def kept(logits: np.ndarray, row: Row) -> np.ndarray:
     """The tokens that the host's sampler draws from, as in runtime/requests/sampler.py draw."""
-    tokens = _largest(logits, row.top_k) if 0 < row.top_k < len(logits) else np.arange(len(logits))
+    tokens = largest_of(logits, row.top_k) if 0 < row.top_k < len(logits) else np.arange(len(logits))
     weights = np.exp((logits[tokens] - logits.max()) / np.float32(row.temperature))
     if row.top_p < 1:
         inside = _nucleus(weights, row.top_p, ordered=0 < row.top_k < len(logits))

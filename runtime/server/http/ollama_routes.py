@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from ..api.asking import R
 from ..api.errors import HttpError
 from ..api.ollama.answer import OllamaAnswer, OllamaChatLine, OllamaErrorBody, OllamaGenerateLine, loaded
-from ..api.ollama.convert import chat_request, embedding_request, prompt_request
+from ..api.ollama.convert import chat_request, check_context, embedding_request, prompt_request
 from ..api.ollama.embed import OllamaEmbedded, OllamaEmbedding, embed_answer, embedding_answer
 from ..api.ollama.models import (
     API_VERSION,
@@ -97,6 +97,7 @@ def _add_chat(app: FastAPI, parts: ServerParts) -> None:
         """Answer a conversation, as Ollama does: in lines, unless `stream` is false."""
         body = await _read(parts, request, OllamaChatRequest)
         if not body.messages:
+            check_context(body.options, parts.model)
             return json_response(loaded(OllamaChatLine, body.model))
         asked = chat_request(body, parts.model)
         job = await parts.jobs.chat(asked, request.scope["icc.client"])

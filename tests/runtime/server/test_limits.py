@@ -17,7 +17,8 @@ from .conftest import Served
 pytestmark = pytest.mark.usefixtures("idle_after")
 IN_CHAT = ("max_completion_tokens", "top_logprobs")
 IN_OPTIONS = ("num_predict", "repeat_last_n")  # of Ollama's API
-ELSEWHERE = {"logit_bias", "dimensions", "top_n", "num_ctx"}  # test_embeddings.py, test_rerank.py, test_ollama.py
+# test_embeddings.py, test_rerank.py, test_ollama.py; beams are n or best_of in requests
+ELSEWHERE = {"logit_bias", "dimensions", "top_n", "num_ctx", "beams"}
 NUMBERS = sorted(set(limits.NUMBERS) - ELSEWHERE)
 
 
@@ -31,7 +32,8 @@ def send(served: Served, name: str, value: str) -> tuple[int, Any]:
     path = "/v1/chat/completions" if name in IN_CHAT else "/v1/completions"
     prompt = '"messages": [{"role": "user", "content": "a"}]' if name in IN_CHAT else '"prompt": "a"'
     limit = "" if "max_" in name else '"max_tokens": 2, '
-    field = f'"logit_bias": {{"98": {value}}}' if name == "logit_bias" else f'"{name}": {value}'
+    with_it = '"use_beam_search": true, "n": 2, ' if name == "length_penalty" else ""
+    field = f'"logit_bias": {{"98": {value}}}' if name == "logit_bias" else f'{with_it}"{name}": {value}'
     stop = '"stop_token_ids": [98, 11], '  # what the toy says first: even a long answer is short
     reply = served.ask("POST", path, f'{{"model": "toy", {prompt}, {limit}{stop}{field}}}'.encode())
     return reply.status, reply.json

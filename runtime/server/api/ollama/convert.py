@@ -62,7 +62,7 @@ def prompt_request(request: OllamaGenerateRequest, model: ServedModel) -> ChatRe
 
 def embedding_request(request: OllamaEmbedRequest | OllamaEmbeddingsRequest, model: ServedModel) -> EmbeddingRequest:
     """The request for vectors."""
-    _check_context(request.options, model)
+    check_context(request.options, model)
     if isinstance(request, OllamaEmbeddingsRequest):
         return EmbeddingRequest(model=request.model, input=request.prompt, truncate=True)
     cut = request.truncate is not False
@@ -90,7 +90,7 @@ def _fields(request: OllamaAsking, model: ServedModel) -> dict[str, Any]:
     if request.shift:
         raise conflict("shift: an answer ends where the context does", "shift")
     options = request.options or OllamaOptions()
-    _check_context(options, model)
+    check_context(options, model)
     defaults = model.manifest.sampling.of_terminals()
     given = {name: value for name in _SAME if (value := getattr(options, name)) is not None}
     fields: dict[str, Any] = {"model": request.model, "stream": True}  # answers are put together from increments
@@ -107,7 +107,8 @@ def _fields(request: OllamaAsking, model: ServedModel) -> dict[str, Any]:
     return fields
 
 
-def _check_context(options: OllamaOptions | None, model: ServedModel) -> None:
+def check_context(options: OllamaOptions | None, model: ServedModel) -> None:
+    """HttpError 400 where more tokens of context are asked for than the engine was compiled for."""
     wanted = None if options is None else options.num_ctx
     if wanted is not None and wanted > model.max_len:
         raise HttpError(
