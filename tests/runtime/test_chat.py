@@ -148,8 +148,8 @@ def test_where_the_template_stands() -> None:
 def test_one_of_several_templates_is_chosen_as_transformers_does(llm: LLM) -> None:
     named = {"tool_use": "T{{ messages[0].content }}{{ tools | length }}", "rag": "R{{ documents[0].text }}"}
     several = LLM(llm.manifest, llm.executor, llm.tokenizer, template=TemplateSource("D", {}, named))
-    told = several.render(HELLO, tools=[{"type": "function"}])
-    assert several.render(HELLO) == "D" and told.startswith("TYou can call these tools:")
+    assert several.render(HELLO) == "D"
+    assert several.render(HELLO, tools=[{"type": "function"}]) == "D"  # told in words: how T has calls cannot be read
     assert several.render(HELLO, chat_template="rag", documents=[{"text": "x"}]) == "Rx"
     assert several.render(HELLO, tools=[{"type": "function"}], chat_template="default") == "D"
     with pytest.raises(RequestError, match="it has default, tool_use, rag"):
