@@ -123,8 +123,3 @@ def _of_rank(value: Any, rank: int) -> Any:
         found = tuple(of_rank(part, rank) for part in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         return found if any(a is not b for a, b in zip(found, value, strict=True)) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def differs_by_rank(weight: Weight) -> bool:
-    """Whether ranks have different parts of it."""
-    return of_rank(weight, 1) is not weight

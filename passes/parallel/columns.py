@@ -19,6 +19,7 @@ from .values import Divided, Local, Values, seeds_of
 aten = torch.ops.aten
 LINEAR, EXPERTS, EMBEDDING = (OPS[name].overload for name in ("linear", "expert_linear", "embedding"))
 SORTED = OPS["expert_columns"].overload
+_PRODUCTS = (LINEAR, EXPERTS, EMBEDDING)
 WORDS, BY_EXPERT = -1, -2  # pieces of a seed that are no columns
 
 
@@ -29,7 +30,7 @@ def find_seeds(graph: Graph, ranks: int, tensors: bool, experts: bool) -> dict[S
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        named = named_arguments(node) if op_of(node.target) is not None and node.target in _PRODUCTS else {}
+        named = named_arguments(node) if node.target in _PRODUCTS else {}
         if experts and node.target is EXPERTS and _shares_experts(named, ranks):
             found[node.name, BY_EXPERT] = ranks
         elif tensors and node.target in (LINEAR, EXPERTS) and _is_weight(named["weight"]):
@@ -38,9 +39,6 @@ def find_seeds(graph: Graph, ranks: int, tensors: bool, experts: bool) -> dict[S
         elif tensors and _looks_up_words(node):
             found[node.name, WORDS] = ranks if type_of(named["table"]).shape[0] % ranks == 0 else 1
     return {seed: parts for seed, parts in found.items() if parts > 1}
-
-
-_PRODUCTS = (LINEAR, EXPERTS, EMBEDDING)
 
 
 def _is_weight(node: object) -> bool:
@@ -81,18 +79,14 @@ def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, i
         if user.target is aten.view.default:
             found |= _slices(user, lead, size)
             continue
-        shape, args = type_of(node).shape, _arguments(user)
+        args: tuple[Any, ...] = user.args
+        shape = type_of(node).shape
         axis: int = args[1] - 1 if user.target is aten.slice.Tensor else -1
         if axis < 0 or (*args, 1)[4] != 1 or prod(shape[:axis]) != prod(lead):
             return {(0, 0)}
         inner = prod(shape[axis + 1 :])
         found.add((args[2] * inner, min(args[3], shape[axis]) * inner))
     return found
-
-
-def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """A call's arguments, of which fx knows no more than that they may be anything."""
-    return node.args
 
 
 def columns_of(values: Values, node: fx.Node) -> Divided | None:
@@ -135,8 +129,7 @@ def experts_of(values: Values, node: fx.Node) -> Divided | None:
     }
     x = named["x"] if isinstance(state, Routed) else values.whole(named["x"])
     values.whole(index)
-    firsts = tuple(own[0][0] for own in cut.cuts)
-    args = _ordered(node, {**local, "x": x, "index": Local(index, firsts)})
+    args = _ordered(node, {**local, "x": x, "index": Local(index, cut.cuts)})
     return Divided(Routed(index.name, node.target is EXPERTS, seeds), args)
 
 
@@ -148,8 +141,7 @@ def words_of(values: Values, node: fx.Node) -> Divided | None:
     size = type_of(table).shape[0]  # type: ignore[arg-type]
     seed = frozenset({(node.name, WORDS)})
     cut = Cut(0, evenly(0, size, values.ranks, values.ranks), seed)
-    firsts = tuple(own[0][0] for own in cut.cuts)
-    args = Local(index, firsts), values.part(table, 0, cut)  # type: ignore[arg-type]
+    args = Local(index, cut.cuts), values.part(table, 0, cut)  # type: ignore[arg-type]
     return Divided(None, args, _summed_words)
 
 
@@ -169,9 +161,9 @@ def _summed_words(graph: Graph, node: fx.Node) -> fx.Node:
 def local_index(graph: Graph, local: Local) -> fx.Node:
     """The numbers that a rank's own experts or words have there, as a call at the insertion point; those of others lie
     outside."""
-    firsts = Constant(torch.tensor(local.firsts, dtype=torch.int32))
-    cuts = tuple(((rank, rank + 1),) for rank in range(len(local.firsts)))
-    first = graph.add_weight("rank.first", shard(firsts, 0, cuts))
+    firsts = Constant(torch.tensor([own[0][0] for own in local.cuts], dtype=torch.int32))
+    ranks = len(local.cuts)
+    first = graph.add_weight("rank.first", shard(firsts, 0, evenly(0, ranks, ranks, ranks)))
     if type_of(local.index).rank > 1:
         return graph.call(aten.sub.Tensor, local.index, first)
     column = graph.call(aten.view.default, local.index, [-1, 1])

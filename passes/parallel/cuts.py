@@ -150,14 +150,12 @@ def sliced(cut: Cut, begin: int, end: int, step: int) -> tuple[Cut, tuple[int, i
             raise Conflict("a slice leaves a rank nothing, or what is not in one piece", cut)
         places.add((first, last))
         cuts.append(compact(kept))
-    if (
-        len({sum(b - a for a, b in own) for own in cuts}) > 1
-        or len({(first, -(-(last - first) // step)) for first, last in places}) > 1
-    ):
+    sizes = {sum(b - a for a, b in own) for own in cuts}
+    if len(sizes) > 1 or len({(first, -(-(last - first) // step)) for first, last in places}) > 1:
         raise Conflict("a slice takes other elements of each rank", cut)
-    return Cut(cut.axis, tuple(cuts), cut.seeds), next(iter(sorted(places)))
+    return Cut(cut.axis, tuple(cuts), cut.seeds), min(places)
 
 
 def elements(ranges: Ranges) -> list[int]:
-    """All of them."""
+    """The numbers of all elements of some ranges, in their order."""
     return [element for begin, end in ranges for element in range(begin, end)]

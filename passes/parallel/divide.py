@@ -154,7 +154,7 @@ def _apply(graph: Graph, calls: dict[fx.Node, Divided], ends: dict[str, Any]) ->
         if isinstance(arg, Local):
             index = moved.get(arg.index, arg.index)
             if arg not in locals_:
-                locals_[arg] = local_index(graph, Local(index, arg.firsts))
+                locals_[arg] = local_index(graph, Local(index, arg.cuts))
             return locals_[arg]
         if isinstance(arg, (list, tuple)):
             return type(arg)(given(value) for value in arg)  # type: ignore[call-arg]

@@ -12,12 +12,11 @@ from ...compiler.graph.graph import TOKENS, type_of
 from ...compiler.graph.interpret import eager
 from ...compiler.ops import OPS, Division, named_arguments, op_of, traits_of
 from .columns import columns_of, experts_of, words_of
-from .cuts import Conflict, Cut, Partial, Routed, State, elements
+from .cuts import Conflict, Cut, Partial, Routed, Seed, State, elements
 from .moves import MOVES
 from .values import Divided, Values, map_values, seeds_of, size_of
 
 aten = torch.ops.aten
-EXPERTS, EMBEDDING = OPS["expert_linear"].overload, OPS["embedding"].overload
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _FACTORS = {aten.mul.Tensor: (0, 1), aten.div.Tensor: (0,), aten.neg.default: (0,)}
 
@@ -211,13 +210,14 @@ def _by_line(values: Values, node: fx.Node) -> Divided:
     rows = [a for a in node.all_input_nodes if a not in kept and type_of(a).rows == TOKENS]
     if rows:
         raise Conflict(f"{rows[0].name} is whole", *cuts)
-    return Divided(Cut(cuts[0].axis, cuts[0].cuts, _seeds(values, node)), values_or(values, node.args, kept))
+    return Divided(Cut(cuts[0].axis, cuts[0].cuts, _seeds(values, node)), _whole_but(values, node.args, kept))
 
 
-def values_or(values: Values, args: Any, kept: list[fx.Node]) -> Any:
+def _whole_but(values: Values, args: Any, kept: list[fx.Node]) -> Any:
     """The arguments, whole but for those that are kept as ranks have them."""
     return map_values(args, lambda arg: arg if arg in kept else values.whole(arg))
 
 
-def _seeds(values: Values, node: fx.Node) -> Any:
+def _seeds(values: Values, node: fx.Node) -> frozenset[Seed]:
+    """What the inputs of a call are divided because of."""
     return seeds_of(values.state(a) for a in node.all_input_nodes)

@@ -32,10 +32,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Local:
-    """The numbers of experts, `first` of a rank being its number 0."""
+    """Numbers of experts or words, counted from the first of those that a rank has."""
 
     index: fx.Node
-    firsts: tuple[int, ...]
+    cuts: Cuts
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,7 +121,7 @@ KINDS = {"colwise": {0}, "rowwise": {1}, "colwise_gather_output": {0}, "colwise_
     "name", ["llama", "gemma3", "qwen3", "phi3", "mixtral", *soak("qwen2", "mistral", "granite-multipliers")]
 )
 def test_the_split_is_that_of_transformers_plan(name: str, prepared: Callable[..., Graph], tiny: Any) -> None:
-    """Each linear that `base_model_tp_plan` divides is divided along the same axis, and no other of the layers."""
+    """Each linear of the layers that `base_model_tp_plan` divides is divided, and along the same axis."""
     plan = tiny.tiny_configs()[name].base_model_tp_plan
     graph = prepared(name)
     own = graph.copy()
@@ -205,7 +204,7 @@ def test_a_group_that_would_be_cut_is_a_misfit() -> None:
         shard(weight, 1, evenly(0, 64, 4, 4))
 
 
-def test_ranks_have_every_byte_once(tmp_path: Path) -> None:
+def test_ranks_have_every_byte_once() -> None:
     weight = Constant(torch.arange(24.0).reshape(4, 6))
     parts = shard(weight, 0, evenly(0, 4, 2, 2))
     assert torch.equal(torch.cat([of_rank(parts, rank).load() for rank in (0, 1)]), weight.value)
