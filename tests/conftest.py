@@ -29,8 +29,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 # `as_shipped`.
 if SOAK:
     os.environ["ICC_AS_SHIPPED"] = "1"
-if "ICC_COMPILED_ONCE" not in os.environ:
-    os.environ["ICC_COMPILED_ONCE"] = tempfile.mkdtemp(prefix="icc-compiled-once-")
+_compiled_here = None  # a folder that ends with this run; one that ICC_COMPILED_ONCE names is kept for the next
+if "ICC_COMPILED_BY" not in os.environ:
+    if "ICC_COMPILED_ONCE" not in os.environ:
+        os.environ["ICC_COMPILED_ONCE"] = _compiled_here = tempfile.mkdtemp(prefix="icc-compiled-once-")
+    Path(os.environ["ICC_COMPILED_ONCE"]).mkdir(exist_ok=True)
     os.environ["ICC_COMPILED_BY"] = os.environ.get("CXX", "g++")
     os.environ["CXX"] = str(Path(__file__).with_name("compile_once"))
 
@@ -50,8 +53,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["ICC_COMPILED_ONCE"], ignore_errors=True)
+    if _compiled_here and not hasattr(config, "workerinput"):
+        shutil.rmtree(_compiled_here, ignore_errors=True)
 
 
 @pytest.fixture
