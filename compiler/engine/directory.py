@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import json
 import marshal
 import os
@@ -260,12 +261,17 @@ def _write_bytecode(source: Path, name: str) -> None:
     It is used by Pythons of this version, if the source still has the hash that stands in it (PEP 552). Version 2 of
     marshal because later ones depend on how often an object is referred to, and the same inputs give the same bytes.
     """
-    content = source.read_bytes()
-    code = marshal.dumps(compile(content, name, "exec", dont_inherit=True, optimize=0), 2)
     target = Path(cache_from_source(str(source), optimization=""))
     target.parent.mkdir(exist_ok=True)
+    target.write_bytes(_bytecode(source.read_bytes(), name))
+
+
+@functools.cache
+def _bytecode(content: bytes, name: str) -> bytes:
+    """Kept, because a process that compiles several engines needs the same ones, 0.6 s of work, each time."""
+    code = marshal.dumps(compile(content, name, "exec", dont_inherit=True, optimize=0), 2)
     checked_hash = (0b11).to_bytes(4, "little")
-    target.write_bytes(MAGIC_NUMBER + checked_hash + source_hash(content) + code)
+    return MAGIC_NUMBER + checked_hash + source_hash(content) + code
 
 
 def write_canaries(stage: Path, canaries: Canaries) -> str:
