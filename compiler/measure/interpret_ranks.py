@@ -73,12 +73,13 @@ class RanksInterpreted(InterpretDevice):
 
 
 class Meeting:
-    """A communicator of ranks that run in lockstep."""
+    """A communicator of ranks that run in lockstep. aborted: nobody waits for others any more."""
 
     def __init__(self, lockstep: Lockstep, ranks: int) -> None:
         self._lockstep, self._ranks = lockstep, ranks
         self._given: list[dict[int, torch.Tensor]] = [{}]
         self._turns = [0] * ranks
+        self.aborted = False
 
     def exchange(self, op: str, rank: int, source: torch.Tensor, target: torch.Tensor) -> None:
         """float32 of this rank and of all, in order. op: see `Exchange`."""
@@ -88,8 +89,10 @@ class Meeting:
             self._given.append({})
         given = self._given[turn]
         given[rank] = source.clone()
-        while len(given) < self._ranks:
+        while len(given) < self._ranks and not self.aborted:
             self._lockstep.give_way(rank)
+        if self.aborted:
+            return
         every = [given[other] for other in range(self._ranks)]
         if op == "all_reduce":
             total = every[0].clone()

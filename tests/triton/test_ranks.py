@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from building import GpuEngine, build
-from icc import SamplingParams
 from icc.compiler.backends.triton.kernels.collective import one_shot_seconds, ring_seconds
-from icc.compiler.measure.interpret_ranks import RanksInterpreted
 from icc.compiler.targets import TARGETS
 from icc.passes.parallel.divide import DivideAmongRanks
 from icc.runtime.format.manifest import Limits
