@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 Choose = Callable[[Sequence[int]], int]
-_PATIENCE = 100_000  # counts, one behind the other, without the end of any rank's work
+_PATIENCE = 100_000
 
 
 class StuckError(Exception):
@@ -27,10 +27,10 @@ def next_one(ready: Sequence[int]) -> int:
 
 class Lockstep:
     """Runs work of ranks side by side. choose: who goes on, of the ranks that have not ended, the one that has just run
-    at the end."""
+    at the end. patience: counts, one behind the other, without the end of any rank's work, until StuckError."""
 
     def __init__(self, choose: Choose = next_one) -> None:
-        self._choose, self._changed = choose, Condition()
+        self._choose, self._changed, self.patience = choose, Condition(), _PATIENCE
         self._ready: list[int] = []
         self._now = self._counts = 0
         self._error: BaseException | None = None
@@ -48,13 +48,18 @@ class Lockstep:
         if self._error is not None:
             raise self._error
 
+    @property
+    def running(self) -> int:
+        """The rank that runs."""
+        return self._now
+
     def give_way(self, rank: int | None = None) -> None:
         """Let another rank go on until this one is chosen again. rank: that runs; None for whoever does."""
         with self._changed:
             if rank is None:
                 rank = self._now
             self._counts += 1
-            if self._counts > _PATIENCE:
+            if self._counts > self.patience:
                 self._fail(StuckError(f"no rank ends: {self._ready} wait"))
             self._ready = [*(other for other in self._ready if other != rank), rank]
             self._pass_on()
