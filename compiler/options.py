@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..passes.registry import check_names
+from ..runtime.format.exchange import MAX_RANKS as MAX_GPUS
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting, settings
 from . import quantization, targets
@@ -22,7 +23,7 @@ from .quantization import GROUPS, QUANTIZATIONS, find_quantization, head_format
 from .sizes import check_auto, read_size
 from .targets import find_target
 
-MAX_RANKS = 64
+MAX_RANKS = 64  # on CPUs
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
 POOLINGS: dict[Pooling, str] = {
     "last": "the hidden state of the last token",
@@ -334,8 +335,10 @@ class CompileOptions:
                 "and are of the same ranks",
                 "give both the same number",
             )
-        if self.ranks > MAX_RANKS:
-            raise UsageError(f"{self.ranks} ranks are more than {MAX_RANKS}")
+        target = find_target(self.target)
+        most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
+        if self.ranks > most:
+            raise UsageError(f"{self.ranks} ranks are more than the {most} that --target {self.target} can have")
         given = {
             "--adapters": self.adapters is not None,
             "--like": self.like is not None,
@@ -346,10 +349,8 @@ class CompileOptions:
         for option, is_given in given.items():
             if is_given:
                 raise UsageError(f"{option} does not work with several ranks", "leave it out, or compile for one rank")
-        if find_target(self.target).backend != "cpu":
-            raise UsageError(
-                f"several ranks: there are no collectives for --target {self.target} yet", "use --target cpu or native"
-            )
+        if target.backend != "cpu" and not target.link:
+            raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
 
     def _check_adapters(self) -> None:
         if self.adapter_slots is None:

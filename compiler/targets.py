@@ -18,7 +18,9 @@ class Target:
     """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s, peak_i8 that of 8-bit floats
     too where there are instructions for them; on GPUs, per multiprocessor: the shared memory
     that one thread block may take, and the most resident warps. is_here: whether it is this machine,
-    where steps can be timed. memory_gib: of a GPU, as its driver reports it.
+    where steps can be timed. memory_gib: of a GPU, as its driver reports it. link: GB/s that a GPU sends to others, as
+    its maker states it (half of what both directions give); sees_others: whether its kernels read, write and count in
+    the memory of others, as over NVLink and Infinity Fabric, so that ranks need no communicator.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Target:
     max_warps: int = 0
     is_here: bool = False
     memory_gib: float = 0.0
+    link: float = 0.0
+    sees_others: bool = False
 
     @property
     def summary(self) -> str:
@@ -84,15 +88,21 @@ CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CP
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True),
-    Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64, memory_gib=80.0),
-    Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48, memory_gib=22.5),
-    Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48, memory_gib=24.0),
-    Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99, 58, 48, memory_gib=22.5),
-    Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99, 142, 48, memory_gib=45.0),
-    Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227, 132, 64, memory_gib=79.6),
-    Target("h200", "cuda", "sm_90", 4800.0, 989.0, 1979.0, 227, 132, 64, memory_gib=140.4),
-    Target("b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=179.1),
-    Target("mi300x", "hip", "gfx942", 5300.0, 1307.0, 2615.0, 64, 304, 32, memory_gib=192.0),
+    Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64, memory_gib=80.0, link=300.0, sees_others=True),
+    Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48, memory_gib=22.5, link=32.0),
+    Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48, memory_gib=24.0, link=32.0),
+    Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99, 58, 48, memory_gib=22.5, link=32.0),
+    Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99, 142, 48, memory_gib=45.0, link=32.0),
+    Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227, 132, 64, memory_gib=79.6, link=450.0, sees_others=True),
+    Target(
+        "h200", "cuda", "sm_90", 4800.0, 989.0, 1979.0, 227, 132, 64, memory_gib=140.4, link=450.0, sees_others=True
+    ),
+    Target(
+        "b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=179.1, link=900.0, sees_others=True
+    ),
+    Target(
+        "mi300x", "hip", "gfx942", 5300.0, 1307.0, 2615.0, 64, 304, 32, memory_gib=192.0, link=448.0, sees_others=True
+    ),
 )
 TARGETS = {target.name: target for target in _TABLE}
 

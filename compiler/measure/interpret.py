@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ from ...runtime.format.batch import BLOCK_TABLES, GPU_INPUTS, SAMPLED
 from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
-from ...runtime.format.plan import COUNTERS
+from ...runtime.format.plan import COUNTERS, RANK
 from ...runtime.format.program import Program
 from ..backends.triton.interpreter import TORCH_TYPES, launch
 from ..backends.triton.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from .interpret_ranks import Meeting
 
 _LOGITS_BYTES = 1 << 40  # of every token of a step, whatever they take
 
@@ -54,6 +58,7 @@ class InterpretDevice:
         rows = self.limits.logit_rows
         self.logits = np.zeros((rows, program.vocab_size), np.float32)
         self._host = _poisoned(self.host.nbytes)
+        self.join(0, ())
         self._spaces = {
             "arena": _poisoned(program.arena_bytes_per_token * self.limits.tokens),
             "kv": _poisoned(self.cache.nbytes),
@@ -62,6 +67,10 @@ class InterpretDevice:
             "logits": _poisoned(self.logits.nbytes),
         }
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
+
+    def join(self, rank: int, areas: Sequence[torch.Tensor], meeting: Meeting | None = None) -> None:
+        """Run as one of several ranks. areas: of all ranks, bytes. meeting: their communicator, if there is one."""
+        self._rank, self._areas, self._meeting = rank, areas, meeting
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
         """The host's side of a turn, numpy arrays by name."""
@@ -98,7 +107,7 @@ class InterpretDevice:
     def run(self, work: DeviceWork) -> None:
         """Launch by launch."""
         assert work.phase is not None
-        for bound in self._walker.walk(work.phase, work.sizes, work.section or self._section):
+        for bound in self._walker.walk(work.phase, {**work.sizes, RANK: self._rank}, work.section or self._section):
             if bound.launch.makes_moves or not work.moves_only:
                 self._launch(bound)
 
@@ -136,6 +145,12 @@ class InterpretDevice:
         """Nothing to free."""
 
     def _launch(self, bound: BoundLaunch) -> None:
+        exchange = bound.launch.exchange
+        if exchange is not None and (self._meeting is not None or exchange.only):
+            assert self._meeting is not None, "there is no communicator"
+            source, target = (self._resolve(place, "*fp32") for place in bound.args[:2])
+            self._meeting.exchange(exchange.op, self._rank, source[: bound.exchanged], target)
+            return
         spec = self._specs[bound.launch.object]
         types = self.plan.objects[bound.launch.object].types
         for arg, place in zip(spec.args, bound.args, strict=True):
@@ -146,10 +161,19 @@ class InterpretDevice:
     def _resolve(self, value: LaunchPointer | int, kind: str) -> torch.Tensor | int:
         if isinstance(value, int):
             return value
-        memory = self._weights[value.name] if value.space == "weight" else self._spaces[value.space]
+        memory = self._memory_in(value)
         dtype = TORCH_TYPES[kind.removeprefix("*")]
         rest = memory[value.offset :]
         return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def _memory_in(self, place: LaunchPointer) -> torch.Tensor:
+        """The memory that a pointer points into."""
+        match place.space:
+            case "weight":
+                return self._weights[place.name]
+            case "area":
+                return self._areas[self._rank if int(place.name) < 0 else int(place.name)]
+        return self._spaces[place.space]
 
 
 def _memory(layout: KVLayout, num_blocks: int | tuple[int, ...]) -> KVMemory:

@@ -13,7 +13,8 @@ from .steps.collective import AllGather, AllReduce
 def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
     """A sum over the ranks."""
     x, out = low.dense(low.placed(node.args[0])), low.new(node)
-    low.emit(AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size), node)
+    step = AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.ranks)
+    low.emit(step, node)
     return out
 
 

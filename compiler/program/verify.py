@@ -81,7 +81,7 @@ def _launch_problems(plan: LaunchPlan, number: int) -> Iterator[str]:
         if call.kernel not in phase.launches:
             yield f"nothing is launched in {kind}"
         for launch in phase.launches.get(call.kernel, ()):
-            if launch.object not in plan.objects:
+            if launch.object not in plan.objects and not (launch.exchange and launch.exchange.only):
                 yield f"object {launch.object} is not in the plan"
             for arg in launch.args:
                 if isinstance(arg, OperandArg) and arg.name not in call.operands:

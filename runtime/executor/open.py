@@ -47,6 +47,10 @@ def open_executor(
         from .cpu.device import CpuDevice
 
         return Player(CpuDevice(engine, given.threads, given.kv_bytes, section, given.cores))
+    if engine.manifest.ranks > 1:
+        from .cuda.ranked import RankedCudaDevice
+
+        return Player(RankedCudaDevice(engine, given.kv_bytes, given.gpu, section, given.swap_bytes))
     from .cuda.device import CudaDevice
 
     return Player(CudaDevice(engine, given.kv_bytes, given.gpu, section, given.swap_bytes))

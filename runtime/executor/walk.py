@@ -10,6 +10,7 @@ from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
 from ..format.operands import BufferOperand, Operand, WeightOperand
 from ..format.plan import (
+    AreaArg,
     BatchArg,
     Call,
     CountersArg,
@@ -31,8 +32,8 @@ from ..format.program import Program
 class LaunchPointer:
     """A pointer: byte `offset` into a memory `space`.
 
-    Spaces: "arena", "kv", "scratch", "counters", "logits", "drafts", "weight" (of `name`), or the name of an array of
-    `Launch`.
+    Spaces: "arena", "kv", "scratch", "counters", "logits", "drafts", "weight" (of `name`), "area" (of the rank `name`,
+    "-1" for this one), or the name of an array of `Launch`.
     """
 
     space: str
@@ -64,6 +65,7 @@ class BoundLaunch:
     launch: Launch
     args: list[LaunchPointer | int]
     grid: tuple[int, int, int]
+    exchanged: int = 0  # float32 of a rank, where a communicator may do it
 
 
 class Walker:
@@ -89,7 +91,8 @@ class Walker:
         for launch, arguments in self.launches(phase, section):
             x, y, z = (dim.value(sizes) for dim in launch.grid)
             if x * y * z:
-                yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z))
+                count = launch.exchange.count.value(sizes) if launch.exchange else 0
+                yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z), count)
 
     def arguments(self, launch: Launch, call: Call | None) -> tuple[LaunchArgument, ...]:
         """What a launch is given: one of a call, or, without one, of what comes before or after them."""
@@ -106,6 +109,8 @@ class Walker:
                 return LaunchArgument("", "scratch", arg.offset)
             case CountersArg():
                 return LaunchArgument("", "counters")
+            case AreaArg():
+                return LaunchArgument(str(arg.rank), "area")
             case OperandArg() if call is not None:
                 return self._operand(call.operands[arg.name])
             case KVArg() if call is not None:

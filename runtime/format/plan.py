@@ -14,6 +14,7 @@ from .operands import Operand
 
 # The symbols of an extent, and the integers that a launch may pass.
 SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_moves")
+RANK = "rank"  # what a launch may pass besides: the number of the rank that launches it
 
 HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
 
@@ -87,7 +88,7 @@ class BatchArg(_Argument, frozen=True, tag="batch"):
 
 
 class SizeArg(_Argument, frozen=True, tag="size"):
-    """One of `SIZES`, as an integer."""
+    """One of `SIZES`, or `RANK`, as an integer."""
 
     name: str
 
@@ -105,6 +106,12 @@ class ScratchArg(_Argument, frozen=True, tag="scratch"):
 
 class CountersArg(_Argument, frozen=True, tag="counters"):
     """`COUNTERS` integers per sequence, all zero; the launch leaves them so."""
+
+
+class AreaArg(_Argument, frozen=True, tag="area"):
+    """The area (format/exchange.py) of a rank, which all ranks see; -1: of the rank that launches."""
+
+    rank: int = -1
 
 
 class OutputArg(_Argument, frozen=True, tag="output"):
@@ -125,7 +132,9 @@ class SampledArg(_Argument, frozen=True, tag="sampled"):
     name: str
 
 
-LaunchArg = OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | CountersArg | OutputArg | SamplingArg | SampledArg
+LaunchArg = (
+    OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | CountersArg | AreaArg | OutputArg | SamplingArg | SampledArg
+)
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -136,12 +145,29 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     layer: int = -1
 
 
-class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One launch of an object with its arguments in order; a grid dimension is symbolic in the batch."""
+class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a communicator (NCCL, RCCL) does: "all_reduce", a sum, or "all_gather", one rank's behind the other's.
+
+    It reads what the first argument of the launch points to, and writes to the second. count: float32 of a rank. only:
+    whether there is no kernel that does the same, because ranks do not see each other's memory.
+    """
+
+    op: str
+    count: Extent
+    only: bool = False
+
+
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One launch of an object with its arguments in order; a grid dimension is symbolic in the batch.
+
+    exchange: what a communicator does in place of the kernel, where the process has one. If that is the only way, there
+    is no object ("").
+    """
 
     object: str
     args: tuple[LaunchArg, ...]
     grid: tuple[Extent, Extent, Extent]
+    exchange: Exchange | None = None
 
     @property
     def makes_moves(self) -> bool:
@@ -185,7 +211,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             around = {"before": phase.before, "after": phase.after}
             for kernel, launches in (*phase.launches.items(), *around.items()):
                 for launch in launches:
-                    users[launch.object][kernel] = None
+                    if launch.object:
+                        users[launch.object][kernel] = None
         return [
             {
                 "object": name,

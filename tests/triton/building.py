@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +22,14 @@ from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph
 from icc.compiler.measure.interpret import InterpretDevice
+from icc.compiler.measure.interpret_ranks import RanksInterpreted
 from icc.compiler.options import CompileOptions
 from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.program.verify import verify_lowered, verify_plan
 from icc.compiler.speculate.head_files import read_heads
 from icc.compiler.speculate.tree import tree_of
 from icc.compiler.targets import TARGETS, Target
+from icc.compiler.weights.shards import of_rank
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
@@ -50,11 +52,19 @@ class GpuEngine:
     packed: dict[str, np.ndarray]
     limits: Limits
     manifest: Manifest
+    others: list[dict[str, np.ndarray]]  # the weights of ranks 1 and up
 
     def executor(self, num_blocks: int = 32, host_blocks: int = 0) -> Player[InterpretDevice]:
+        if self.others:
+            return self.ranks(num_blocks)
         return Player(
             InterpretDevice(self.program, self.specs, self.packed, self.limits, num_blocks, host_blocks=host_blocks)
         )
+
+    def ranks(self, num_blocks: int = 32, **options: Any) -> Player[InterpretDevice]:
+        """All ranks, interpreted in lockstep; options: of RanksInterpreted."""
+        every = [self.packed, *self.others]
+        return Player(RanksInterpreted(self.program, self.specs, every, self.limits, num_blocks, **options))
 
     def llm(self, num_blocks: int = 32, host_blocks: int = 0) -> LLM:
         return LLM(self.manifest, self.executor(num_blocks, host_blocks))
@@ -75,13 +85,14 @@ def build(
     model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
     exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
     kv_dtypes: Mapping[int, str] | None = None,
-    target: Target = TARGET, adapters: str = "",
+    target: Target = TARGET, adapters: str = "", tensors: int = 1, experts: int = 1,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
     heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
     engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
-    layers whose cache has a type of its own. adapters: the room for them, as --adapters has it.
+    layers whose cache has a type of its own. adapters: the room for them, as --adapters has it. tensors, experts: ranks
+    that these are divided among.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, limits.max_seq_len, task="generate" if pooling is None else "embed")
@@ -96,7 +107,7 @@ def build(
     for phase in phases:
         run_passes(graph, phase, PassContext())
     adapted = adapted_graph(graph, read_adapter_slots(adapters), None, open_source(model)) if adapters else None
-    for phase in (pipelines.attention(), pipelines.fuse()):
+    for phase in (pipelines.attention(), pipelines.parallel(tensors, experts), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(target, graph.info.weight_dtype)
     kept = {"kv_dtypes": kv_dtypes or {}, "max_seq_len": limits.max_seq_len}
@@ -109,13 +120,15 @@ def build(
     )
     verify_plan(program)
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
+    own = [{n: replace(s, handle=of_rank(s.handle, r)) for n, s in lowered.sources.items()} for r in range(graph.ranks)]
+    others = [{name: backend.pack(source) for name, source in sources.items()} for sources in own[1:]]
     options = CompileOptions(
         model, model, target=target.name, max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens
     )
     built = Built(program, gpu=GpuFacts(target.arch, 12000))
     embedding = None if pooling is None else EmbeddingFacts(pooling, True, program.vocab_size)  # type: ignore[arg-type]
     manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, target, built, None, embedding)
-    return GpuEngine(graph, program, planned.specs(), packed, limits, manifest)
+    return GpuEngine(graph, program, planned.specs(), packed, limits, manifest, others)
 
 
 def _with_trees(program: Program, limits: Limits) -> Speculation | None:

@@ -302,6 +302,20 @@ class FakeDriver:
                 return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=dtype)
         raise AssertionError(f"{address:#x} is not device memory")
 
+    CUipcMem_flags = CUstream_flags
+    CUipcMemHandle = SimpleNamespace
+
+    def cuIpcGetMemHandle(self, pointer: int) -> tuple[int, SimpleNamespace]:  # noqa: N802
+        assert pointer in self.memory
+        return 0, SimpleNamespace(reserved=pointer.to_bytes(64, "little"))
+
+    def cuIpcOpenMemHandle(self, handle: Any, flags: str) -> tuple[int, int]:  # noqa: N802
+        self.live["shared"] += 1
+        return 0, int.from_bytes(handle.reserved, "little")
+
+    def cuIpcCloseMemHandle(self, pointer: int) -> tuple[int]:  # noqa: N802
+        return self._gone("shared")
+
 
 @dataclass
 class OnDisk:

@@ -43,7 +43,7 @@ class OutOfBounds(AssertionError):
     """A program touches memory that is no argument's."""
 
 
-class _Launch:
+class Launch:
     """What the programs of one launch have touched. A segment is a program between two of its atomics.
 
     places: first address and end of each tensor that it was given.
@@ -128,7 +128,7 @@ def detecting(order: Order = in_order) -> Iterator[list[str]]:
 
     native, builder = interpreter._interpreter, interpreter.interpreter_builder  # type: ignore[attr-defined]
     place, dim, call = builder.set_grid_idx, builder.set_grid_dim, interpreter.GridExecutor.__call__
-    now = SimpleNamespace(launch=_Launch(), order=[0], next=0)
+    now = SimpleNamespace(launch=Launch(), order=[0], next=0)
     seen: list[str] = []
 
     def set_dim(nx: int, ny: int, nz: int) -> None:
@@ -157,7 +157,7 @@ def detecting(order: Order = in_order) -> Iterator[list[str]]:
 
     def run(self: Any, *args: Any, **options: Any) -> Any:
         tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
-        now.launch = _Launch([(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors])
+        now.launch = Launch([(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors])
         found = call(self, *args, **options)
         seen.append(self.fn.__name__)
         now.launch.check(self.fn.__name__)

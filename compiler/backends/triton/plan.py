@@ -55,7 +55,7 @@ class PlannedPhase:
 
     def all(self) -> dict[str, LaunchSpec]:
         """The objects that it launches, by name."""
-        return {spec_key(spec): spec for specs in self.kernels.values() for spec in specs}
+        return {spec_key(spec): spec for specs in self.kernels.values() for spec in specs if spec.source}
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,9 @@ def make_plan(
 
 
 def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:
-    return tuple(Launch(spec_key(s), tuple(a.value for a in s.args), s.grid) for s in specs)
+    return tuple(
+        Launch(spec_key(s) if s.source else "", tuple(a.value for a in s.args), s.grid, s.exchange) for s in specs
+    )
 
 
 def _with_figures(plain: KernelObject, compiled: Compiled, target: Target, faults: tuple[str, ...]) -> KernelObject:

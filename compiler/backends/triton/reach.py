@@ -9,11 +9,14 @@ import numpy as np
 
 from ....runtime.format.batch import PLAN_ARRAYS, BatchLimits
 from ....runtime.format.elements import ITEM_SIZE
+from ....runtime.format.exchange import EXCHANGE
 from ....runtime.format.footprint import batch_limits
 from ....runtime.format.manifest import Limits
 from ....runtime.format.operands import BufferOperand, Operand, OutputOperand, WeightOperand
 from ....runtime.format.plan import (
     COUNTERS,
+    RANK,
+    AreaArg,
     BatchArg,
     Call,
     CountersArg,
@@ -56,7 +59,11 @@ def plan_faults(program: Program, limits: Limits, planned: Planned, ir: Mapping[
     largest: dict[tuple[str, bool, str], tuple[PlannedPhase, LaunchSpec]] = {}
     for phase in planned.phases:  # by rising size
         for kernel, specs in phase.kernels.items():
-            largest |= {(spec_key(s), phase.shape.decode, kernel): (phase, s) for s in specs if s.entry not in _COUNTED}
+            largest |= {
+                (spec_key(s), phase.shape.decode, kernel): (phase, s)
+                for s in specs
+                if s.source and s.entry not in _COUNTED
+            }
     parsed = {key: parse(text) for key, text in ir.items()}
     seen: dict[str, list[object]] = {}
     for (key, _, kernel), (phase, spec) in largest.items():
@@ -101,7 +108,7 @@ class Reach:
     def samples(self, spec: LaunchSpec, shape: Shape) -> tuple[dict[str, Number], Samples] | None:
         """Programs of a launch in steps of a phase, with the sizes of the step that each is of."""
         places, sizes = [], []
-        for step in self._steps(shape):
+        for step in (step | {RANK: rank} for step in self._steps(shape) for rank in _ranks(spec)):
             grid = [dim.value(step) for dim in spec.grid]
             if all(grid):
                 place = _places(grid)
@@ -160,6 +167,8 @@ class Reach:
                 return Memory(areas[arg.name], *values.get(arg.name, (None, None)))
             case CountersArg():
                 return Memory(4 * COUNTERS * batch.seqs)
+            case AreaArg():
+                return Memory(EXCHANGE.nbytes)
             case KVArg() if call is not None:
                 layout = self.program.kv
                 group = layout.groups[layout.group_of(call.layer)]
@@ -215,6 +224,11 @@ class Reach:
             whole = batch.shape(array)[0]
             nbytes = sizes[dims[str(array.shape[0])]] * (batch.nbytes(array) // whole)
         return Memory(nbytes, *bounds.get(name, (None, None)))
+
+
+def _ranks(spec: LaunchSpec) -> list[int]:
+    """The first and the last rank that may launch it."""
+    return sorted({0, *(arg.value.rank for arg in spec.args if isinstance(arg.value, AreaArg) and arg.value.rank > 0)})
 
 
 def _same(one: object, other: object) -> bool:

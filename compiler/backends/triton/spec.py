@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from ....runtime.format.batch import PLAN_ARRAYS
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import BatchArg, Extent, LaunchArg, OperandArg, SizeArg
+from ....runtime.format.plan import BatchArg, Exchange, Extent, LaunchArg, OperandArg, SizeArg
 from ...program.steps.base import QuantizedRows, Step, begins_aligned
 from .bounds.forms import Number
 from .tiling.choice import Tuner
@@ -39,7 +39,8 @@ class Arg:
 class LaunchSpec:
     """One launch: `entry` of the rendered `source`. A grid dimension is symbolic in the batch.
 
-    `dependent`: whether the kernel waits itself for the one before it (dependent.py).
+    `dependent`: whether the kernel waits itself for the one before it (dependent.py). exchange: what a communicator may
+    do instead; if it is the only way, there is no source.
     """
 
     source: str
@@ -49,6 +50,7 @@ class LaunchSpec:
     num_warps: int = 4
     num_stages: int = 2
     dependent: bool = False
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)

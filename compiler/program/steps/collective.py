@@ -21,6 +21,8 @@ class Collective(Step, frozen=True, kw_only=True):
 class AllReduce(Collective, frozen=True, kw_only=True, tag="all_reduce"):
     """y [n] = the sum of the ranks' x [n], added in the order of ranks."""
 
+    ranks: int = 0
+
     def widths(self) -> dict[str, int]:
         return dict.fromkeys(("x", "y"), self.n)
 

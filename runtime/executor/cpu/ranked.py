@@ -10,7 +10,7 @@ from ..device import DeviceWork
 from .cores import usable_cores
 from .device import CpuDevice, arrays_of
 from .memory import available_bytes
-from .rank_group import RankGroup, RankHello, cores_by_rank
+from .rank_group import CpuRankHello, RankGroup, cores_by_rank
 from .rank_memory import RankMemory
 
 
@@ -41,9 +41,10 @@ class RankedDevice(CpuDevice):
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
         hellos = [
-            RankHello(
-                str(engine.path.resolve()), engine.manifest.digest, rank_program(rank), rank, count,
-                engine.library.isa, engine.files.verifies, each, places[rank], list(self.cache.num_blocks), section,
+            CpuRankHello(
+                path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
+                count=count, isa=engine.library.isa, verify=engine.files.verifies, threads=each, cores=places[rank],
+                num_blocks=list(self.cache.num_blocks), section=section,
             )
             for rank in range(1, count)
         ]  # fmt: skip
@@ -97,7 +98,7 @@ class RankedDevice(CpuDevice):
 class FollowingDevice(CpuDevice):
     """Any other rank: it does what rank 0 posts, over the same arrays of a step. descriptor: of the shared memory."""
 
-    def __init__(self, engine: Engine, hello: RankHello, descriptor: int) -> None:
+    def __init__(self, engine: Engine, hello: CpuRankHello, descriptor: int) -> None:
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor)
         cores = None if hello.cores is None else frozenset(hello.cores)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...batch.padding import GRAPHED
-from ...errors import UsageError
+from ...errors import DeviceError, UsageError, install
 from ...format.batch import GPU_INPUTS, SAMPLED
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.kv import KVMemory
 from ...format.load import Engine
-from ...format.plan import COUNTERS, Call, KernelObject, Launch
+from ...format.plan import COUNTERS, RANK, Call, KernelObject, Launch
 from ...format.program import DRAFTS
 from ..device import DeviceWork
 from ..walk import LaunchArgument, Walker
@@ -22,8 +22,9 @@ from .compat import check_memory, open_device
 from .driver import Cuda
 from .graphs import RecurringWork
 from .host import choose_host_blocks, pin_blocks
-from .launches import ReadyLaunch
+from .launches import ReadyExchange, ReadyLaunch
 from .memory import PinnedArrays, nbytes_of, upload_nbytes, upload_weights
+from .peers import Peers
 from .staging import Staging
 
 
@@ -35,8 +36,9 @@ class CudaDevice:
 
     kv_bytes: memory for the KV cache; default: enough for a full batch, within what is free. swap_bytes: host memory
     for the KV of preempted requests; default: some, if the cache can run out. section: run this section of the program
-    as a step, instead of the program; several devices that share `cuda` have an engine's weights once. Raises
-    DeviceError or CapacityError before any weight is read.
+    as a step, instead of the program; several devices that share `cuda` have an engine's weights once. blocks: of each
+    KV group, on the device and on the host; None: as many as fit. Raises DeviceError or CapacityError before any weight
+    is read.
     """
 
     turns = 2
@@ -48,19 +50,27 @@ class CudaDevice:
         cuda: Cuda | None = None,
         section: str = "",
         swap_bytes: int | None = None,
+        blocks: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         manifest, program = engine.manifest, engine.program
         if manifest.gpu is None or program.plan is None:
             raise UsageError("the engine has no launch plan", "compile the model for a GPU target")
         self.program, self.plan, self._section = program, program.plan, section
         self.cuda = open_device(manifest.target, manifest.gpu, cuda)
+        self.peers: Peers | None = None
         try:
-            self._open(engine, kv_bytes, 0 if section else swap_bytes)
+            self._open(engine, kv_bytes, 0 if section else swap_bytes, blocks)
         except BaseException:
             self.cuda.close()
             raise
 
-    def _open(self, engine: Engine, kv_bytes: int | None, swap_bytes: int | None) -> None:
+    def _open(
+        self,
+        engine: Engine,
+        kv_bytes: int | None,
+        swap_bytes: int | None,
+        blocks: tuple[Sequence[int], Sequence[int]] | None,
+    ) -> None:
         program, cuda, most = self.program, self.cuda, engine.manifest.limits
         self.limits = limits = batch_limits(program, most, LOGITS_BYTES["cuda"])
         sizes = {
@@ -75,19 +85,22 @@ class CudaDevice:
         check_memory(fixed, KVMemory(layout, one).nbytes, device, most.max_seq_len)
 
         budget = int((device.free_bytes - fixed) * KV_SHARES["cuda"]) if kv_bytes is None else kv_bytes
-        self.cache = KVMemory(layout, layout.split(budget, one, batch))
+        self.cache = KVMemory(layout, tuple(blocks[0]) if blocks else layout.split(budget, one, batch))
         self.walker = Walker(program, self.plan, self.cache, limits)
         sizes["kv"] = self.cache.nbytes
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
         for space in ("kv", "counters"):
             cuda.zero(self._addresses[space], sizes[space])
-        self.host = choose_host_blocks(self.cache, batch, swap_bytes)
+        if blocks:
+            self.host = KVMemory(layout, tuple(blocks[1]))
+        else:
+            self.host = choose_host_blocks(self.cache, batch, swap_bytes)
         if self.host.nbytes:
             self._host = pin_blocks(cuda, self.host)
         self._weights = upload_weights(cuda, engine.weights, program)
         self._open_sides()
         self._functions = _load_functions(cuda, engine)
-        self._ready: dict[tuple[int, bool, str], list[ReadyLaunch]] = {}
+        self._ready: dict[tuple[int, bool, str], list[ReadyLaunch | ReadyExchange]] = {}
         self._expected: dict[Hashable, Any] = {}
         self._recurring = RecurringWork(cuda)
 
@@ -136,9 +149,12 @@ class CudaDevice:
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
         """Copies in the order of the stream: one, and one of each input that the program declares."""
         self.cuda.enter()
-        self._inputs[turn].send(num_seqs)
-        for own in self._declared[turn]:
-            own.send(num_tokens)
+        for side, rows in self.sides(turn, num_seqs, num_tokens):
+            side.send(rows)
+
+    def sides(self, turn: int, num_seqs: int, num_tokens: int) -> list[tuple[PinnedArrays, int]]:
+        """The host's buffers of a turn that are sent, each with how many rows of its last array."""
+        return [(self._inputs[turn], num_seqs), *((own, num_tokens) for own in self._declared[turn])]
 
     def expect(self, work: DeviceWork) -> None:
         """Capture a graph of it."""
@@ -161,15 +177,21 @@ class CudaDevice:
         assert phase is not None
         key = phase.max_tokens, phase.decode, section
         if key not in self._ready:
-            self._ready[key] = [
-                ReadyLaunch(
-                    self._functions[launch.object], self.plan.objects[launch.object], launch, arguments, self._address
-                )
-                for launch, arguments in self.walker.launches(phase, section)
-            ]
+            self._ready[key] = [self._make_ready(*pair) for pair in self.walker.launches(phase, section)]
+        sizes = work.sizes if self.peers is None else {**work.sizes, RANK: self.peers.rank}
         for launch in self._ready[key]:
             if launch.moves or not work.moves_only:
-                launch.put(self.cuda, work.sizes)
+                launch.put(self.cuda, sizes)
+
+    def _make_ready(self, launch: Launch, arguments: Sequence[LaunchArgument]) -> ReadyLaunch | ReadyExchange:
+        """A launch, or what a communicator does in its place."""
+        communicator = self.peers and self.peers.communicator
+        if launch.exchange is not None and communicator is not None:
+            return ReadyExchange(communicator, launch.exchange, arguments, self._address)
+        if not launch.object:
+            raise DeviceError("GPUs of this engine's target exchange values by NCCL alone", install("nccl"))
+        found = self.plan.objects[launch.object]
+        return ReadyLaunch(self._functions[launch.object], found, launch, arguments, self._address)
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
         """Copies in the order of the stream, and an event behind them."""
@@ -229,7 +251,14 @@ class CudaDevice:
     def _address(self, argument: LaunchArgument) -> int:
         """The address of a pointer in a step of no tokens."""
         space = argument.space
-        base = self._weights[argument.name] if space == "weight" else self._addresses[space]
+        match space:
+            case "weight":
+                base = self._weights[argument.name]
+            case "area":
+                assert self.peers is not None, "one of several ranks runs alone"
+                base = self.peers.address(int(argument.name))
+            case _:
+                base = self._addresses[space]
         return base + argument.offset
 
 

@@ -71,7 +71,7 @@ class Cuda:
             raise DeviceError("this machine has no GPU", "run the engine on a machine that has its GPU")
         if ordinal >= count:
             raise DeviceError(f"there is no GPU {ordinal}", f"this machine has {count}, numbered from 0")
-        self._device = self.call("cuDeviceGet", ordinal)
+        self.ordinal, self._device = ordinal, self.call("cuDeviceGet", ordinal)
         self._context = self.call("cuDevicePrimaryCtxRetain", self._device)
         self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
         self._threads = threading.local()
@@ -133,9 +133,9 @@ class Cuda:
         self._closers.append(lambda: self.call("cuMemFreeHost", pointer))
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
 
-    def to_device(self, pointer: int, host: np.ndarray) -> None:
-        """Copy a host array to the device, in the order of the stream."""
-        self.call("cuMemcpyHtoDAsync", pointer, host.ctypes.data, host.nbytes, self.stream)
+    def to_device(self, pointer: int, host: np.ndarray, stream: Any = None) -> None:
+        """Copy a host array to the device, in the order of the stream, or of another one."""
+        self.call("cuMemcpyHtoDAsync", pointer, host.ctypes.data, host.nbytes, stream or self.stream)
 
     def to_host(self, host: np.ndarray, pointer: int) -> None:
         """Copy from the device into a host array, in the order of the stream."""
@@ -179,6 +179,27 @@ class Cuda:
     @cached_property
     def _timers(self) -> tuple[Any, Any]:
         return self.event(), self.event()
+
+    # memory of other processes
+
+    def share(self, pointer: int) -> bytes:
+        """What another process opens memory by that `allocate` has given."""
+        return bytes(self.call("cuIpcGetMemHandle", pointer).reserved)
+
+    def open_shared(self, handle: bytes) -> int:
+        """The address here of memory that another process has on a GPU that this one reaches."""
+        found = self.api.CUipcMemHandle()
+        found.reserved = handle
+        flags = self.api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        pointer = int(self.call("cuIpcOpenMemHandle", found, flags))
+        self._closers.append(lambda: self.call("cuIpcCloseMemHandle", pointer))
+        return pointer
+
+    def side_stream(self) -> Any:
+        """A stream for what must not wait for this one's."""
+        stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._closers.append(lambda: self.call("cuStreamDestroy", stream))
+        return stream
 
     # kernels
 

@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...format.plan import HIDDEN_POINTERS, KernelObject, Launch
+from ...format.plan import HIDDEN_POINTERS, Exchange, KernelObject, Launch
 from ..walk import LaunchArgument
 from .driver import Cuda
+from .nccl import Communicator
 
 
 class ReadyLaunch:
@@ -58,3 +59,26 @@ class ReadyLaunch:
         for i, base, per_token in self._moving:
             values[i] = base + per_token * tokens
         cuda.launch(self._function, (x, y, z), self._threads, self._shared, self._params, self._dependent)
+
+
+class ReadyExchange:
+    """What a communicator does in place of a launch."""
+
+    moves = False
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        facts: Exchange,
+        arguments: Sequence[LaunchArgument],
+        address: Callable[[LaunchArgument], int],
+    ) -> None:
+        self._communicator, self._facts = communicator, facts
+        self._places = [(address(argument), argument.per_token) for argument in arguments[:2]]
+
+    def put(self, cuda: Cuda, sizes: Mapping[str, int]) -> None:
+        """Put it on the stream, unless there is nothing to exchange. sizes: the `SIZES` of the step."""
+        count = self._facts.count.value(sizes)
+        if count:
+            source, target = (base + per_token * sizes["num_tokens"] for base, per_token in self._places)
+            self._communicator.exchange(self._facts.op, source, target, count, cuda.stream)

@@ -81,13 +81,13 @@ class PinnedArrays:
 
     def send(self, rows: int) -> None:
         """Copy all to the device, of the last array only the first rows, in the order of the stream."""
-        self._cuda.to_device(self._device, self._first(rows))
+        self._cuda.to_device(self._device, self.first(rows))
 
     def fetch(self, rows: int) -> None:
         """Copy the same from the device: what is not asked for is little beside another copy."""
-        self._cuda.to_host(self._first(rows), self._device)
+        self._cuda.to_host(self.first(rows), self._device)
 
-    def _first(self, rows: int) -> np.ndarray:
+    def first(self, rows: int) -> np.ndarray:
         """The buffer up to so many rows of the last array."""
         return self._host[: self._last_at + rows * self._row_bytes]
 

@@ -52,6 +52,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuEventRecord": ("hipEventRecord", (_PTR, _PTR)),
     "cuEventSynchronize": ("hipEventSynchronize", (_PTR,)),
     "cuEventElapsedTime": ("hipEventElapsedTime", (_Out(c_float), _PTR, _PTR)),
+    "cuIpcCloseMemHandle": ("hipIpcCloseMemHandle", (_PTR,)),
     "cuModuleLoadData": ("hipModuleLoadData", (_NEW, c_char_p)),
     "cuModuleUnload": ("hipModuleUnload", (_PTR,)),
     "cuModuleGetFunction": ("hipModuleGetFunction", (_NEW, _PTR, c_char_p)),
@@ -63,6 +64,21 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuGraphExecDestroy": ("hipGraphExecDestroy", (_PTR,)),
     "cuGraphLaunch": ("hipGraphLaunch", (_PTR, _PTR)),
 }
+
+
+class IpcHandle(ctypes.Structure):
+    """hipIpcMemHandle_t. reserved: its bytes."""
+
+    _fields_ = (("content", c_ubyte * 64),)
+
+    @property
+    def reserved(self) -> bytes:
+        """The bytes that travel to another process."""
+        return bytes(self.content)
+
+    @reserved.setter
+    def reserved(self, given: bytes) -> None:
+        self.content[:] = given
 
 
 class HipApi:
@@ -85,6 +101,19 @@ class HipApi:
         self._library = library
         for name, (function, arguments) in CALLS.items():
             setattr(self, name, _bound(getattr(library, function), arguments))
+
+    CUipcMemHandle = IpcHandle
+    CUipcMem_flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
+
+    def cuIpcGetMemHandle(self, pointer: int) -> tuple[int, IpcHandle]:  # noqa: N802
+        """(status, what another process opens this memory by)."""
+        found = IpcHandle()
+        return self._library.hipIpcGetMemHandle(ctypes.byref(found), c_void_p(pointer)), found
+
+    def cuIpcOpenMemHandle(self, handle: IpcHandle, flags: int) -> tuple[int, int | None]:  # noqa: N802
+        """(status, the address here). HIP takes the handle by its value."""
+        found = c_void_p()
+        return self._library.hipIpcOpenMemHandle(ctypes.byref(found), handle, c_uint(flags)), found.value
 
     @staticmethod
     def name_of(call: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....program.steps import attention, embedding, linear, norm, pointwise, rowwise, state
+from ....program.steps import attention, collective, embedding, linear, norm, pointwise, rowwise, state
 from ....program.steps.base import Step
 from ...kernel_table import KernelTable
 from ..spec import StepKernel
 from .attention import AttentionKernel
 from .bmm import BmmKernel
 from .choosing import ChooseKeysKernel
+from .collective import CollectiveKernel
 from .index import EmbeddingKernel, GatherKernel, ScatterKernel, SelectRowsKernel, TopkKernel
 from .kv_cache import KvWriteKernel
 from .linear import ExpertLinearKernel, LinearKernel
@@ -31,6 +32,7 @@ _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     pointwise.Pointwise: PointwiseKernel,
     state.CausalConv: CausalConvKernel, state.ChannelScan: ChannelScanKernel, state.GatedScan: GatedScanKernel,
     state.SelectiveScan: SelectiveScanKernel,
+    collective.AllReduce: CollectiveKernel, collective.AllGather: CollectiveKernel,
 }  # fmt: skip
 
 TRITON_KERNELS: KernelTable[type[StepKernel[Any]]] = KernelTable("Triton")

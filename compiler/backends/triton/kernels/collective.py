@@ -1,0 +1,144 @@
+"""What ranks do together: pieces through memory that all of them see, or a communicator.
+
+A rank reads the pieces of all others at once (one-shot, as the custom all-reduce of TensorRT-LLM and vLLM for small
+messages): least time until the first byte, but all bytes of all ranks over a rank's link. A communicator's ring moves
+fewer bytes in more steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from .....runtime.format.exchange import EXCHANGE, MAX_RANKS, ExchangeArea
+from .....runtime.format.manifest import Limits
+from .....runtime.format.plan import RANK, AreaArg, Exchange, Extent, ScratchArg, SizeArg, extent
+from ....program.steps import collective as steps
+from ....targets import Target
+from ...render import render
+from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel
+from ..tiling.choice import Tuner, power_of_two
+
+_GATHERED = "gathered"  # scratch
+_LINES = "triton/gathered.py.jinja"
+_LEAST = 512  # elements of a piece: fewer do not fill a link's packets
+_PER_THREAD = 8
+# seconds: until others are seen to have told, and until a ring has begun, and of each of its steps. Set from published
+# timings of NCCL and of one-shot kernels over NVLink; nothing of it was measured by icc.
+_TOLD, _BEGUN, _STEP = 4e-6, 8e-6, 1e-6
+_SHARE = 0.6  # of a link's rate that reads of one-shot kernels reach; rings reach 0.8
+_RING_SHARE = 0.8
+
+
+def one_shot_seconds(nbytes: int, ranks: int, target: Target) -> float:
+    """What a sum of so many bytes takes if each rank reads those of all others."""
+    return _TOLD + (ranks - 1) * nbytes / (target.link * 1e9 * _SHARE)
+
+
+def ring_seconds(nbytes: int, ranks: int, target: Target) -> float:
+    """What it takes in a ring: each rank passes on its own part of the sum, then the result."""
+    steps = 2 * (ranks - 1)
+    return _BEGUN + steps * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
+
+
+@dataclass(frozen=True)
+class CollectiveKernel(StepKernel[steps.Collective]):
+    """y = what all ranks have, summed or one behind the other."""
+
+    template: ClassVar[str] = "triton/collective.py.jinja"
+    area: ClassVar[ExchangeArea] = EXCHANGE
+    tokens: int = 1  # of the largest step of a phase
+    arguments: tuple[Arg, ...] = ()
+
+    @classmethod
+    def refusal(cls, step: steps.Collective) -> str:
+        if step.x.dtype != "f32" or step.y.dtype != "f32":
+            return "ranks exchange float32 only"
+        if step.ranks > MAX_RANKS:
+            return f"{step.ranks} ranks: at most {MAX_RANKS} GPUs see each other's memory"
+        return super().refusal(step)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether what ranks have is put one behind the other."""
+        return isinstance(self.step, steps.AllGather)
+
+    @property
+    def entry(self) -> str:
+        """The name of the rendered function."""
+        return self.step.op
+
+    @property
+    def elements(self) -> int:
+        """Of a rank's row."""
+        return self.step.widths()["x"]
+
+    @property
+    def areas(self) -> list[str]:
+        """The arguments that are the ranks' areas."""
+        return [f"area{rank}_ptr" for rank in range(self.step.ranks)]
+
+    @property
+    def block(self) -> int:
+        """Elements of a piece: as few as give every program one, that a link takes well."""
+        each = -(-self.tokens * self.elements // EXCHANGE.programs)
+        return min(max(power_of_two(each), _LEAST), EXCHANGE.piece)
+
+    @property
+    def programs(self) -> int:
+        """Programs of the largest step."""
+        return min(-(-self.tokens * self.elements // self.block), EXCHANGE.programs)
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        """x, y, the number of rows, the rank, its own area and those of all."""
+        areas = [Arg(name, "*fp32", AreaArg(rank)) for rank, name in enumerate(self.areas)]
+        rank = Arg("rank", "i32", SizeArg(RANK), aligned=False)
+        return (*self.pointers(x="x_ptr", y="y_ptr"), self.count, rank, Arg("own_ptr", "*fp32", AreaArg()), *areas)
+
+    @property
+    def signature(self) -> str:
+        """The parameters of the rendered function."""
+        return ", ".join(arg.name for arg in self.arguments)
+
+    def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
+        if not self.gathers or tuner.target.sees_others:
+            return {}
+        return {_GATHERED: 4 * self._sized(shape, limits).tokens * self.elements * self.step.ranks}
+
+    def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        sized, target = self._sized(shape, limits), tuner.target
+        if target.sees_others:
+            return (sized.kernel(target, sized.exchange_of(target) if not shape.typical else None),)
+        if not self.gathers:
+            return (sized.alone(self.pointers(x="x_ptr", y="y_ptr")),)
+        gathered = Arg(f"{_GATHERED}_ptr", "*fp32", ScratchArg(_GATHERED))
+        [x, y] = self.pointers(x="x_ptr", y="y_ptr")
+        return sized.alone((x, gathered)), sized.rendered(_LINES, (gathered, y, self.count), target)
+
+    def _sized(self, shape: Shape, limits: Limits) -> CollectiveKernel:
+        return replace(self, tokens=min(shape.max_tokens, limits.max_step_tokens))
+
+    def kernel(self, target: Target, exchange: Exchange | None) -> LaunchSpec:
+        """Through memory that all ranks see."""
+        return replace(self.rendered(self.template, self.args, target), exchange=exchange)
+
+    def rendered(self, template: str, args: tuple[Arg, ...], target: Target) -> LaunchSpec:
+        """A kernel with these arguments."""
+        source = render(template, replace(self, arguments=args), self.step)
+        warps = max(self.block // _PER_THREAD // target.warp_size, 1)
+        return LaunchSpec(source, self.entry, args, (Extent(self.programs), ONE, ONE), num_warps=warps)
+
+    def exchange_of(self, target: Target) -> Exchange | None:
+        """What a communicator does as well, where it takes less time; it has no order that ranks' lines need."""
+        nbytes = 4 * self.tokens * self.elements
+        ranks = self.step.ranks
+        faster = ring_seconds(nbytes, ranks, target) < one_shot_seconds(nbytes, ranks, target)
+        return self._exchange() if faster and not self.gathers else None
+
+    def alone(self, args: tuple[Arg, ...]) -> LaunchSpec:
+        """A communicator, where there is no other way."""
+        return LaunchSpec("", self.entry, args, (ONE, ONE, ONE), exchange=self._exchange(only=True))
+
+    def _exchange(self, only: bool = False) -> Exchange:
+        return Exchange(self.step.op, extent(self.num_rows, times=self.elements), only)

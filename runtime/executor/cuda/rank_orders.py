@@ -1,0 +1,111 @@
+"""What rank 0 tells the other ranks on GPUs: the calls of its device, in order, and the memory where arrays lie."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+
+class _Order(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", forbid_unknown_fields=True):
+    """See the calls of `Device` that have these names."""
+
+
+class Send(_Order, frozen=True, tag="send"):
+    """The arrays of a turn lie in the shared memory."""
+
+    turn: int
+    num_seqs: int
+    num_tokens: int
+
+
+class Zero(_Order, frozen=True, tag="zero"):
+    """Of the KV cache."""
+
+    offset: int
+    nbytes: int
+
+
+class Copy(_Order, frozen=True, tag="copy"):
+    """Within the KV cache."""
+
+    source: int
+    target: int
+    nbytes: int
+
+
+class Swap(_Order, frozen=True, tag="swap"):
+    """Between the KV cache and the host's blocks. out: to the host."""
+
+    out: bool
+    cache: int
+    host: int
+    nbytes: int
+
+
+class Run(_Order, frozen=True, tag="run"):
+    """phase: its number in the plan. expected: it is only made ready."""
+
+    sizes: dict[str, int]
+    phase: int
+    section: str
+    moves_only: bool = False
+    expected: bool = False
+
+
+class Fetch(_Order, frozen=True, tag="fetch"):
+    """A turn ends."""
+
+    turn: int
+
+
+class Write(_Order, frozen=True, tag="write"):
+    """Rows for a section."""
+
+    at: str
+    tokens: int
+    rows: bytes
+
+
+class WritePool(_Order, frozen=True, tag="write_pool"):
+    """Values for a pool."""
+
+    name: str
+    offset: int
+    values: bytes
+
+
+Order = Send | Zero | Copy | Swap | Run | Fetch | Write | WritePool
+
+
+class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all ranks' areas are opened by, in order, and the id of their communicator; empty for none."""
+
+    handles: list[bytes]
+    unique_id: bytes
+
+
+class SharedTurns:
+    """Anonymous memory that ranks map: for each turn, the bytes of each array or group of arrays. descriptor: of a
+    memory that another process has made; None makes one."""
+
+    def __init__(self, turns: int, sizes: Sequence[int], descriptor: int | None = None) -> None:
+        total = max(turns * sum(sizes), 1)
+        if descriptor is None:
+            descriptor = os.memfd_create("icc-ranks", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, total)
+        self.descriptor = descriptor
+        whole = np.frombuffer(mmap.mmap(descriptor, total, flags=mmap.MAP_SHARED), np.uint8)
+        ends = np.cumsum([0, *sizes])
+        self.sides = [
+            [whole[turn * ends[-1] + a : turn * ends[-1] + b] for a, b in pairwise(ends)] for turn in range(turns)
+        ]
+
+    def close(self) -> None:
+        """Give the memory back once all others have."""
+        self.sides = []
+        os.close(self.descriptor)

@@ -1,0 +1,299 @@
+"""The devices of an engine that several GPUs run together: each is a process's, with its own weights."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from ...errors import DeviceError
+from ...format.batch import GPU_INPUTS
+from ...format.load import Engine
+from ...format.manifest import rank_program
+from ...format.plan import LaunchPlan
+from ..device import DeviceWork
+from ..rank_processes import RankHello, RankProcesses, RankReady
+from .device import CudaDevice
+from .driver import Cuda
+from .memory import nbytes_of
+from .nccl import Nccl, find_nccl, join
+from .peers import Peers
+from .rank_orders import Copy, Fetch, Meet, Order, Run, Send, SharedTurns, Swap, Write, WritePool, Zero
+from .watchdog import Watchdog
+
+_MOST = 1 << 20  # bytes of a message
+
+
+class GpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """See RankHello. device: the number of the rank's GPU. host_blocks: of each KV group, in host memory."""
+
+    device: int
+    host_blocks: list[int]
+
+
+class GpuRanks(RankProcesses):
+    """The processes of ranks 1 and up, each of which has a GPU."""
+
+    def __init__(self, hellos: Sequence[GpuRankHello], descriptor: int, device: RankedCudaDevice) -> None:
+        super().__init__(f"{__package__}.rank_main", hellos, descriptor, device.release)
+
+    @property
+    def handles(self) -> list[bytes]:
+        """What their areas are opened by."""
+        return [answer.memory for answer in self.answers]
+
+    def begin(self, patience: float) -> None:
+        """Wait until all have met the others. patience: seconds that any may take for a message from then on."""
+        self.expect_ready()
+        for connection in self.connections:
+            connection.settimeout(patience)
+
+    def post(self, message: bytes) -> None:
+        """Say the same to all; one that does not take it is lost."""
+        for rank, connection in enumerate(self.connections, 1):
+            try:
+                connection.send(message)
+            except OSError as error:
+                if not self.lost:
+                    self.lose(f"rank {rank} takes no more orders: {error}")
+                return
+
+
+class RankedCudaDevice(CudaDevice):
+    """Rank 0, which schedules; what it is told, the others are told too. DeviceError where one of them is gone: the
+    engine must be loaded again then.
+
+    Ranks 1 and up have the GPUs behind this one's, in order. kv_bytes: of each rank. Every rank samples: all have the
+    same logits.
+    """
+
+    patience: ClassVar[float] = 60.0  # seconds that a step may take before a rank counts as lost
+    ranks: ClassVar[Any] = GpuRanks
+
+    def __init__(
+        self,
+        engine: Engine,
+        kv_bytes: int | None = None,
+        cuda: Cuda | None = None,
+        section: str = "",
+        swap_bytes: int | None = None,
+    ) -> None:
+        self.group: GpuRanks | None = None
+        self._orders: list[Order] = []
+        self._ordering = Lock()
+        super().__init__(engine, kv_bytes, cuda, section, swap_bytes)
+        self._phases = {id(phase): number for number, phase in enumerate(self.plan.phases)}
+        self._shared = SharedTurns(self.turns, shared_sizes(self))
+        self._watchdog = Watchdog(self.patience, self._late)
+        try:
+            self._start(engine, section)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, engine: Engine, section: str) -> None:
+        count, peers = engine.manifest.ranks, Peers(self.cuda, 0)
+        hellos = [
+            GpuRankHello(
+                path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
+                count=count, verify=engine.files.verifies, num_blocks=list(self.cache.num_blocks), section=section,
+                device=self.cuda.ordinal + rank, host_blocks=list(self.host.num_blocks),
+            )
+            for rank in range(1, count)
+        ]  # fmt: skip
+        self.peers = peers
+        self.group = self.ranks(hellos, self._shared.descriptor, self)
+        nccl = find_nccl(engine.manifest.backend) if exchanges(self.plan) else None
+        meet = Meet([peers.handle, *self.group.handles], nccl.unique_id() if nccl else b"")
+        self.group.post(msgspec.msgpack.encode(meet))
+        introduce(peers, meet, nccl, self.cuda)
+        self.group.begin(self.patience)
+
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
+        """To all ranks, by way of the shared memory."""
+        for (own, rows), there in zip(self.sides(turn, num_seqs, num_tokens), self._shared.sides[turn], strict=True):
+            first = own.first(rows)
+            there[: len(first)] = first
+        self._order(Send(turn, num_seqs, num_tokens))
+        super().send(turn, num_seqs, num_tokens)
+
+    def zero(self, offset: int, nbytes: int) -> None:
+        """Fill bytes [offset, offset + nbytes) of the KV caches of all ranks with zeros."""
+        self._order(Zero(offset, nbytes))
+        super().zero(offset, nbytes)
+
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Copy `nbytes` bytes from byte `source` of the KV caches of all ranks to their byte `target`."""
+        self._order(Copy(source, target, nbytes))
+        super().copy(source, target, nbytes)
+
+    def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        """Each rank keeps its own part on the host."""
+        self._order(Swap(True, cache, host, nbytes))
+        super().swap_out(cache, host, nbytes)
+
+    def swap_in(self, cache: int, host: int, nbytes: int) -> None:
+        """Each rank takes its own part back."""
+        self._order(Swap(False, cache, host, nbytes))
+        super().swap_in(cache, host, nbytes)
+
+    def expect(self, work: DeviceWork) -> None:
+        """Capture a graph of it, on all ranks."""
+        self._run(work, expected=True)
+        super().expect(work)
+
+    def run(self, work: DeviceWork) -> None:
+        """On all ranks."""
+        self._run(work)
+        super().run(work)
+
+    def _run(self, work: DeviceWork, expected: bool = False) -> None:
+        phase = self._phases[id(work.phase)]
+        self._order(Run(dict(work.sizes), phase, work.section, work.moves_only, expected), flush=not work.moves_only)
+
+    def fetch(self, turn: int, rows: int, logits: bool) -> None:
+        """Rank 0 has what was sampled, as the others do."""
+        self._order(Fetch(turn))
+        super().fetch(turn, rows, logits)
+
+    def wait(self, turn: int) -> None:
+        """Until the turn has ended, or a rank is lost."""
+        with self._watchdog.watching():
+            super().wait(turn)
+        self._check()
+
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        """On all ranks."""
+        self._order(Write(at, tokens, rows.tobytes()))
+        super().write(at, tokens, rows)
+
+    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+        """On all ranks, the same values."""
+        self._order(WritePool(name, offset, values.tobytes()), flush=True)
+        super().write_pool(name, offset, values)
+
+    def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
+        """What a section left on rank 0: a copy of the first `nbytes` bytes, uint8."""
+        with self._watchdog.watching():
+            found = super().read(at, tokens, nbytes)
+        self._check()
+        return found
+
+    def _order(self, order: Order, flush: bool = False) -> None:
+        self._check()
+        with self._ordering:
+            self._orders.append(order)
+            if flush and self.group is not None:
+                orders, self._orders = self._orders, []
+                self.group.post(msgspec.msgpack.encode(orders))
+
+    def _check(self) -> None:
+        if self.group is not None and self.group.lost:
+            raise DeviceError(f"{self.group.lost}: its part of the model is gone", "load the engine again")
+
+    def _late(self) -> None:
+        assert self.group is not None
+        self.group.lose(f"a rank has not answered for {self.patience:g} s")
+
+    def release(self) -> None:
+        """End the other ranks, then whatever waits for them on this one's GPU."""
+        if self.group is not None:
+            self.group.kill()
+        if self.peers is not None:
+            self.peers.release()
+
+    def close(self) -> None:
+        """End the other ranks, then give everything back to the driver."""
+        if self.group is not None:
+            self.group.close()
+        if hasattr(self, "_watchdog"):
+            self._watchdog.close()
+        if self.peers is not None and self.peers.communicator is not None:
+            self.peers.communicator.close()
+        super().close()
+        if self._shared.sides:
+            self._shared.close()
+
+
+class FollowingCudaDevice(CudaDevice):
+    """Any other rank: it does what rank 0 tells it. descriptor: of the shared memory."""
+
+    def __init__(self, engine: Engine, hello: GpuRankHello, descriptor: int, cuda: Cuda) -> None:
+        super().__init__(engine, None, cuda, hello.section, None, (hello.num_blocks, hello.host_blocks))
+        self._shared = SharedTurns(self.turns, shared_sizes(self), descriptor)
+        self._count, self._backend = hello.count, engine.manifest.backend
+        self.peers = Peers(cuda, hello.rank)
+
+    def follow(self, connection: socket.socket) -> None:
+        """Meet the others, then follow until rank 0 ends."""
+        connection.settimeout(None)
+        if not (raw := connection.recv(_MOST)):
+            return
+        self.meet(msgspec.msgpack.decode(raw, type=Meet))
+        connection.send(msgspec.msgpack.encode(RankReady()))
+        while raw := connection.recv(_MOST):
+            self.obey(raw)
+
+    def meet(self, said: Meet) -> None:
+        """See the memory of the others. DeviceError where this process has no communicator, and rank 0 has."""
+        assert self.peers is not None
+        nccl = find_nccl(self._backend) if said.unique_id else None
+        if said.unique_id and nccl is None:
+            raise DeviceError("rank 0 has NCCL, another rank has not", "install it for all processes")
+        introduce(self.peers, said, nccl, self.cuda)
+
+    def obey(self, message: bytes) -> None:
+        """Do what a message of rank 0 says."""
+        for order in msgspec.msgpack.decode(message, type=list[Order]):
+            self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Send():
+                self._take(order)
+            case Zero():
+                self.zero(order.offset, order.nbytes)
+            case Copy():
+                self.copy(order.source, order.target, order.nbytes)
+            case Swap():
+                (self.swap_out if order.out else self.swap_in)(order.cache, order.host, order.nbytes)
+            case Run():
+                work = DeviceWork(order.sizes, self.plan.phases[order.phase], order.section, order.moves_only)
+                (self.expect if order.expected else self.run)(work)
+            case Fetch():
+                self.fetch(order.turn, 0, False)
+            case Write():
+                self.write(order.at, order.tokens, np.frombuffer(order.rows, np.uint8))
+            case WritePool():
+                self.write_pool(order.name, order.offset, np.frombuffer(order.values, np.uint8))
+
+    def _take(self, order: Send) -> None:
+        """The arrays of a turn, once the step that had them last is done with them."""
+        self.wait(order.turn)
+        sides = self.sides(order.turn, order.num_seqs, order.num_tokens)
+        for (own, rows), there in zip(sides, self._shared.sides[order.turn], strict=True):
+            first = own.first(rows)
+            first[:] = there[: len(first)]
+        self.send(order.turn, order.num_seqs, order.num_tokens)
+
+
+def exchanges(plan: LaunchPlan) -> bool:
+    """Whether a communicator has something to do."""
+    return any(launch.exchange for phase in plan.phases for every in phase.launches.values() for launch in every)
+
+
+def introduce(peers: Peers, said: Meet, nccl: Nccl | None, cuda: Cuda) -> None:
+    """Open what the others have, and meet them by the communicator."""
+    peers.meet(said.handles)
+    if nccl is not None:
+        peers.communicator = join(nccl, said.unique_id, peers.rank, len(said.handles), cuda.enter)
+
+
+def shared_sizes(device: CudaDevice) -> list[int]:
+    """Bytes of what a turn is sent: the arrays of all programs, and each that this one declares."""
+    inputs = nbytes_of(GPU_INPUTS, device.limits)
+    return [inputs, *(nbytes_of([array], device.limits) for array in device.program.inputs)]

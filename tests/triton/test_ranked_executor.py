@@ -1,0 +1,97 @@
+"""Several GPUs over fake drivers: the tokens of the interpreted plan, whoever is ahead; what is lost with a rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from building import GpuEngine, build
+from fake_ranks import FakeNode
+from icc import SamplingParams
+from icc.compiler.targets import TARGETS
+from icc.runtime.errors import DeviceError
+from icc.runtime.format.manifest import Limits
+from icc.runtime.llm import LLM
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [[5, 9, 23, 7, 11], [8, 3]]
+PARAMS = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+Engines = Callable[..., GpuEngine]
+
+
+@pytest.fixture(scope="module")
+def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    model = tmp_path_factory.mktemp("model")
+    config = tiny.tiny_configs()["llama"]
+    config.num_hidden_layers = 1
+    tiny.save_tiny(config, model)
+
+    @cache
+    def make(ranks: int, target: str = "h100") -> GpuEngine:
+        limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=8)
+        return build(model, "none", limits, target=TARGETS[target], tensors=ranks)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def expected(engine_of: Engines) -> list[list[int]]:
+    with engine_of(1).llm() as llm:
+        return [c.token_ids for c in llm.generate(PROMPTS, PARAMS)]
+
+
+def tokens(node: FakeNode) -> list[list[int]]:
+    with LLM(node.engine.manifest, node.player()) as llm:
+        return [c.token_ids for c in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ranks_give_the_tokens_of_one_whoever_is_ahead(
+    seed: int, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = FakeNode(engine_of(2), seed)
+    with node.installed(monkeypatch):
+        assert tokens(node) == expected
+    first, second = node.drivers
+    assert first.graph_launches == second.graph_launches > 0 and first.eager_launches == second.eager_launches > 0
+    assert not any(driver.live or driver.memory for driver in node.drivers)
+    assert node.nccl.calls == []
+
+
+def test_a_communicator_where_gpus_do_not_see_each_other(
+    engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an L4, inside graphs too; it is given back."""
+    node = FakeNode(engine_of(2, "l4"), capability=(8, 9))
+    with node.installed(monkeypatch):
+        assert tokens(node) == expected
+    assert {"ncclCommInitRank", "ncclAllReduce", "ncclAllGather", "ncclCommDestroy"} == set(node.nccl.calls)
+    assert node.drivers[0].graph_launches > 0
+
+
+def test_without_a_communicator_such_gpus_refuse_in_words(engine_of: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode(engine_of(2, "l4"), capability=(8, 9))
+    node.nccl = None  # type: ignore[assignment]
+    with node.installed(monkeypatch), pytest.raises(DeviceError, match="exchange values by NCCL alone"):
+        node.player()
+
+
+@pytest.mark.parametrize("target", ["h100", "l4"])
+@pytest.mark.parametrize(("how", "said"), [("ends", "rank 1 has ended with -9"), ("hangs", "has not answered for")])
+def test_a_rank_that_is_lost_ends_requests_in_bounded_time_and_the_engine_can_be_loaded_again(
+    how: str, said: str, target: str, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {"capability": (8, 9)} if target == "l4" else {}
+    node = FakeNode(engine_of(2, target), **found, **{how: (1, 8)})  # it has captured its graphs, and then some steps
+    began = time.monotonic()
+    with node.installed(monkeypatch, patience=1.0):
+        with LLM(node.engine.manifest, node.player()) as llm, pytest.raises(DeviceError, match=said):
+            llm.generate(PROMPTS, PARAMS)
+        assert time.monotonic() - began < 60
+    again = FakeNode(engine_of(2, target), **found)
+    with again.installed(monkeypatch):
+        assert tokens(again) == expected

@@ -1,0 +1,96 @@
+"""Engines of several ranks for GPUs: their plans, interpreted in lockstep, give the logits of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from building import GpuEngine, build
+from icc.compiler.backends.triton.kernels.collective import one_shot_seconds, ring_seconds
+from icc.compiler.targets import TARGETS
+from icc.passes.parallel.divide import DivideAmongRanks
+from icc.runtime.format.manifest import Limits
+from icc.runtime.llm import LLM
+from sizes import soak
+
+pytestmark = pytest.mark.slow
+
+LIMITS = Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=8)
+IDS = np.random.default_rng(0).integers(3, 119, 13).tolist()
+PROMPTS = [IDS, IDS[:5]]
+MLA = "deepseek_v3-latent_grouped_routing"
+# (model, ranks that tensors are divided among, and experts)
+USUAL = [("llama", 2, 1), ("mixtral", 1, 2)]
+MORE = [("llama", 4, 1), ("llama", 8, 1), ("gemma3", 2, 1), ("mixtral", 4, 4), (MLA, 2, 2), (MLA, 4, 1)]
+Engines = Callable[..., GpuEngine]
+
+
+@pytest.fixture(scope="module")
+def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    @cache
+    def checkpoint(name: str) -> Path:
+        path = tmp_path_factory.mktemp("model")
+        tiny.save_tiny(tiny.tiny_configs()[name], path)
+        return path
+
+    @cache
+    def make(name: str, tensors: int, experts: int, target: str = "h100") -> GpuEngine:
+        found = {"tensors": tensors, "experts": experts, "target": TARGETS[target]}
+        return build(checkpoint(name), "none", LIMITS, block_size=4, **found)
+
+    return make
+
+
+def logits(engine: GpuEngine) -> np.ndarray:
+    with engine.llm() as llm:
+        return llm.logits(IDS)
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+@pytest.mark.parametrize(("name", "tensors", "experts"), [*USUAL, *soak(*MORE)])
+def test_ranks_give_the_logits_of_one(name: str, tensors: int, experts: int, engine_of: Engines) -> None:
+    one, own = engine_of(name, 1, 1), engine_of(name, tensors, experts)
+    assert own.graph.ranks == max(tensors, experts) == 1 + len(own.others)
+    if tensors == 1:
+        assert np.array_equal(logits(own), logits(one))
+    else:
+        assert difference(logits(own), logits(one)) < (DivideAmongRanks.tolerance or 0)
+
+
+def test_every_rank_has_the_same_logits_whoever_is_ahead(engine_of: Engines) -> None:
+    """Ranks sample on their own devices. The order in which they run, drawn here, changes nothing."""
+    engine, random = engine_of("llama", 2, 1), Random(3)
+    player = engine.ranks(choose=lambda ready: random.choice(ready))
+    wanted = logits(engine)
+    with LLM(engine.manifest, player) as llm:
+        assert np.array_equal(llm.logits(IDS), wanted)
+        one, *others = player.device.all_logits(2)  # type: ignore[attr-defined]
+    assert all(np.array_equal(one, other) for other in others) and np.abs(one).max() > 0
+
+
+def test_gpus_that_do_not_see_each_other_need_a_communicator(engine_of: Engines) -> None:
+    """On an L4 all goes through one, and the logits are the same bits; without one nothing runs."""
+    engine = engine_of("llama", 2, 1, "l4")
+    wanted = logits(engine_of("llama", 2, 1))
+    with LLM(engine.manifest, engine.ranks(exchanges=True)) as llm:
+        assert np.array_equal(llm.logits(IDS), wanted)
+    with LLM(engine.manifest, engine.ranks()) as llm, pytest.raises(Exception, match="there is no communicator"):
+        llm.logits(IDS)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("target", ["a100", "h100", "h200", "b200", "mi300x"])
+def test_small_sums_go_through_memory_and_large_ones_through_a_communicator(target: str, ranks: int) -> None:
+    """8,192 columns: a decode of 8 rows is faster through memory; 8,192 rows of 4 ranks and more are not."""
+    ways = [one_shot_seconds(4 * 8192 * rows, ranks, TARGETS[target]) for rows in (8, 8192)]
+    rings = [ring_seconds(4 * 8192 * rows, ranks, TARGETS[target]) for rows in (8, 8192)]
+    assert ways[0] < rings[0]
+    assert ranks == 2 or rings[1] < ways[1]
