@@ -86,8 +86,8 @@ class Target:
 
 CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
 _TABLE = (
-    Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2),
-    Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True),
+    Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
+    Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),
     Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64, memory_gib=80.0, link=300.0, sees_others=True),
     Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48, memory_gib=22.5, link=32.0),
     Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48, memory_gib=24.0, link=32.0),

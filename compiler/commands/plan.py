@@ -43,6 +43,13 @@ _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not fou
     show_default="the target's; of CPUs, measured here",
     help="Of that memory.",
 )
+@click.option(
+    "--devices",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    show_default="one",
+    help="Compare replicas and ranks on so many devices. --memory and --bandwidth are of one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def plan_command(
     model: Path,
@@ -51,6 +58,7 @@ def plan_command(
     length: int | None,
     memory: float | None,
     bandwidth: float | None,
+    devices: int | None,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -70,5 +78,5 @@ def plan_command(
         from ..planning.plan import make_plan
         from ..planning.show import as_text
 
-        plan = make_plan(asked, names, None if memory is None else int(memory * 2**30), bandwidth)
+        plan = make_plan(asked, names, None if memory is None else int(memory * 2**30), bandwidth, devices)
     click.echo(json.dumps(plan.as_json()) if as_json else as_text(plan))

@@ -8,22 +8,25 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.format.footprint import KV_SHARES, length_within, sequences_within
+from ...runtime.format.footprint import length_within
 from ...runtime.format.kv import KVLayout
 from ..frontend.source.unread import planned_source
 from ..measure import available_bytes, memory_bandwidth, num_threads
 from ..options import CompileOptions
 from ..request import check_found, find_model
 from ..targets import CPU_CORES, Target, find_target
+from .devices import DevicesPlan, plan_devices
 from .effort import Effort, effort
 from .program import PlannedCompile, plan_graph, plan_program
+from .room import room_for_kv, sequences_that_fit
 from .speed import Rate, rates
 
 
 @dataclass(frozen=True)
 class TargetPlan:
     """An engine on one target. memory: bytes that the target has for it. sequences: how many of full length its KV
-    cache holds there at once; longest: the longest one that it holds."""
+    cache holds there at once; longest: the longest one that it holds. devices: how several of them can share the work,
+    where that was asked for."""
 
     target: Target
     planned: PlannedCompile
@@ -32,6 +35,7 @@ class TargetPlan:
     longest: int
     rates: Sequence[Rate]
     effort: Effort
+    devices: DevicesPlan | None = None
 
     @property
     def fits(self) -> bool:
@@ -66,6 +70,7 @@ class TargetPlan:
             "limits_of_speed": [rate.as_json() for rate in self.rates],
             "bandwidth_gb_s": self.target.bandwidth,
             "compile": self.effort.as_json(),
+            **({} if self.devices is None else {"devices": self.devices.as_json()}),
         }
 
 
@@ -97,34 +102,40 @@ class Plan:
 
 
 def make_plan(
-    options: CompileOptions, targets: Sequence[str], memory: int | None = None, bandwidth: float | None = None
+    options: CompileOptions,
+    targets: Sequence[str],
+    memory: int | None = None,
+    bandwidth: float | None = None,
+    devices: int | None = None,
 ) -> Plan:
     """What compiles of `options` would give on the targets, by name. A model of the hub gives its config.json only.
 
-    memory: bytes to fit into, instead of the target's own. bandwidth: GB/s, likewise. Raises what a compile would.
+    memory: bytes to fit into, instead of the target's own. bandwidth: GB/s, likewise; both of one device. devices: how
+    many of them are to share the work. Raises what a compile would.
     """
-    found = find_model(options.model)
-    check_found(found, options)
-    options = replace(options, model=found.path)
+    model = find_model(options.model)
+    check_found(model, options)
+    options = replace(options, model=model.path)
     encodes = options.task != "generate" and all(find_target(name).backend == "cpu" for name in targets)
-    graph = plan_graph(planned_source(found.path, options.task), options, encodes)
+    graph = plan_graph(planned_source(model.path, options.task), options, encodes)
     plans: list[TargetPlan] = []
     for name in targets:
         target = find_target(name)
         planned = plan_program(graph, options, target)
         target = _as_here(target, planned.memory.weights, bandwidth)
-        plans.append(_on(planned, target, options, memory or _memory(target)))
+        found = _on(planned, target, options, memory or _memory(target))
+        if devices is not None:
+            found = replace(found, devices=plan_devices(graph, planned, options, target, devices, found.memory))
+        plans.append(found)
     return Plan(options, plans)
 
 
 def _on(planned: PlannedCompile, target: Target, options: CompileOptions, memory: int) -> TargetPlan:
-    kv, free = planned.program.kv, memory - planned.memory.fixed
-    # a GPU's cache gets a share of what the weights leave; a CPU's, of what is free before they are mapped
-    share = KV_SHARES[target.backend]
-    room = max(int(free * share) if target.backend != "cpu" else min(int(memory * share), free), 0)
-    sequences = sequences_within(kv, planned.limits, room) if free > 0 else 0
-    longest = length_within(kv, planned.limits, room) if free > 0 else 0
+    kv = planned.program.kv
+    room = room_for_kv(planned, target, memory)
+    longest = length_within(kv, planned.limits, room) if memory > planned.memory.fixed else 0
     found = rates(planned, target, planned.limits.max_batch_size, planned.limits.max_seq_len)
+    sequences = sequences_that_fit(planned, target, memory)
     return TargetPlan(target, planned, memory, sequences, longest, found, effort(planned, options, target))
 
 

@@ -20,11 +20,14 @@ from ..frontend.load import load_graph
 from ..frontend.source.source import ModelSource
 from ..graph.graph import Graph
 from ..merging import merge_adapter, read_for
+from ..ops import OPS
 from ..options import CompileOptions
 from ..program.lower import lower
 from ..program.program import Program
 from ..sizing import byte_budget, rotated
 from ..targets import Target
+
+_EXPERTS = OPS["expert_linear"].overload
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,12 @@ class PlannedCompile:
 
 @dataclass(frozen=True)
 class PlannedGraph:
-    """An optimized graph, which linears are left as stored, and the graph with room for adapters, if there is one."""
+    """An optimized graph, which linears are left as stored, the graph before attention was fused, and the graph with
+    room for adapters, if there is one."""
 
     graph: Graph
     kept: tuple[str, ...]
+    quantized: Graph
     adapted: Graph | None = None
 
 
@@ -54,15 +59,29 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
     if options.lora is not None:
         merge_adapter(graph, read_for(graph, source, options.lora))
     context = PassContext()
-    attention = pipelines.attention(options.eviction)
     for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes)):
         run_passes(graph, phase, context)
     slots = options.adapter_slots
     adapted = None if slots is None else adapted_graph(graph, slots, options.eviction, source)
-    for phase in (attention, pipelines.fuse()):
+    quantized = graph.copy()
+    for phase in (pipelines.attention(options.eviction), pipelines.fuse()):
         run_passes(graph, phase, context)
     kept = tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
-    return PlannedGraph(graph, kept, adapted)
+    return PlannedGraph(graph, kept, quantized, adapted)
+
+
+def divided_graph(planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int) -> PlannedGraph | None:
+    """The same for one of several ranks, see `pipelines.parallel`; None where nothing divides so."""
+    graph = planned.quantized.copy()
+    for phase in (pipelines.attention(options.eviction), pipelines.parallel(tensors, experts), pipelines.fuse()):
+        run_passes(graph, phase, PassContext())
+    if graph.ranks == 1 or (experts > 1 and not _has_experts(planned.quantized)):
+        return None
+    return PlannedGraph(graph, planned.kept, planned.quantized)
+
+
+def _has_experts(graph: Graph) -> bool:
+    return any(node.target is _EXPERTS for node in graph.nodes)
 
 
 def plan_program(planned: PlannedGraph, options: CompileOptions, target: Target) -> PlannedCompile:

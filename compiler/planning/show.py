@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...runtime.format.footprint import size_text
+from .devices import DevicesPlan
 from .plan import Plan, TargetPlan
 from .speed import Rate
 
@@ -52,10 +53,40 @@ def as_text(plan: Plan) -> str:
     row("compile, about", lambda t: _time(t.effort.seconds))
     row("compile, memory", lambda t: size_text(t.effort.memory))
     console.print(table)
+    for found in plan.targets:
+        if found.devices is not None:
+            _show_devices(console, found.devices)
     console.print("\nSpeeds are limits of memory and arithmetic that no engine exceeds; expect half to nine tenths.")
     if first.kept:
         console.print("left as stored: " + "; ".join(first.kept))
     return text.getvalue().rstrip("\n")
+
+
+def _show_devices(console: Console, plan: DevicesPlan) -> None:
+    """A line for each way to share the work, and which to take."""
+    console.print(f"\n{plan.devices} x {plan.target.name}, {plan.sequences} sequences at once, in all:")
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for name in ("", "weights each", "fit", "ms a token", "of it links", "read a token", "prefill, ms", "tok/s in all"):
+        table.add_column(name, justify="right" if name else "left")
+    for found in plan.arranged:
+        table.add_row(
+            found.arrangement.options,
+            size_text(found.weights),
+            str(found.sequences),
+            f"{1e3 * found.decode_seconds:.2f}",
+            f"{1e3 * found.link_seconds:.2f}",
+            size_text(found.link_bytes),
+            f"{1e3 * found.prefill_seconds:.1f}",
+            _number(found.tokens_per_s) if found.fits else "-",
+        )
+    console.print(table)
+    if plan.best is None or plan.quickest is None:
+        console.print("None fits: take more devices, fewer sequences, or fewer bits.")
+        return
+    best, quickest = plan.best.arrangement.options, plan.quickest.arrangement.options
+    console.print(f"Take {best}: most tokens per second of those that fit.")
+    if quickest != best:
+        console.print(f"For the least time per token: {quickest}.")
 
 
 def _working(target: TargetPlan) -> int:

@@ -3,17 +3,23 @@ Williams, Waterman and Patterson 2009), whatever kernels reach of it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass
+from math import log, prod, sqrt
+
+from torch import fx
 
 from ...runtime.format.footprint import kv_bytes_read
-from ..graph.graph import LOGIT_ROWS, TOKENS
-from ..ops import OPS
+from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ..links import read_seconds, sum_seconds
+from ..ops import OPS, named_arguments, traits_of
 from ..report import node_cost
 from ..targets import Target
-from ..weights.handles import is_quantized
+from ..weights.handles import RowConcat, Weight, is_quantized
+from ..weights.shards import Shard
 from .program import PlannedCompile
 
-_PAGED = OPS["paged_attention"].overload
+_PAGED, _EXPERTS, _SUM = (OPS[name].overload for name in ("paged_attention", "expert_linear", "all_reduce"))
 
 
 @dataclass(frozen=True)
@@ -35,30 +41,106 @@ class Rate:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class StepTime:
+    """The least time of a step, in seconds: of memory where that is the limit, of arithmetic where that is, and of
+    links between ranks. link_bytes: what a rank reads of others."""
+
+    memory: float = 0.0
+    arithmetic: float = 0.0
+    link: float = 0.0
+    link_bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it, one after the other."""
+        return self.memory + self.arithmetic + self.link
+
+    def __add__(self, other: StepTime) -> StepTime:
+        return StepTime(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
 def rates(plan: PlannedCompile, target: Target, sequences: int, length: int) -> list[Rate]:
     """Decode of one sequence and of `sequences`, each with `length` tokens of context; and the prefill of a prompt."""
     batch = min(sequences, plan.limits.max_batch_size)
     chunk = min(plan.limits.max_step_tokens, length)
-    found = [_rate(plan, target, "decode", count, length, count) for count in sorted({1, batch})]
-    return [*found, _rate(plan, target, "prefill", 1, chunk, chunk)]
+    decodes = [_rate("decode", count, length, decode_time(plan, target, count, length)) for count in sorted({1, batch})]
+    return [*decodes, _rate("prefill", 1, chunk, prefill_time(plan, target, chunk), chunk)]
 
 
-def _rate(plan: PlannedCompile, target: Target, kind: str, sequences: int, length: int, tokens: int) -> Rate:
-    memory = arithmetic = 0.0
-    rows = sequences if kind == "decode" else 1
-    quantized = any(map(is_quantized, plan.graph.weights.values()))
+def _rate(kind: str, sequences: int, length: int, time: StepTime, tokens: int | None = None) -> Rate:
+    bound = "memory" if time.memory >= time.arithmetic else "arithmetic"
+    return Rate(kind, sequences, length, time.seconds, (tokens or sequences) / time.seconds, bound)
+
+
+def decode_time(plan: PlannedCompile, target: Target, sequences: int, length: int) -> StepTime:
+    """A step with the next token of `sequences`, each with `length` tokens of context, on one rank."""
+    time = _calls_time(plan, target, sequences, sequences, length / sequences)
+    cache = target.roofline().memory_seconds(sequences * kv_bytes_read(plan.program.kv, length))
+    return time + StepTime(memory=cache)
+
+
+def prefill_time(plan: PlannedCompile, target: Target, tokens: int) -> StepTime:
+    """A step with `tokens` of one prompt, on one rank."""
+    return _calls_time(plan, target, tokens, 1, 0.5)
+
+
+def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, attended: float) -> StepTime:
+    """All calls of the graph. rows: of logits. attended: how many times the keys of the step each token reads."""
+    graph, time = plan.graph, StepTime()
+    quantized = any(map(_has_codes, graph.weights.values()))
     roof = target.roofline(eight=quantized and target.backend == "cpu")
-    for node in plan.graph.nodes:
-        cost = node_cost(plan.graph, node, {TOKENS: tokens, LOGIT_ROWS: rows}, plan.backend.profile)
+    counts = {TOKENS: tokens, LOGIT_ROWS: rows}
+    for node in graph.nodes:
+        if node.op == "call_function" and traits_of(node.target).collective:
+            time += _exchange_time(node, counts, graph.ranks, target)
+            continue
+        cost = node_cost(graph, node, counts, plan.backend.profile)
         if cost is None:
             continue
-        flops = cost.flops
+        of_bytes, of_flops = _fullest(graph, node, tokens)
         if node.target is _PAGED:  # its cost is that of all tokens of the step with each other
-            flops *= length / tokens if kind == "decode" else 0.5
-        by_memory, by_arithmetic = roof.memory_seconds(cost.bytes), roof.arithmetic_seconds(flops)
-        memory += by_memory if by_memory >= by_arithmetic else 0.0
-        arithmetic += by_arithmetic if by_arithmetic > by_memory else 0.0
-    if kind == "decode":
-        memory += roof.memory_seconds(sequences * kv_bytes_read(plan.program.kv, length))
-    seconds = memory + arithmetic
-    return Rate(kind, sequences, length, seconds, tokens / seconds, "memory" if memory >= arithmetic else "arithmetic")
+            of_flops = attended
+        by_memory, by_arithmetic = (
+            roof.memory_seconds(cost.bytes * of_bytes),
+            roof.arithmetic_seconds(cost.flops * of_flops),
+        )
+        time += StepTime(by_memory) if by_memory >= by_arithmetic else StepTime(arithmetic=by_arithmetic)
+    return time
+
+
+def _exchange_time(node: fx.Node, counts: Mapping[str, int], ranks: int, target: Target) -> StepTime:
+    """What ranks do together: each reads what the others have."""
+    kind = type_of(node.args[0])
+    nbytes = kind.dtype.itemsize * prod(kind.shape) * (1 if kind.rows is None else counts[kind.rows])
+    read = float(nbytes * (ranks - 1))
+    seconds = sum_seconds(nbytes, ranks, target) if node.target is _SUM else read_seconds(read, target)
+    return StepTime(link=seconds, link_bytes=read)
+
+
+def _fullest(graph: Graph, node: fx.Node, tokens: int) -> tuple[float, float]:
+    """What parts of the bytes and the FLOPs of an expert product the rank has that the most tokens come to, where ranks
+    have whole experts; (1, 1) of other calls.
+
+    Choices are taken as even: of m per rank, the fullest has about m + sqrt(2 m ln ranks) (Raab and Steger 1998, "Balls
+    into Bins").
+    """
+    if node.target is not _EXPERTS or graph.ranks == 1:
+        return 1.0, 1.0
+    named = named_arguments(node)
+    weight, index = graph.weight(named["weight"]), named["index"]
+    if index is None or not all(isinstance(piece, Shard) and piece.axis == 0 for piece in _pieces(weight)):
+        return 1.0, 1.0
+    choices, experts = tokens * prod(type_of(index).shape), weight.shape[0]
+    even = choices / graph.ranks
+    fullest = min(choices, even + sqrt(2 * even * log(graph.ranks)))
+    return min(fullest, experts) / min(choices, experts), fullest / choices
+
+
+def _pieces(weight: Weight) -> Iterator[Weight]:
+    """The weights that one is joined of."""
+    yield from weight.pieces if isinstance(weight, RowConcat) else (weight,)
+
+
+def _has_codes(weight: Weight) -> bool:
+    return any(is_quantized(piece.source if isinstance(piece, Shard) else piece) for piece in _pieces(weight))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from building import GpuEngine, build
-from icc.compiler.backends.triton.kernels.collective import one_shot_seconds, ring_seconds
+from icc.compiler.links import one_shot_seconds, ring_seconds
 from icc.compiler.targets import TARGETS
 from icc.passes.parallel.divide import DivideAmongRanks
 from icc.runtime.format.manifest import Limits

@@ -13,6 +13,7 @@ from typing import ClassVar
 from .....runtime.format.exchange import EXCHANGE, MAX_RANKS, ExchangeArea
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import RANK, AreaArg, Exchange, Extent, ScratchArg, SizeArg, extent
+from ....links import one_shot_seconds, ring_seconds
 from ....program.steps import collective as steps
 from ....targets import Target
 from ...render import render
@@ -23,22 +24,6 @@ _GATHERED = "gathered"  # scratch
 _LINES = "triton/gathered.py.jinja"
 _LEAST = 512  # elements of a piece: fewer do not fill a link's packets
 _PER_THREAD = 8
-# seconds: until others are seen to have told, and until a ring has begun, and of each of its steps. Set from published
-# timings of NCCL and of one-shot kernels over NVLink; nothing of it was measured by icc.
-_TOLD, _BEGUN, _STEP = 4e-6, 8e-6, 1e-6
-_SHARE = 0.6  # of a link's rate that reads of one-shot kernels reach; rings reach 0.8
-_RING_SHARE = 0.8
-
-
-def one_shot_seconds(nbytes: int, ranks: int, target: Target) -> float:
-    """What a sum of so many bytes takes if each rank reads those of all others."""
-    return _TOLD + (ranks - 1) * nbytes / (target.link * 1e9 * _SHARE)
-
-
-def ring_seconds(nbytes: int, ranks: int, target: Target) -> float:
-    """What it takes in a ring: each rank passes on its own part of the sum, then the result."""
-    steps = 2 * (ranks - 1)
-    return _BEGUN + steps * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
 
 
 @dataclass(frozen=True)

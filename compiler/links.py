@@ -1,0 +1,37 @@
+"""What ranks take to give each other values, by the links between them."""
+
+from __future__ import annotations
+
+from .targets import Target
+
+# GPUs, in seconds: until others are seen to have told, and until a ring has begun, and of each of its steps. Set from
+# published timings of NCCL and of one-shot kernels over NVLink; nothing of it was measured by icc.
+_TOLD, _BEGUN, _STEP = 4e-6, 8e-6, 1e-6
+_SHARE = 0.6  # of a link's rate that reads of one-shot kernels reach; rings reach 0.8
+_RING_SHARE = 0.8
+_MET = 1.5e-6  # seconds until ranks on CPUs have met in shared memory: benchmarks/rank_sums.py
+
+
+def one_shot_seconds(nbytes: float, ranks: int, target: Target) -> float:
+    """What a sum of so many bytes takes if each rank reads those of all others."""
+    return _TOLD + (ranks - 1) * nbytes / (target.link * 1e9 * _SHARE)
+
+
+def ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
+    """What it takes in a ring: each rank passes on its own part of the sum, then the result."""
+    steps = 2 * (ranks - 1)
+    return _BEGUN + steps * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
+
+
+def sum_seconds(nbytes: float, ranks: int, target: Target) -> float:
+    """What a sum over ranks of so many bytes takes, in the faster way."""
+    if target.backend == "cpu":
+        return _MET + (ranks - 1) * nbytes / (target.link * 1e9)
+    return min(one_shot_seconds(nbytes, ranks, target), ring_seconds(nbytes, ranks, target))
+
+
+def read_seconds(nbytes: float, target: Target) -> float:
+    """What a rank takes to read so many bytes of others, when they are there."""
+    if target.backend == "cpu":
+        return _MET + nbytes / (target.link * 1e9)
+    return _TOLD + nbytes / (target.link * 1e9 * _SHARE)

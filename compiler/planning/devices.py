@@ -1,0 +1,150 @@
+"""How several devices of one kind can share the work of a model: replicas, ranks that divide tensors or experts, and
+both, by the least time of their steps, memory and what goes over links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..options import CompileOptions
+from ..targets import Target
+from .program import PlannedCompile, PlannedGraph, divided_graph, plan_program
+from .room import sequences_that_fit
+from .speed import decode_time, prefill_time
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """replicas: engines beside each other. tensors, experts: ranks of each among which these are divided; where both
+    are above 1, they are the same ranks."""
+
+    replicas: int = 1
+    tensors: int = 1
+    experts: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one replica."""
+        return max(self.tensors, self.experts)
+
+    @property
+    def options(self) -> str:
+        """What of `icc compile` and `icc serve` asks for it."""
+        asked = {"--tensor-parallel": self.tensors, "--expert-parallel": self.experts, "--replicas": self.replicas}
+        return " ".join(f"{option} {count}" for option, count in asked.items() if count > 1) or "one device"
+
+
+@dataclass(frozen=True)
+class ArrangedPlan:
+    """What an arrangement gives. Bytes: weights of one device, kv_per_token of one device for a token of its replica.
+    sequences: of full length that fit at once, on all devices; fits: whether as many as asked for do. decode_seconds:
+    of a token of a single sequence, link_seconds of it, while link_bytes are read over links by each device;
+    prefill_seconds: of one prompt step. tokens_per_s: of all devices, with as many sequences as asked for."""
+
+    arrangement: Arrangement
+    weights: int
+    kv_per_token: int
+    sequences: int
+    fits: bool
+    decode_seconds: float
+    link_seconds: float
+    link_bytes: float
+    prefill_seconds: float
+    tokens_per_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields by name, with the options that ask for it."""
+        return {**asdict(self), "options": self.arrangement.options}
+
+
+@dataclass(frozen=True)
+class DevicesPlan:
+    """Every arrangement of `devices` of a target for `sequences` at once, each of `length` tokens, in prompt steps of
+    `chunk` tokens. best: the one with the most tokens per second of those that fit; quickest: that with the least time
+    per token; None where none fits."""
+
+    target: Target
+    devices: int
+    sequences: int
+    length: int
+    chunk: int
+    arranged: Sequence[ArrangedPlan]
+
+    @property
+    def best(self) -> ArrangedPlan | None:
+        fitting = [found for found in self.arranged if found.fits]
+        return max(fitting, key=lambda found: found.tokens_per_s, default=None)
+
+    @property
+    def quickest(self) -> ArrangedPlan | None:
+        fitting = [found for found in self.arranged if found.fits]
+        return min(fitting, key=lambda found: found.decode_seconds, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain values; bytes, seconds, tokens per second."""
+        best, quickest = self.best, self.quickest
+        return {
+            "devices": self.devices,
+            "sequences": self.sequences,
+            "length": self.length,
+            "link_gb_s": self.target.link,
+            "arrangements": [found.as_json() for found in self.arranged],
+            "most_tokens_per_s": best and best.arrangement.options,
+            "least_time_per_token": quickest and quickest.arrangement.options,
+        }
+
+
+def plan_devices(
+    graph: PlannedGraph, single: PlannedCompile, options: CompileOptions, target: Target, devices: int, memory: int
+) -> DevicesPlan:
+    """Compare the arrangements of `devices`, each with `memory` bytes. single: the plan of one device; target: its
+    target, with the bandwidth to plan for."""
+    limits = single.limits
+    length, sequences = limits.max_seq_len, limits.max_batch_size
+    chunk = min(limits.max_step_tokens, length)
+    arranged: list[ArrangedPlan] = []
+    for arrangement in _arrangements(devices, target):
+        planned = single
+        if arrangement.ranks > 1:
+            divided = divided_graph(graph, options, arrangement.tensors, arrangement.experts)
+            if divided is None:
+                continue
+            planned = plan_program(divided, options, target)
+        arranged.append(_arranged(arrangement, planned, target, sequences, length, chunk, memory))
+    return DevicesPlan(target, devices, sequences, length, chunk, arranged)
+
+
+def _arrangements(devices: int, target: Target) -> Iterator[Arrangement]:
+    for ranks in range(1, devices + 1):
+        if devices % ranks or (ranks > 1 and not target.link):
+            continue
+        kinds = [(1, 1)] if ranks == 1 else [(ranks, 1), (1, ranks), (ranks, ranks)]
+        for tensors, experts in kinds:
+            yield Arrangement(devices // ranks, tensors, experts)
+
+
+def _arranged(
+    arrangement: Arrangement,
+    planned: PlannedCompile,
+    target: Target,
+    sequences: int,
+    length: int,
+    chunk: int,
+    memory: int,
+) -> ArrangedPlan:
+    own = -(-sequences // arrangement.replicas)  # of one replica
+    one, all_ = decode_time(planned, target, 1, length), decode_time(planned, target, own, length)
+    fitting = arrangement.replicas * sequences_that_fit(planned, target, memory)
+    return ArrangedPlan(
+        arrangement,
+        planned.memory.weights,
+        planned.program.kv.bytes_per_token(),
+        fitting,
+        fitting >= sequences,
+        one.seconds,
+        one.link,
+        one.link_bytes,
+        prefill_time(planned, target, chunk).seconds,
+        min(sequences, own * arrangement.replicas) / all_.seconds,
+    )
