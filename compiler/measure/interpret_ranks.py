@@ -41,13 +41,13 @@ class RanksInterpreted(InterpretDevice):
             other.join(rank, areas, meeting)
 
     def zero(self, offset: int, nbytes: int) -> None:
-        """Of the KV caches of all ranks."""
+        """In the KV caches of all ranks."""
         super().zero(offset, nbytes)
         for other in self._others:
             other.zero(offset, nbytes)
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
-        """Of the KV caches of all ranks."""
+        """In the KV caches of all ranks."""
         super().copy(source, target, nbytes)
         for other in self._others:
             other.copy(source, target, nbytes)

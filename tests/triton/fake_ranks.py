@@ -7,6 +7,7 @@ may end, or take nothing more, at any message. The communicator stands for NCCL.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,7 @@ class ThreadRanks:
                 self.lose(f"rank {rank} has ended with -9")
                 return
             while self.node.hangs == (rank, self.taken[rank]) and rank not in self.dead:
+                time.sleep(0.01)
                 self.node.lockstep.give_way(rank)
             if rank in self.dead:
                 return

@@ -17,6 +17,11 @@ LINE = {"outer": 2, "n": 7, "strides": {"x": 16, "y": 16}}
 HEADS = {"rows": 16, "heads": 2, "tile": 16, "warps": 4, "stages": 2}
 
 OTHERS: dict[str, Point] = {
+    "collective__sum": Point("all_reduce", {"n": 96, "ranks": 2}, ("f32", "f32")),
+    "collective__lines": Point("all_gather", {"n": 33, "outer": 2, "ranks": 2}, ("f32", "f32"), DECODE),
+    "gathered__lines": Point(
+        "all_gather", {"n": 33, "outer": 2, "ranks": 2}, ("f32", "f32"), DECODE, launch=1, target="l4"
+    ),
     "attention_mixed__bf16": Point(
         "attention",
         {**cache(2, 16, 24, "bf16", 16), **QUERY},

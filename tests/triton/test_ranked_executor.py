@@ -15,6 +15,7 @@ from icc.compiler.targets import TARGETS
 from icc.runtime.errors import DeviceError
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
+from sizes import soak
 
 pytestmark = pytest.mark.slow
 
@@ -80,18 +81,31 @@ def test_without_a_communicator_such_gpus_refuse_in_words(engine_of: Engines, mo
         node.player()
 
 
-@pytest.mark.parametrize("target", ["h100", "l4"])
-@pytest.mark.parametrize(("how", "said"), [("ends", "rank 1 has ended with -9"), ("hangs", "has not answered for")])
+ENDS, HANGS = ("ends", "rank 1 has ended with -9", 600.0), ("hangs", "a rank has not answered for 5 s", 5.0)
+LOST = [(*ENDS, "h100"), *soak((*ENDS, "l4"), (*HANGS, "l4")), (*HANGS, "h100")]
+
+
+@pytest.mark.parametrize(("how", "said", "patience", "target"), LOST)
 def test_a_rank_that_is_lost_ends_requests_in_bounded_time_and_the_engine_can_be_loaded_again(
-    how: str, said: str, target: str, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    how: str,
+    said: str,
+    patience: float,
+    target: str,
+    engine_of: Engines,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: dict[str, Any] = {"capability": (8, 9)} if target == "l4" else {}
-    node = FakeNode(engine_of(2, target), **found, **{how: (1, 8)})  # it has captured its graphs, and then some steps
-    began = time.monotonic()
-    with node.installed(monkeypatch, patience=1.0):
-        with LLM(node.engine.manifest, node.player()) as llm, pytest.raises(DeviceError, match=said):
-            llm.generate(PROMPTS, PARAMS)
-        assert time.monotonic() - began < 60
+    node = FakeNode(engine_of(2, target), **found, **{how: (1, 4)})  # behind two graphs and two steps
+    with node.installed(monkeypatch, patience):
+        player = node.player()
+        with LLM(node.engine.manifest, player) as llm:
+            with pytest.raises(DeviceError, match=said):
+                llm.generate(PROMPTS, PARAMS)
+            began = time.monotonic()
+            with pytest.raises(DeviceError, match=said):  # and so do all that come later, at once
+                llm.generate(PROMPTS, PARAMS)
+            assert time.monotonic() - began < 5
     again = FakeNode(engine_of(2, target), **found)
     with again.installed(monkeypatch):
         assert tokens(again) == expected

@@ -24,7 +24,7 @@ class Send(_Order, frozen=True, tag="send"):
 
 
 class Zero(_Order, frozen=True, tag="zero"):
-    """Of the KV cache."""
+    """Bytes of the KV cache."""
 
     offset: int
     nbytes: int

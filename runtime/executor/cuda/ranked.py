@@ -36,10 +36,12 @@ class GpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class GpuRanks(RankProcesses):
-    """The processes of ranks 1 and up, each of which has a GPU."""
+    """The processes of ranks 1 and up, each of which has a GPU. module: what they run."""
+
+    module: ClassVar[str] = f"{__package__}.rank_main"
 
     def __init__(self, hellos: Sequence[GpuRankHello], descriptor: int, device: RankedCudaDevice) -> None:
-        super().__init__(f"{__package__}.rank_main", hellos, descriptor, device.release)
+        super().__init__(self.module, hellos, descriptor, device.release)
 
     @property
     def handles(self) -> list[bytes]:

@@ -55,7 +55,7 @@ class CollectiveKernel(StepKernel[steps.Collective]):
 
     @property
     def elements(self) -> int:
-        """Of a rank's row."""
+        """How many a row of one rank has."""
         return self.step.widths()["x"]
 
     @property
