@@ -29,6 +29,12 @@ class Arrangement:
         return max(self.tensors, self.experts)
 
     @property
+    def name(self) -> str:
+        """In short, for a table."""
+        parts = {"tensors by": self.tensors, "experts by": self.experts, "replicas": self.replicas}
+        return ", ".join(f"{what} {count}" for what, count in parts.items() if count > 1) or "one device"
+
+    @property
     def options(self) -> str:
         """What of `icc compile` and `icc serve` asks for it."""
         asked = {"--tensor-parallel": self.tensors, "--expert-parallel": self.experts, "--replicas": self.replicas}

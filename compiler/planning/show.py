@@ -19,7 +19,7 @@ def as_text(plan: Plan) -> str:
     first = plan.targets[0].planned
     info, limits = first.graph.info, first.limits
     text = io.StringIO()
-    console = Console(file=text, width=max(100, 26 + 18 * len(plan.targets)), highlight=False)
+    console = Console(file=text, width=max(120, 26 + 18 * len(plan.targets)), highlight=False)
     console.print(f"{info.architecture}: {info.num_parameters / 1e6:.1f} M parameters, {info.num_layers} layers")
     console.print(f"--quant {plan.options.quant}, sequences of {limits.max_seq_len} tokens\n")
     table = Table(box=None, pad_edge=False, show_edge=False)
@@ -67,10 +67,10 @@ def _show_devices(console: Console, plan: DevicesPlan) -> None:
     console.print(f"\n{plan.devices} x {plan.target.name}, {plan.sequences} sequences at once, in all:")
     table = Table(box=None, pad_edge=False, show_edge=False)
     for name in ("", "weights each", "fit", "ms a token", "of it links", "read a token", "prefill, ms", "tok/s in all"):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for found in plan.arranged:
         table.add_row(
-            found.arrangement.options,
+            found.arrangement.name,
             size_text(found.weights),
             str(found.sequences),
             f"{1e3 * found.decode_seconds:.2f}",

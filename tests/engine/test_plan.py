@@ -108,3 +108,36 @@ def test_the_command(tmp_path: Path) -> None:
 def test_refusals(arguments: tuple[str, ...], code: int, words: str) -> None:
     result = CliRunner().invoke(main, ["plan", str(SAMPLE), *arguments])
     assert result.exit_code == code and words in result.output
+
+
+def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    model = config_of(compiled("mixtral", max_step_tokens=16).checkpoint, tmp_path / "model")
+    options = CompileOptions(model=model, output=Path(), target="h200", max_batch_size=8, max_seq_len=64)
+    found = make_plan(options, ["h200"], devices=4).targets[0]
+    assert found.devices is not None
+    arranged = {plan.arrangement.name: plan for plan in found.devices.arranged}
+    assert list(arranged) == [
+        "replicas 4", "tensors by 2, replicas 2", "experts by 2, replicas 2", "tensors by 2, experts by 2, replicas 2",
+        "tensors by 4", "experts by 4", "tensors by 4, experts by 4",
+    ]  # fmt: skip
+    whole = arranged["replicas 4"]
+    assert whole.link_seconds == whole.link_bytes == 0 and whole.weights == found.planned.memory.weights
+    assert whole.decode_seconds == found.rates[0].seconds and whole.sequences == 4 * found.sequences
+    divided = arranged["tensors by 2, replicas 2"]
+    # llama's two sums a layer: of attention and of the experts; the parts of the logits, and of the looked-up words
+    hidden, layers, words = 64, 2, found.planned.program.vocab_size
+    assert divided.link_bytes == 4 * (hidden * (2 * layers + 1) + words // 2)
+    assert divided.link_seconds > 0 and divided.weights < whole.weights < 2 * divided.weights
+    best = found.devices.best
+    assert best is not None and best.tokens_per_s == max(plan.tokens_per_s for plan in found.devices.arranged)
+    shown = as_text(make_plan(options, ["h200"], devices=2))
+    assert "2 x h200, 8 sequences at once, in all:" in shown and f"Take {best.arrangement.options[:2]}" in shown
+
+
+def test_devices_without_room(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    model = config_of(compiled("llama", quant="rtn4").checkpoint, tmp_path / "model")
+    options = CompileOptions(model=model, output=Path(), target="h100", max_batch_size=8, max_seq_len=64)
+    plan = make_plan(options, ["h100"], memory=1000, devices=2)
+    assert plan.targets[0].devices is not None and plan.targets[0].devices.best is None
+    assert "None fits: take more devices" in as_text(plan)
+    assert json.loads(json.dumps(plan.as_json()))["targets"][0]["devices"]["most_tokens_per_s"] is None
