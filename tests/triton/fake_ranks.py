@@ -23,8 +23,8 @@ import pytest
 import torch
 from building import GpuEngine
 from fake_cuda import FakeDriver, FakeHip
+from icc.compiler.backends.triton.lockstep import Lockstep
 from icc.compiler.measure.interpret_ranks import Meeting
-from icc.compiler.measure.lockstep import Lockstep
 from icc.runtime.executor.cuda import ranked
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.rank_orders import Meet
