@@ -17,12 +17,12 @@ LIMITS = ["--max-seq-len", "4096", "--max-batch-size", "8", "--max-step-tokens",
 
 @pytest.mark.parametrize("shape", [*soak("llama-70b-layer")])
 def test_a_layer_of_70b_compiles_for_eight_gpus(shape: str, tmp_path: Path) -> None:
-    """Each rank's file has an eighth, the kernels show no access outside their buffers, and no process takes 4 GB."""
+    """Each file has an eighth, kernels show no access outside their buffers, and no process takes 4.5 GiB."""
     model, engine = tmp_path / "model", tmp_path / "engine"
     subprocess.run([sys.executable, ROOT / "benchmarks" / "make_model.py", shape, model], check=True)
     options = ["--target", "h100", "--tensor-parallel", "8", *LIMITS]
     subprocess.run([sys.executable, "-m", "icc", "compile", model, "-o", engine, *options], check=True)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4 << 20  # KiB, of the largest process
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4.5 * 2**20  # KiB, of the largest process
     whole = (model / "model.safetensors").stat().st_size
     parts = [file.stat().st_size for file in engine.glob("weights*.safetensors")]
     assert len(parts) == 8 and all(part < 1.01 * whole / 8 + (1 << 20) for part in parts)
