@@ -149,6 +149,7 @@ class InterpretDevice:
         if exchange is not None and (self._meeting is not None or exchange.only):
             assert self._meeting is not None, "there is no communicator"
             source, target = (self._resolve(place, "*fp32") for place in bound.args[:2])
+            assert isinstance(source, torch.Tensor) and isinstance(target, torch.Tensor)
             self._meeting.exchange(exchange.op, self._rank, source[: bound.exchanged], target)
             return
         spec = self._specs[bound.launch.object]

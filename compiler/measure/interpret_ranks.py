@@ -12,9 +12,9 @@ from ...runtime.executor.device import DeviceWork
 from ...runtime.format.exchange import EXCHANGE
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import Program
+from ..backends.triton.lockstep import Choose, Lockstep, next_one
 from ..backends.triton.spec import LaunchSpec
 from .interpret import InterpretDevice
-from .lockstep import Choose, Lockstep, next_one
 
 
 class RanksInterpreted(InterpretDevice):

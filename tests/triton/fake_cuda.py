@@ -46,8 +46,11 @@ class FakeHip:
         return partial(self._call, self._functions[name])
 
     def _call(self, name: str, *args: Any) -> int:
-        function = getattr(self._driver, name)
         given = [a.value for a in args if hasattr(a, "value")]
+        if name == "cuMemAllocUncached":
+            name = "cuMemAlloc"
+            given.pop()  # flags
+        function = getattr(self._driver, name)
         given = [self._handles.get(value, value) if isinstance(value, int) else value for value in given]
         if name == "cuMemAllocHost":
             given.pop()  # flags
@@ -68,6 +71,15 @@ class FakeHip:
     def hipDeviceGetName(self, text: Any, size: Any, device: Any) -> int:  # noqa: N802
         text.value = b"Fake GPU"
         return 0
+
+    def hipIpcGetMemHandle(self, found: Any, pointer: Any) -> int:  # noqa: N802
+        status, handle = self._driver.cuIpcGetMemHandle(pointer.value)
+        found._obj.reserved = handle.reserved
+        return status
+
+    def hipIpcOpenMemHandle(self, found: Any, handle: Any, flags: Any) -> int:  # noqa: N802
+        status, found._obj.value = self._driver.cuIpcOpenMemHandle(handle, flags.value)
+        return status
 
     @property
     def hipGetErrorString(self) -> Any:  # noqa: N802

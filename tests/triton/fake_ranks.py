@@ -22,13 +22,14 @@ import msgspec
 import pytest
 import torch
 from building import GpuEngine
-from fake_cuda import FakeDriver
+from fake_cuda import FakeDriver, FakeHip
+from icc.compiler.backends.triton.lockstep import Lockstep
 from icc.compiler.measure.interpret_ranks import Meeting
-from icc.compiler.measure.lockstep import Lockstep
 from icc.runtime.executor.cuda import ranked
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.rank_orders import Meet
 from icc.runtime.executor.cuda.ranked import FollowingCudaDevice, GpuRankHello, RankedCudaDevice
+from icc.runtime.executor.hip.bindings import HipApi
 from icc.runtime.executor.player import Player
 
 
@@ -77,11 +78,12 @@ class FakeNode:
 
     def __init__(
         self, engine: GpuEngine, seed: int = 0, ends: tuple[int, int] = (0, -1), hangs: tuple[int, int] = (0, -1),
-        capability: tuple[int, int] = (9, 0),
+        capability: tuple[int, int] = (9, 0), hip: bool = False,
     ) -> None:  # fmt: skip
         self.engine, self.random = engine, Random(seed)
         self.lockstep = Lockstep(lambda ready: self.random.choice(ready))
         self.drivers = [NodeDriver(self, capability=capability) for _ in range(engine.graph.ranks)]
+        self.bindings = [HipApi(FakeHip(driver)) if hip else driver for driver in self.drivers]
         self.ends, self.hangs = ends, hangs
         self.group: ThreadRanks | None = None
         self.nccl = FakeNccl(self)
@@ -115,7 +117,7 @@ class FakeNode:
             yield
 
     def player(self, **options: Any) -> Player[RankedCudaDevice]:
-        return Player(RankedCudaDevice(self.engine_of(0), cuda=Cuda(0, self.drivers[0]), **options))
+        return Player(RankedCudaDevice(self.engine_of(0), cuda=Cuda(0, self.bindings[0]), **options))
 
     def engine_of(self, rank: int) -> Any:
         packed = [self.engine.packed, *self.engine.others][rank]
@@ -139,7 +141,7 @@ class ThreadRanks:
         self.devices: dict[int, FollowingCudaDevice] = {}
         for hello in hellos:
             again = msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=GpuRankHello)
-            cuda = Cuda(again.device, node.drivers[again.rank])
+            cuda = Cuda(again.device, node.bindings[again.rank])
             self.devices[hello.rank] = FollowingCudaDevice(node.engine_of(again.rank), again, descriptor, cuda)
 
     @property

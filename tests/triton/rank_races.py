@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from icc.compiler.backends.triton.interpreter import launch
+from icc.compiler.backends.triton.lockstep import Lockstep
 from icc.compiler.backends.triton.spec import LaunchSpec
-from icc.compiler.measure.lockstep import Lockstep
 from races import Launch
 
 Arguments = Callable[[int], Sequence[torch.Tensor | int]]  # of a launch, by rank

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.backends.triton.kernels.collective import CollectiveKernel
+from icc.compiler.backends.triton.lockstep import Lockstep, StuckError
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.measure.lockstep import Lockstep, StuckError
 from icc.compiler.program.steps.collective import AllGather, AllReduce, Collective
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.exchange import EXCHANGE, GONE

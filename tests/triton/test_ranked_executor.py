@@ -50,14 +50,15 @@ def tokens(node: FakeNode) -> list[list[int]]:
         return [c.token_ids for c in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("ranks", "seed", "hip"), [(2, 0, False), *soak((2, 1, False), (4, 2, False)), (2, 3, True)])
 def test_ranks_give_the_tokens_of_one_whoever_is_ahead(
-    seed: int, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    ranks: int, seed: int, hip: bool, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = FakeNode(engine_of(2), seed)
+    """The last case under the names of HIP."""
+    node = FakeNode(engine_of(ranks), seed, hip=hip)
     with node.installed(monkeypatch):
         assert tokens(node) == expected
-    first, second = node.drivers
+    first, second = node.drivers[:2]
     assert first.graph_launches == second.graph_launches > 0 and first.eager_launches == second.eager_launches > 0
     assert not any(driver.live or driver.memory for driver in node.drivers)
     assert node.nccl.calls == []

@@ -182,8 +182,15 @@ class Cuda:
 
     # memory of other processes
 
+    def allocate_seen(self, nbytes: int) -> int:
+        """As `allocate`, memory whose changes other GPUs see while a kernel runs: on AMD's, that no cache holds."""
+        call = "cuMemAllocUncached" if hasattr(self.api, "cuMemAllocUncached") else "cuMemAlloc"
+        pointer = int(self.call(call, nbytes))
+        self._closers.append(lambda: self.call("cuMemFree", pointer))
+        return pointer
+
     def share(self, pointer: int) -> bytes:
-        """What another process opens memory by that `allocate` has given."""
+        """What another process opens memory by that `allocate_seen` has given."""
         return bytes(self.call("cuIpcGetMemHandle", pointer).reserved)
 
     def open_shared(self, handle: bytes) -> int:

@@ -17,7 +17,7 @@ class Peers:
     def __init__(self, cuda: Cuda, rank: int) -> None:
         self.rank = rank
         self.communicator: Communicator | None = None
-        self._cuda, self._own = cuda, cuda.allocate(EXCHANGE.nbytes)
+        self._cuda, self._own = cuda, cuda.allocate_seen(EXCHANGE.nbytes)
         cuda.zero(self._own, EXCHANGE.nbytes)
         cuda.wait()  # before others count there
         self._side = cuda.side_stream()

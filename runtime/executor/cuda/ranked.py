@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -74,7 +74,7 @@ class RankedCudaDevice(CudaDevice):
     """
 
     patience: ClassVar[float] = 60.0  # seconds that a step may take before a rank counts as lost
-    ranks: ClassVar[Any] = GpuRanks
+    ranks: ClassVar[type[GpuRanks]] = GpuRanks
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class RankedCudaDevice(CudaDevice):
             for rank in range(1, count)
         ]  # fmt: skip
         self.peers = peers
-        self.group = self.ranks(hellos, self._shared.descriptor, self)
+        self.group = group = self.ranks(hellos, self._shared.descriptor, self)
         nccl = find_nccl(engine.manifest.backend) if exchanges(self.plan) else None
-        meet = Meet([peers.handle, *self.group.handles], nccl.unique_id() if nccl else b"")
-        self.group.post(msgspec.msgpack.encode(meet))
+        meet = Meet([peers.handle, *group.handles], nccl.unique_id() if nccl else b"")
+        group.post(msgspec.msgpack.encode(meet))
         introduce(peers, meet, nccl, self.cuda)
-        self.group.begin(self.patience)
+        group.begin(self.patience)
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
         """To all ranks, by way of the shared memory."""

@@ -40,6 +40,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuStreamDestroy": ("hipStreamDestroy", (_PTR,)),
     "cuStreamSynchronize": ("hipStreamSynchronize", (_PTR,)),
     "cuMemAlloc": ("hipMalloc", (_NEW, _COUNT)),
+    "cuMemAllocUncached": ("hipExtMallocWithFlags", (_NEW, _COUNT, c_uint(3))),  # hipDeviceMallocUncached
     "cuMemFree": ("hipFree", (_PTR,)),
     "cuMemAllocHost": ("hipHostMalloc", (_NEW, _COUNT, c_uint(0))),
     "cuMemFreeHost": ("hipHostFree", (_PTR,)),

@@ -27,7 +27,7 @@ _PER_THREAD = 8
 
 
 @dataclass(frozen=True)
-class CollectiveKernel(StepKernel[steps.Collective]):
+class CollectiveKernel(StepKernel[steps.AllReduce | steps.AllGather]):
     """y = what all ranks have, summed or one behind the other."""
 
     template: ClassVar[str] = "triton/collective.py.jinja"
@@ -36,7 +36,7 @@ class CollectiveKernel(StepKernel[steps.Collective]):
     arguments: tuple[Arg, ...] = ()
 
     @classmethod
-    def refusal(cls, step: steps.Collective) -> str:
+    def refusal(cls, step: steps.AllReduce | steps.AllGather) -> str:
         if step.x.dtype != "f32" or step.y.dtype != "f32":
             return "ranks exchange float32 only"
         if step.ranks > MAX_RANKS:
