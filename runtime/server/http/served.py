@@ -34,10 +34,11 @@ _POLL_S = 0.05
 class Served:
     """Puts the parts of a server together, starts, drains and stops them. `app` may be asked after `start`.
 
-    IccError where an option is wrong; where the engine cannot be loaded, `start` raises one.
+    around: middleware that stands before the routes, behind the keys. IccError where an option is wrong; where the
+    engine cannot be loaded, `start` raises one.
     """
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> None:
         self._drain_s = options.drain_s
         store = None if options.batch_store is None else BatchStore(options.batch_store)
         secret = None if store is None else store.secret()
@@ -84,7 +85,7 @@ class Served:
             core.changes,
             self._batches,
         )
-        self._gate = ClientGate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
+        self._gate = ClientGate(around(build_app(parts)), keys, metrics, core.generator.admission, options.cors_origins)
         self.app: ASGIApp = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
 
     async def start(self) -> None:

@@ -1,0 +1,110 @@
+"""`icc serve --ray`: starts or joins a cluster, deploys an engine there, and waits until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import sys
+from typing import Any
+
+from ..errors import IccError, UsageError
+from ..server.http.serve import check_bind
+from ..server.options import ServeOptions
+from .app import check_options, deployment
+from .library import import_ray
+from .options import RayOptions
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SAID = re.compile(r"icc\.runtime\.errors\.\w+: (.+)")  # what a replica could not start for, in a traceback
+
+
+def serve(options: ServeOptions, ray_options: RayOptions) -> int:
+    """Serve an engine with the machines of a cluster; the exit code. SIGTERM ends it, and lets requests end before;
+    SIGHUP deploys what is in the engine's directory now. IccError where the engine or the cluster cannot be used."""
+    check_options(options, ray_options)
+    check_bind(options.host, options.api_key_file is not None)
+    ray = import_ray()
+    own = _join(ray, ray_options.address)
+    try:
+        signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in _SIGNALS:  # Ray sets handlers of its own when it starts
+            signal.signal(number, lambda got, frame: signals.put(got))
+        host, port = _start(options, ray_options)
+        _deploy(options, ray_options)
+        print(f"serving {ray_options.app} on http://{host}:{port}", flush=True)
+        if ray_options.detach:
+            return 0
+        while signals.get() == signal.SIGHUP:
+            _again(options, ray_options)
+        ray.serve.delete(ray_options.app)
+        return 0
+    finally:
+        if own:
+            ray.serve.shutdown()
+        ray.shutdown()
+
+
+def _join(ray: Any, address: str | None) -> bool:
+    """Whether the cluster was started here, and ends here. UsageError where there is none at the address."""
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    try:
+        more = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, namespace="serve", logging_level="warning", **more)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        words = str(error).strip().splitlines()[:1] or ["no answer"]
+        raise UsageError(f"--ray-address {address}: {words[0]}", "start a cluster: ray start --head") from error
+    return address == "local"
+
+
+def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
+    """Have Ray Serve listen; where it does."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions, ProxyLocation
+
+    places = {"every": ProxyLocation.EveryNode, "head": ProxyLocation.HeadOnly}
+    port = options.port or _free_port(options.host)
+    http = HTTPOptions(host=options.host, port=port, root_path=options.root_path)
+    serve.start(proxy_location=places[ray_options.proxies], http_options=http)
+    return options.host, port
+
+
+def _deploy(options: ServeOptions, ray_options: RayOptions) -> None:
+    """Deploy, or upgrade what runs. IccError if the replicas cannot be started."""
+    from ray import serve
+
+    try:
+        serve.run(deployment(options, options=ray_options), name=ray_options.app, route_prefix="/")
+    except RuntimeError as error:
+        raise IccError(f"Ray could not start the engine: {_why(ray_options.app) or _last(str(error))}") from error
+
+
+def _again(options: ServeOptions, ray_options: RayOptions) -> None:
+    try:
+        _deploy(options, ray_options)
+    except IccError as error:
+        print(f"SIGHUP: the engine stays as it is: {error.message}", file=sys.stderr, flush=True)
+    else:
+        print("SIGHUP: the engine was deployed anew", file=sys.stderr, flush=True)
+
+
+def _why(app: str) -> str:
+    """What an application could not start for, as a replica said it; "" where none said anything."""
+    from ray import serve
+
+    found = serve.status().applications.get(app)
+    text = "" if found is None else "\n".join(one.message for one in found.deployments.values())
+    said = _SAID.findall(text)
+    return said[-1] if said else _last(text)
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listener:
+        return listener.getsockname()[1]
