@@ -13,9 +13,10 @@ from ..format.load import read_manifest
 from ..format.manifest import Manifest
 from ..options import LoadOptions
 from ..server.options import ServeOptions, adapter_paths
+from .choosing import STATS_S
 from .library import import_ray
 from .options import RayOptions
-from .resources import replica_place
+from .resources import ReplicaPlace, replica_place
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -64,14 +65,14 @@ def deployment(
     given = given if replicas is None else replace(given, replicas=replicas)
     ray = options or RayOptions()
     ray = replace(ray, scale=autoscale or ray.scale, cpus=ray.cpus if cpus is None else cpus)
-    check_options(given, ray)
-    manifest = read_manifest(Path(given.load.path))
+    manifest, place = planned(given, ray)
     import_ray()
-    return _application(given, ray, manifest)
+    return _application(given, ray, manifest, place)
 
 
-def check_options(serve: ServeOptions, ray: RayOptions) -> None:
-    """UsageError for what several servers cannot have, or not as many as these."""
+def planned(serve: ServeOptions, ray: RayOptions) -> tuple[Manifest, ReplicaPlace]:
+    """The engine's manifest, and what a replica needs of a machine. UsageError for what several servers cannot have, or
+    not as many as these; EngineFormatError."""
     for name, words in _ALONE.items():
         if getattr(serve, name) is not None:
             raise UsageError(words)
@@ -79,16 +80,17 @@ def check_options(serve: ServeOptions, ray: RayOptions) -> None:
         raise UsageError(f"--replicas {serve.replicas} is not from 1 to 1024")
     if ray.scale is not None and serve.replicas != 1:
         raise UsageError("--replicas and --ray-autoscale contradict each other", "give one of them")
+    manifest = read_manifest(Path(serve.load.path))
+    return manifest, replica_place(serve.load, manifest, ray)
 
 
-def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest) -> Application:
+def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest, place: ReplicaPlace) -> Application:
     from ray.serve import deployment as of_class
     from ray.serve import ingress
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     from .replica import EngineReplica
 
-    place = replica_place(serve.load, manifest, ray)
     most = serve.replicas if ray.scale is None else ray.scale[1]
     each = _absolute(replace(serve, load=place.load, replicas=1))
     scaling: dict[str, Any] = {"num_replicas": serve.replicas}
@@ -134,13 +136,11 @@ def _routing(serve: ServeOptions, manifest: Manifest, most: int) -> dict[str, An
         return {}
     from ray.serve.config import RequestRouterConfig
 
-    from .request_router import STATS_S
-
     names = serve.name.split(",") if serve.name else [Path(serve.load.path).name.removesuffix(".engine")]
     return {
         "request_router_config": RequestRouterConfig(
             request_router_class=f"{__package__}.request_router:PrefixRouter",
-            request_router_kwargs={"names": ["", *names]},
+            request_router_kwargs={"models": ["", *names]},
             request_routing_stats_period_s=STATS_S,
         )
     }

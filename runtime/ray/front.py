@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
-from ray.serve.exceptions import RayServeException
 from starlette.types import Receive, Scope, Send
 
 from .asked import read_asked
 
+log = logging.getLogger("icc.serve")
 _PATH = "/internal/route"  # where Ray's HAProxy asks
 
 
@@ -30,7 +31,8 @@ class RouteApp:
                 replica = found._replica
                 where = replica.backend_http_endpoint
                 name = replica.replica_id.to_full_id_str()
-        except (RayServeException, RuntimeError) as error:
+        except Exception as error:  # whatever it is, HAProxy must get an answer
+            log.warning("no replica for a request: %s", error)
             return await _answer(send, 503, {"detail": str(error)[:300]})
         if where is None:
             return await _answer(send, 503, {"detail": "the replica has no address"})

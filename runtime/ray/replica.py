@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
 
-from ..errors import EngineChangedError, IccError
-from ..format.load import read_manifest
+from ..errors import IccError
 from ..server.engine.engine_client import EngineClient
 from ..server.http.served import Served
 from ..server.log import LogOptions, configure
 from ..server.options import ServeOptions
 from .refused import RefuseChanges
+from .same_engine import check_engine
 from .scaling import LOAD, replica_load
 
 
@@ -67,17 +66,6 @@ class EngineReplica:
     def _engine(self) -> EngineClient:
         [engine] = self._served.core.engine.replicas
         return engine
-
-
-def check_engine(path: Path, digest: str) -> None:
-    """EngineChangedError unless the engine at `path` is the one of that digest ("": any)."""
-    found = read_manifest(path).digest
-    if digest and found != digest:
-        raise EngineChangedError(
-            f"{path} on {socket.gethostname()} is another engine ({found[:12]}) than the one that was deployed "
-            f"({digest[:12]})",
-            "copy the engine to the same path of every machine, or use a file system that they share",
-        )
 
 
 def routing_stats(engine: EngineClient) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def replica_place(load: LoadOptions, manifest: Manifest, options: RayOptions) ->
         if load.cores is not None:
             raise UsageError("--cores is of one machine, and Ray places replicas on several", "give --ray-cpus N")
         cpus = options.cpus or float(load.threads or usable_cores(None))
-        if cpus < ranks:
+        if cpus < ranks > 1:
             raise UsageError(f"--ray-cpus {cpus:g} is fewer than the {ranks} ranks of the engine")
         kept = {"CPU": cpus}
         load = replace(load, threads=load.threads or max(int(cpus), 1))

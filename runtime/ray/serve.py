@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import signal
@@ -13,8 +12,8 @@ from typing import Any
 from ..errors import IccError, UsageError
 from ..server.http.serve import check_bind
 from ..server.options import ServeOptions
-from .app import check_options, deployment
-from .library import import_ray
+from .app import deployment, planned
+from .cluster import address_of, joined
 from .options import RayOptions
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -24,39 +23,27 @@ _SAID = re.compile(r"icc\.runtime\.errors\.\w+: (.+)")  # what a replica could n
 def serve(options: ServeOptions, ray_options: RayOptions) -> int:
     """Serve an engine with the machines of a cluster; the exit code. SIGTERM ends it, and lets requests end before;
     SIGHUP deploys what is in the engine's directory now. IccError where the engine or the cluster cannot be used."""
-    check_options(options, ray_options)
+    planned(options, ray_options)  # what is wrong is said before anything starts
     check_bind(options.host, options.api_key_file is not None)
-    ray = import_ray()
-    own = _join(ray, ray_options.address)
-    try:
-        signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in _SIGNALS:  # Ray sets handlers of its own when it starts
-            signal.signal(number, lambda got, frame: signals.put(got))
-        host, port = _start(options, ray_options)
-        _deploy(options, ray_options)
-        print(f"serving {ray_options.app} on http://{host}:{port}", flush=True)
-        if ray_options.detach:
-            return 0
-        while signals.get() == signal.SIGHUP:
-            _again(options, ray_options)
-        ray.serve.delete(ray_options.app)
+    if ray_options.detach and not address_of(ray_options.address):
+        raise UsageError("--ray-detach leaves the engine in a cluster", "ray start --head, and --ray-address auto")
+    with joined(ray_options.address) as ray:
+        return _serve(ray, options, ray_options)
+
+
+def _serve(ray: Any, options: ServeOptions, ray_options: RayOptions) -> int:
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in _SIGNALS:  # Ray sets handlers of its own when it starts
+        signal.signal(number, lambda got, frame: signals.put(got))
+    host, port = _start(options, ray_options)
+    _deploy(options, ray_options)
+    print(f"serving {ray_options.app} on http://{host}:{port}", flush=True)
+    if ray_options.detach:
         return 0
-    finally:
-        if own:
-            ray.serve.shutdown()
-        ray.shutdown()
-
-
-def _join(ray: Any, address: str | None) -> bool:
-    """Whether the cluster was started here, and ends here. UsageError where there is none at the address."""
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    try:
-        more = {"include_dashboard": False} if address == "local" else {}
-        ray.init(address=address, namespace="serve", logging_level="warning", **more)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        words = str(error).strip().splitlines()[:1] or ["no answer"]
-        raise UsageError(f"--ray-address {address}: {words[0]}", "start a cluster: ray start --head") from error
-    return address == "local"
+    while signals.get() == signal.SIGHUP:
+        _again(options, ray_options)
+    ray.serve.delete(ray_options.app)
+    return 0
 
 
 def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
