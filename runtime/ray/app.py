@@ -92,7 +92,7 @@ def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest, place
     from .replica import EngineReplica
 
     most = serve.replicas if ray.scale is None else ray.scale[1]
-    each = _absolute(replace(serve, load=place.load, replicas=1))
+    each = _absolute(replace(serve, load=place.load, replicas=1, name=_names(serve)))
     scaling: dict[str, Any] = {"num_replicas": serve.replicas}
     if ray.scale is not None:
         policy = AutoscalingPolicy(policy_function=f"{__package__}.scaling:policy")
@@ -122,8 +122,9 @@ def _together(bundles: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _absolute(serve: ServeOptions) -> ServeOptions:
-    """Paths as they are named on every machine, whatever its processes' working directories are."""
-    load = replace(serve.load, path=str(Path(serve.load.path).absolute()))
+    """Paths as they are named on every machine, whatever its processes' working directories are. A link to an engine is
+    followed now: replicas that run keep their engine when it leads to the next."""
+    load = replace(serve.load, path=str(Path(serve.load.path).resolve()))
     found = {name: value.absolute() for name, value in vars(serve).items() if isinstance(value, Path)}
     if serve.chat_template is not None and not serve.chat_template.exists():
         del found["chat_template"]  # one of the model's own, by its name
@@ -131,16 +132,20 @@ def _absolute(serve: ServeOptions) -> ServeOptions:
     return replace(serve, load=load, lora=lora, **found)
 
 
+def _names(serve: ServeOptions) -> str:
+    """What requests call the model: of a link to an engine its name, which stays when it leads to the next."""
+    return serve.name or Path(serve.load.path).absolute().name.removesuffix(".engine")
+
+
 def _routing(serve: ServeOptions, manifest: Manifest, most: int) -> dict[str, Any]:
     if most == 1:
         return {}
     from ray.serve.config import RequestRouterConfig
 
-    names = serve.name.split(",") if serve.name else [Path(serve.load.path).name.removesuffix(".engine")]
     return {
         "request_router_config": RequestRouterConfig(
             request_router_class=f"{__package__}.request_router:PrefixRouter",
-            request_router_kwargs={"models": ["", *names]},
+            request_router_kwargs={"models": ["", *_names(serve).split(",")]},
             request_routing_stats_period_s=STATS_S,
         )
     }

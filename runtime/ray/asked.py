@@ -57,10 +57,14 @@ def _content(fields: dict[str, msgspec.Raw]) -> Iterator[bytes]:
         value = msgspec.json.decode(raw)
         if isinstance(value, str):
             yield value.encode()
-        elif name == "prompt" and isinstance(value, list) and all(type(one) is int for one in value):
-            yield array("q", value).tobytes() if any(abs(one) >> 31 for one in value) else array("i", value).tobytes()
+        elif name == "prompt" and isinstance(value, list) and all(map(_is_token, value)):
+            yield array("i", value).tobytes()
         elif isinstance(value, list):  # not as a list: what follows a message would differ from its end
             for one in value:
                 yield one.encode() if isinstance(one, str) else msgspec.json.encode(one, order="deterministic")
         else:
             yield msgspec.json.encode(value, order="deterministic")
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31

@@ -58,10 +58,6 @@ class EngineReplica:
         slots, blocks = _room(engine)
         return {LOAD: replica_load(engine.stats, slots, blocks)}
 
-    async def pids(self) -> dict[str, int | None]:
-        """The process of the replica, and that of its engine: for tests and for whoever looks what runs where."""
-        return {"replica": os.getpid(), "engine": self._engine.pid}
-
     @property
     def _engine(self) -> EngineClient:
         [engine] = self._served.core.engine.replicas
