@@ -14,6 +14,7 @@ from ..format.manifest import Manifest
 from ..options import LoadOptions
 from ..server.options import ServeOptions, adapter_paths
 from .choosing import STATS_S
+from .cluster import has_room
 from .library import import_ray
 from .options import RayOptions
 from .resources import ReplicaPlace, replica_place
@@ -53,8 +54,8 @@ def deployment(
         serve: other fields of ServeOptions, such as `api_key_file` and `drain_s`.
 
     Requests go to the replica that computes them the soonest, by prefix, adapter, queue and KV use. An application of
-    the same name that runs is upgraded: replicas of the new engine are there before those of the old one end, and what
-    runs is finished for up to `drain_s` seconds.
+    the same name that runs is upgraded, replica by replica: where there is room, a new one is there before an old one
+    ends, and what runs is finished for up to `drain_s` seconds.
 
     Raises:
         MissingExtraError: Ray Serve is not installed.
@@ -110,7 +111,8 @@ def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest, place
         health_check_timeout_s=max(serve.watchdog_s, HEALTH_S),
         graceful_shutdown_timeout_s=serve.drain_s,
         graceful_shutdown_wait_loop_s=0.2,
-        max_surge_percent=max(ceil(100 / most), 20),  # of an upgrade: a new replica before an old one ends
+        # of an upgrade: a new replica before an old one ends, or Ray waits for its room for ever
+        max_surge_percent=max(ceil(100 / most), 20) if has_room(place) else 0,
         **_routing(serve, manifest, most),
         **scaling,
     ).bind(each, manifest.digest)
@@ -159,6 +161,11 @@ def _routed(engine: Application) -> Application:
     from .front import Front
 
     front = of_class(
-        ingress()(Front), name="router", num_replicas=1, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=4096
+        ingress()(Front),
+        name="router",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=4096,
+        max_surge_percent=100,
     )
     return engine._with_ingress_request_router(front.bind(engine))

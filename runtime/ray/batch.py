@@ -50,7 +50,7 @@ def run_on_ray(
 
     def answer(lines: list[BatchLine], done: Done) -> None:
         with joined(options.address) as ray:
-            count = engines or room(ray.cluster_resources(), place)
+            count = engines or max(place.fits(ray.cluster_resources()), 1)
             each = 2 * manifest.limits.max_batch_size
             found = {name: str(path.absolute()) for name, path in adapters.items()}
             actors = [_Actor(ray, place, manifest.digest, found, each) for _ in range(min(count, len(lines)))]
@@ -58,13 +58,6 @@ def run_on_ray(
 
     import_ray()
     answer_file(source, target, answer)
-
-
-def room(resources: Mapping[str, float], place: ReplicaPlace) -> int:
-    """How many engines a cluster has room for, as far as its sums say; at least one."""
-    wanted = {"CPU": place.actor["num_cpus"], "GPU": place.actor.get("num_gpus", 0), **place.actor.get("resources", {})}
-    fits = [int(resources.get(name, 0) // number) for name, number in wanted.items() if number]
-    return max(min(fits, default=1), 1)
 
 
 async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each: int, done: Done) -> None:

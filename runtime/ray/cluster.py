@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .library import end_haproxy, import_ray, prepare_own
+from .resources import ReplicaPlace
 
 
 def address_of(given: str | None) -> str:
@@ -44,3 +45,11 @@ def _join(ray: Any, address: str) -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         words = str(error).strip().splitlines()[:1] or ["no answer"]
         raise UsageError(f"--ray-address {address}: {words[0]}", "start a cluster: ray start --head") from error
+
+
+def has_room(place: ReplicaPlace) -> bool:
+    """Whether a machine of the cluster that this process is of has room for one more replica now."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    return ray.is_initialized() and any(place.fits(free) for free in available_resources_per_node().values())

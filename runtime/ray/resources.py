@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,17 @@ class ReplicaPlace:
     load: LoadOptions
     actor: dict[str, Any]
     bundles: list[dict[str, float]] | None
+
+    def fits(self, resources: Mapping[str, float]) -> int:
+        """How many replicas have room in so much, as Ray counts it."""
+        wanted = {
+            "CPU": self.actor["num_cpus"],
+            "GPU": self.actor.get("num_gpus", 0),
+            **self.actor.get("resources", {}),
+        }
+        return min(
+            (int(resources.get(name, 0) / number + 1e-6) for name, number in wanted.items() if number), default=0
+        )
 
 
 def replica_place(load: LoadOptions, manifest: Manifest, options: RayOptions) -> ReplicaPlace:

@@ -16,7 +16,6 @@ from .app import deployment, planned
 from .cluster import address_of, joined
 from .options import RayOptions
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAID = re.compile(r"icc\.runtime\.errors\.\w+: (.+)")  # what a replica could not start for, in a traceback
 
 
@@ -32,9 +31,7 @@ def serve(options: ServeOptions, ray_options: RayOptions) -> int:
 
 
 def _serve(ray: Any, options: ServeOptions, ray_options: RayOptions) -> int:
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in _SIGNALS:  # Ray sets handlers of its own when it starts
-        signal.signal(number, lambda got, frame: signals.put(got))
+    signals = _signals()
     host, port = _start(options, ray_options)
     _deploy(options, ray_options)
     print(f"serving {ray_options.app} on http://{host}:{port}", flush=True)
@@ -44,6 +41,23 @@ def _serve(ray: Any, options: ServeOptions, ray_options: RayOptions) -> int:
         _again(options, ray_options)
     ray.serve.delete(ray_options.app)
     return 0
+
+
+def _signals() -> queue.SimpleQueue[int]:
+    """The signals that come. The second that ends the command does so at once, whatever Ray is waited for."""
+    found: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ends = [signal.SIGTERM, signal.SIGINT]
+
+    def got(number: int, frame: object) -> None:
+        found.put(number)
+        if number in ends:
+            ends.append(number)
+        if len(ends) > 3:
+            raise KeyboardInterrupt
+
+    for number in (*ends, signal.SIGHUP):  # Ray sets handlers of its own when it starts
+        signal.signal(number, got)
+    return found
 
 
 def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:

@@ -36,7 +36,7 @@ def test_a_turn_begins_as_the_turn_before() -> None:
     assert len(two.keys) > len(one.keys) and two.length == pytest.approx(len(json.dumps(second)) / 4, rel=0.1)
     other = asked(model="m", messages=[{"role": "system", "content": "b" + LONG}, *first[1:]])
     assert shared(one, other) == 0
-    written = read_asked(json.dumps({"messages": first, "model": "m"}, indent=2).encode())  # as another client writes it
+    written = read_asked(json.dumps({"messages": first, "model": "m"}, indent=2).encode())
     assert written == one
 
 
