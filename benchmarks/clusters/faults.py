@@ -147,6 +147,7 @@ class Ground:
     async def run(self, scenario: str) -> dict:
         """One scenario under load: how the requests ended that it may have touched."""
         before = {process.pid for process in processes("ServeReplica:icc:engine")}
+        routers, asked = running("router"), {process.pid for process in processes("ServeReplica:icc:router")}
         load = Load(self.server, self.given.streams, self.given.tokens)
         load.start()
         await asyncio.sleep(self.given.seconds)
@@ -159,7 +160,8 @@ class Ground:
                 return not now & before and running() == self.given.nodes
             if scenario in ("replica", "node"):
                 return now != before and running() == self.given.nodes
-            return running() == self.given.nodes and running("router") == 1
+            changed = scenario != "router" or {process.pid for process in processes("ServeReplica:icc:router")} != asked
+            return changed and running() == self.given.nodes and running("router") == routers
 
         await asyncio.sleep(1.0)
         took = await until(back, self.given.patience)

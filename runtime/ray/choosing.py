@@ -18,7 +18,15 @@ from .asked import Asked
 STATS_S = 1.0
 _KEPT_S = 1.5 * STATS_S  # a request that was sent so long ago is among what the replica says of itself
 _CAPACITY = 1 << 20  # tokens of a replica's cache, until it says how many
-NO_STATS: dict[str, Any] = {"waiting": 0, "sequences": 0, "slots": 1, "usage": 0.0, "tokens": _CAPACITY, "adapters": []}
+NO_STATS: dict[str, Any] = {
+    "waiting": 0,
+    "sequences": 0,
+    "slots": 1,
+    "usage": 0.0,
+    "tokens": _CAPACITY,
+    "ready": True,
+    "adapters": [],
+}
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -39,6 +47,7 @@ class Chooser(Generic[Name]):
         stats = {number: NO_STATS | dict(replicas[name]) for number, name in names.items()}
         loads = [replica_load(number, stats[number], self._sent, adapter) for number in names]
         found = self._router.ranked(asked.keys, asked.length, loads)
+        found.sort(key=lambda one: not stats[one[0].replica]["ready"])  # an engine that is started again comes last
         best, tokens = found[0]
         self._sent.add(best.replica, tokens)
         self._router.ran(best.replica, asked.keys, stats[best.replica]["tokens"])

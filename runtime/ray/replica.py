@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import IccError
 from ..server.engine.engine_client import EngineClient
@@ -34,13 +34,16 @@ class EngineReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What answers requests. Ray Serve asks for it when the engine is loaded."""
-        return self._served.app
+        return self._answer
 
-    async def __del__(self) -> None:
-        """Ray Serve ends the replica: what ran has ended by now, or its time was up."""
-        served: Served | None = getattr(self, "_served", None)
-        if served is not None:
-            await served.stop()
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            return await self._served.app(scope, receive, send)
+        await receive()
+        await send({"type": "lifespan.startup.complete"})  # the engine is loaded before
+        await receive()
+        await self._served.stop()  # what ran has ended by now, or its time was up
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def check_health(self) -> None:
         """IccError while the engine takes no requests. It is started again here where it has died; where that does not
@@ -50,7 +53,8 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """How the replica is, for PrefixRouter."""
-        return routing_stats(self._engine)
+        limits = self._served.core.model.manifest.limits
+        return routing_stats(self._engine, limits.max_batch_size * limits.max_seq_len)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """How busy the replica is, for `scaling.policy`."""
@@ -64,8 +68,8 @@ class EngineReplica:
         return engine
 
 
-def routing_stats(engine: EngineClient) -> dict[str, Any]:
-    """What an engine process has to do, as NO_STATS of request_router.py has it."""
+def routing_stats(engine: EngineClient, tokens: int) -> dict[str, Any]:
+    """What an engine process has to do, as NO_STATS of choosing.py has it. tokens: that its cache holds at most."""
     slots, blocks = _room(engine)
     told = engine.adapters
     named = [] if told is None else [*told.resident, *told.awaited]
@@ -74,7 +78,8 @@ def routing_stats(engine: EngineClient) -> dict[str, Any]:
         "sequences": sum(prompt.stream.left[prompt.submit.id] for prompt in engine.open),
         "slots": slots,
         "usage": engine.stats.blocks_used / max(blocks, 1),
-        "tokens": 0 if engine.facts is None else engine.facts.max_batch_size * engine.facts.max_seq_len,
+        "tokens": tokens,
+        "ready": engine.takes,
         "adapters": sorted({*named, *(prompt.submit.adapter for prompt in engine.open)} - {""}),
     }
 

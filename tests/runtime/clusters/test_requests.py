@@ -74,7 +74,16 @@ class Clock:
 
 
 def stats(**changes: Any) -> dict[str, Any]:
-    return {"waiting": 0, "sequences": 0, "slots": 8, "usage": 0.0, "tokens": 100_000, "adapters": [], **changes}
+    return {
+        "waiting": 0,
+        "sequences": 0,
+        "slots": 8,
+        "usage": 0.0,
+        "tokens": 100_000,
+        "ready": True,
+        "adapters": [],
+        **changes,
+    }
 
 
 def test_a_conversation_stays_on_its_replica() -> None:
@@ -100,6 +109,8 @@ def test_what_was_sent_counts_until_the_replica_says_so() -> None:
     clock.now += 2 * STATS_S  # they say that they are idle
     assert chooser.ranked(asked(model="m", prompt="z" * 400), idle)[0] == "a"
     assert chooser.ranked(asked(model="m", prompt="z" * 100), {"a": stats(usage=0.95), "b": stats()})[0] == "b"
+    gone = {"a": stats(ready=False), "b": stats(sequences=9, usage=1.0)}
+    assert chooser.ranked(asked(model="m", prompt="y"), gone) == ["b", "a"]
 
 
 def test_an_adapter_is_where_it_is_resident() -> None:
