@@ -34,16 +34,7 @@ class EngineReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What answers requests. Ray Serve asks for it when the engine is loaded."""
-        return self._answer
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            return await self._served.app(scope, receive, send)
-        await receive()
-        await send({"type": "lifespan.startup.complete"})  # the engine is loaded before
-        await receive()
-        await self._served.stop()  # what ran has ended by now, or its time was up
-        await send({"type": "lifespan.shutdown.complete"})
+        return _WithEnd(self._served)
 
     async def check_health(self) -> None:
         """IccError while the engine takes no requests. It is started again here where it has died; where that does not
@@ -66,6 +57,22 @@ class EngineReplica:
     def _engine(self) -> EngineClient:
         [engine] = self._served.core.engine.replicas
         return engine
+
+
+class _WithEnd:
+    """The server as an ASGI application whose lifespan, which Ray Serve ends with the replica, ends the engine."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            return await self._served.app(scope, receive, send)
+        await receive()
+        await send({"type": "lifespan.startup.complete"})  # the engine is loaded before
+        await receive()
+        await self._served.stop()  # what ran has ended by now, or its time was up
+        await send({"type": "lifespan.shutdown.complete"})
 
 
 def routing_stats(engine: EngineClient, tokens: int) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from icc.runtime.options import LoadOptions
 from icc.runtime.ray.choosing import NO_STATS
 from icc.runtime.ray.replica import EngineReplica
 from icc.runtime.server.options import ServeOptions
+from uvicorn import Config
+from uvicorn.lifespan.on import LifespanOn
 
 
 async def made(engine: Path, digest: str) -> EngineReplica:
@@ -49,20 +51,6 @@ class Call:
         self.parts.append(message.get("body", b""))
 
 
-async def stopped(replica: EngineReplica) -> None:
-    """As Ray Serve ends it."""
-    told, said = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}], list[str]()
-
-    async def receive() -> dict[str, Any]:
-        return told.pop(0)
-
-    async def send(message: dict[str, Any]) -> None:
-        said.append(message["type"])
-
-    await replica.__serve_build_asgi_app__()({"type": "lifespan"}, receive, send)
-    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"] and replica._engine.pid is None
-
-
 async def until(check: Callable[[], bool]) -> None:
     for _ in range(1000):
         if check():
@@ -78,10 +66,14 @@ def test_a_replica_answers_and_says_how_it_is(make_engine: Callable[..., Path]) 
         with pytest.raises(EngineChangedError):
             await made(engine, "0" * 64)
         replica = await made(engine, read_manifest(engine).digest)
+        lifespan = LifespanOn(Config(replica.__serve_build_asgi_app__(), lifespan="on", log_config=None))  # as Ray
+        await lifespan.startup()
         try:
+            assert not lifespan.should_exit
             await used(replica)
         finally:
-            await stopped(replica)
+            await lifespan.shutdown()
+        assert replica._engine.pid is None
 
     async def used(replica: EngineReplica) -> None:
         app = replica.__serve_build_asgi_app__()
