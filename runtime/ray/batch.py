@@ -32,7 +32,9 @@ class Lost(Exception):
 class Answering(Protocol):
     """An engine somewhere: takes a line, as JSON, and gives its status and its result, or raises Lost."""
 
-    async def answer(self, line: bytes) -> tuple[int, bytes]: ...
+    async def answer(self, line: bytes) -> tuple[int, bytes]:
+        """The status and the result of a line."""
+        ...
 
 
 def run_on_ray(

@@ -21,8 +21,8 @@ def replica_load(stats: Stats, slots: int, blocks: int) -> float:
 
 
 def replicas_wanted(loads: Mapping[Any, float], now: int) -> int:
-    """So many replicas that each has TARGET of its work, if those that are there, `now` of them, share it evenly; the
-    mean stands for one that has not said anything yet."""
+    """How many replicas have TARGET of their work each, if they share what the `now` that are there have; the mean
+    stands for one that has not said anything yet."""
     if not loads:
         return now
     mean = sum(loads.values()) / len(loads)

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 from ..errors import IccError, UsageError
@@ -16,6 +17,7 @@ from .app import deployment, planned
 from .cluster import address_of, joined
 from .options import RayOptions
 
+_LISTEN_S = 120.0
 _SAID = re.compile(r"icc\.runtime\.errors\.\w+: (.+)")  # what a replica could not start for, in a traceback
 
 
@@ -34,6 +36,7 @@ def _serve(ray: Any, options: ServeOptions, ray_options: RayOptions) -> int:
     signals = _signals()
     host, port = _start(options, ray_options)
     _deploy(options, ray_options)
+    _wait_until_listening(host, port)
     print(f"serving {ray_options.app} on http://{host}:{port}", flush=True)
     if ray_options.detach:
         return 0
@@ -63,13 +66,29 @@ def _signals() -> queue.SimpleQueue[int]:
 def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
     """Have Ray Serve listen; where it does."""
     from ray import serve
+    from ray.exceptions import RayError
     from ray.serve.config import HTTPOptions, ProxyLocation
 
     places = {"every": ProxyLocation.EveryNode, "head": ProxyLocation.HeadOnly}
     port = options.port or _free_port(options.host)
     http = HTTPOptions(host=options.host, port=port, root_path=options.root_path)
-    serve.start(proxy_location=places[ray_options.proxies], http_options=http)
+    try:
+        serve.start(proxy_location=places[ray_options.proxies], http_options=http)
+    except (RayError, TimeoutError):  # a proxy that took long to start was started again
+        serve.start(proxy_location=places[ray_options.proxies], http_options=http)
     return options.host, port
+
+
+def _wait_until_listening(host: str, port: int) -> None:
+    """Until HAProxy takes connections. IccError where it does not."""
+    end = time.monotonic() + _LISTEN_S
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=5).close()
+        except OSError as error:
+            if time.monotonic() > end:
+                raise IccError(f"Ray Serve does not listen on {host}:{port}", "is the port taken?") from error
+            time.sleep(0.1)
 
 
 def _deploy(options: ServeOptions, ray_options: RayOptions) -> None:
