@@ -159,7 +159,7 @@ class Ground:
             if scenario == "upgrade":
                 return not now & before and running() == self.given.nodes
             if scenario in ("replica", "node"):
-                return now != before and running() == self.given.nodes
+                return now != before and len(now) == self.given.nodes and running() == self.given.nodes
             changed = scenario != "router" or {process.pid for process in processes("ServeReplica:icc:router")} != asked
             return changed and running() == self.given.nodes and running("router") == routers
 

@@ -20,7 +20,7 @@ from .resources import replica_place
 from .stored import RowAnswer, StoredAnswers, row_key
 
 if TYPE_CHECKING:
-    from ray.data import Dataset
+    from ray.data import Dataset  # pyright: ignore[reportMissingImports]
 
     from ..llm import LLM
 
@@ -60,7 +60,7 @@ def map_batches(
     manifest = read_manifest(Path(load.path))
     place = replica_place(load, manifest, RayOptions(cpus=cpus))
     import_ray()
-    import ray.data as data
+    import ray.data as data  # pyright: ignore[reportMissingImports]
 
     options = msgspec.json.decode(place.load.to_json())
     options["path"] = str(Path(load.path).absolute())

@@ -23,8 +23,6 @@ SETTINGS = {
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
     # HAProxy keeps so much of a body for that: 2 x this x connections, by default 8 MiB
     "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(256 << 10),
-    # what a replica did not begin, because it or its engine was gone, another gets (conn-failure)
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503",
     # when replicas come and go, HAProxy is started anew; the one before goes on with its streams for so long (120)
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     # a replica that ends stays reachable for so long, until every HAProxy knows; later ones ask another (30)
@@ -67,8 +65,8 @@ def import_ray() -> ModuleType:
     """The package ray. MissingExtraError where it, or Ray Serve's part of it, is not installed."""
     prepare()
     try:
-        import ray
-        import ray.serve
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.serve  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         words = f"Ray Serve is not installed ({error.name or error})"
         raise MissingExtraError(words, install("ray")) from None

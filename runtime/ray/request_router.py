@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica  # pyright: ignore[reportMissingImports]
 
 from .asked import Asked
 from .choosing import Chooser

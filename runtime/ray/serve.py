@@ -49,7 +49,7 @@ def _serve(ray: Any, options: ServeOptions, ray_options: RayOptions) -> int:
 def _signals() -> queue.SimpleQueue[int]:
     """The signals that come. The second that ends the command does so at once, whatever Ray is waited for."""
     found: queue.SimpleQueue[int] = queue.SimpleQueue()
-    ends = [signal.SIGTERM, signal.SIGINT]
+    ends: list[int] = [signal.SIGTERM, signal.SIGINT]
 
     def got(number: int, frame: object) -> None:
         found.put(number)
@@ -65,9 +65,9 @@ def _signals() -> queue.SimpleQueue[int]:
 
 def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
     """Have Ray Serve listen; where it does."""
-    from ray import serve
-    from ray.exceptions import RayError
-    from ray.serve.config import HTTPOptions, ProxyLocation
+    from ray import serve  # pyright: ignore[reportMissingImports]
+    from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+    from ray.serve.config import HTTPOptions, ProxyLocation  # pyright: ignore[reportMissingImports]
 
     places = {"every": ProxyLocation.EveryNode, "head": ProxyLocation.HeadOnly}
     port = options.port or _free_port(options.host)
@@ -93,7 +93,7 @@ def _wait_until_listening(host: str, port: int) -> None:
 
 def _deploy(options: ServeOptions, ray_options: RayOptions) -> None:
     """Deploy, or upgrade what runs. IccError if the replicas cannot be started."""
-    from ray import serve
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     try:
         serve.run(deployment(options, options=ray_options), name=ray_options.app, route_prefix="/")
@@ -112,7 +112,7 @@ def _again(options: ServeOptions, ray_options: RayOptions) -> None:
 
 def _why(app: str) -> str:
     """What an application could not start for, as a replica said it; "" where none said anything."""
-    from ray import serve
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     found = serve.status().applications.get(app)
     text = "" if found is None else "\n".join(one.message for one in found.deployments.values())
