@@ -40,8 +40,7 @@ def read_args(args: dict[str, Any]) -> tuple[ServeOptions, RayOptions]:
     wrong = sorted(given.keys() - (hints.keys() - {"load", "command"}))
     if wrong:
         raise UsageError(f"args: {wrong[0]!r} is no option", f"there are engine, autoscale, cpus, {', '.join(hints)}")
-    found = {
-        name: Path(value) if Path in getattr(hints[name], "__args__", ()) else value for name, value in given.items()
-    }
-    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-    return ServeOptions(LoadOptions(**load), **found | lists), RayOptions(**ray)
+    paths = {name for name in given if Path in getattr(hints[name], "__args__", ())}
+    found: dict[str, Any] = {name: Path(value) if name in paths else value for name, value in given.items()}
+    found |= {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+    return ServeOptions(LoadOptions(**load), **found), RayOptions(**ray)
