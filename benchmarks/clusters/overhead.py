@@ -43,6 +43,19 @@ async def throughput(server: Server, streams: int, tokens: int, seed: int) -> fl
     return sum(trace.output_tokens for trace in traces) / (asyncio.get_running_loop().time() - begin)
 
 
+async def cached(server: Server) -> float:
+    """The share of prompt tokens that caches have, in the later turns of eight chats that go on in turns."""
+    endpoint, found = Endpoint(server.url, server.model, extra={"ignore_eos": True, "temperature": 0}), []
+    for turn in range(1, 5):
+        for chat in range(8):
+            prompt = [3 + (chat * 7 + place * (chat + 3)) % 200 for place in range(128 * turn)]
+            trace = await endpoint.ask(prompt, 2, asyncio.get_running_loop().time())
+            assert trace.ok, trace.error
+            found += [(trace.cached_tokens, trace.prompt_tokens - 128)] * (turn > 1)
+        await asyncio.sleep(1.5)  # replicas have said how they are
+    return sum(hit for hit, _ in found) / sum(most for _, most in found)
+
+
 def compare(given: argparse.Namespace, replicas: int) -> dict:
     """Both servers with so many replicas, in turns."""
     rounds: list[dict[str, float]] = []
@@ -50,6 +63,8 @@ def compare(given: argparse.Namespace, replicas: int) -> dict:
     with started(given.engine, each) as raw, started(given.engine, [*each, "--ray", "--ray-cpus", "0.5"]) as on_ray:
         for server in (raw, on_ray):  # caches and connections are warm
             asyncio.run(throughput(server, 4, 4, 0))
+        shares = {name: round(asyncio.run(cached(one)), 3) for name, one in (("raw", raw), ("ray", on_ray))}
+        print(f"{replicas} replicas  prompts out of the caches {shares}", flush=True)
         for number in range(given.rounds):
             found = {}
             pairs = [("raw", raw), ("ray", on_ray)]
@@ -64,6 +79,7 @@ def compare(given: argparse.Namespace, replicas: int) -> dict:
         "added_ms": round(statistics.median(one["ray_first_ms"] - one["raw_first_ms"] for one in rounds), 2),
         "tokens_s": statistics.median(one["raw_tokens_s"] for one in rounds),
         "ratio": round(statistics.median(one["ray_tokens_s"] / one["raw_tokens_s"] for one in rounds), 3),
+        "cached": shares,
         "rounds": rounds,
     }
 

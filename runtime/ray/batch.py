@@ -22,6 +22,7 @@ from .options import RayOptions
 from .resources import ReplicaPlace, replica_place
 from .same_engine import check_engine
 
+_AGAIN_S = 0.5
 _DEATHS = 2  # of engines, under one line: what ends them must not end all
 
 
@@ -34,6 +35,10 @@ class Answering(Protocol):
 
     async def answer(self, line: bytes) -> tuple[int, bytes]:
         """The status and the result of a line."""
+        ...
+
+    async def back(self) -> None:
+        """Wait until it takes lines again, after one was lost."""
         ...
 
 
@@ -69,9 +74,12 @@ async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each:
     left = len(waiting)
     changed = asyncio.Event()
 
-    async def work(engine: Answering) -> None:
+    async def work(engine: Answering, there: asyncio.Event) -> None:
         nonlocal left
         while left:
+            await there.wait()
+            if not left:
+                return
             if not waiting:
                 changed.clear()
                 await changed.wait()  # a line may come back
@@ -83,6 +91,7 @@ async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each:
                 if deaths + 1 < _DEATHS:
                     waiting.append((line, deaths + 1))
                     changed.set()
+                    await _until_back(engine, there)
                     continue
                 status, result = 503, _failed(line, str(lost))
             left -= 1
@@ -91,8 +100,18 @@ async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each:
 
     async with asyncio.TaskGroup() as group:
         for engine in engines:
+            there = asyncio.Event()
+            there.set()
             for _ in range(each):
-                group.create_task(work(engine))
+                group.create_task(work(engine, there))
+
+
+async def _until_back(engine: Answering, there: asyncio.Event) -> None:
+    """Nobody gives a lost engine a line before it is back: it would be lost again at once."""
+    if there.is_set():
+        there.clear()
+        await engine.back()
+        there.set()
 
 
 def _failed(line: BatchLine, words: str) -> bytes:
@@ -118,6 +137,14 @@ class _Actor:
         except self._lost as error:  # type: ignore[misc]
             raise Lost(f"the engine ended under this request: {type(error).__name__}") from error
 
+    async def back(self) -> None:
+        """Wait until Ray has started the actor again."""
+        while True:
+            try:
+                return await self._actor.there.remote()
+            except self._lost:  # type: ignore[misc]
+                await asyncio.sleep(_AGAIN_S)
+
 
 class LineActor:
     """Answers lines of batches with an engine process. adapters: their directories, by name."""
@@ -133,6 +160,9 @@ class LineActor:
             self._starting = asyncio.create_task(self._start())
         core = await asyncio.shield(self._starting)
         return await run_line(core.jobs, core.generator, "", msgspec.json.decode(line, type=BatchLine))
+
+    async def there(self) -> None:
+        """The actor runs."""
 
     async def _start(self) -> Any:
         from ..server.api.core import Core

@@ -28,16 +28,24 @@ class Engine:
     """An engine that ends under some lines: `ends` says how often, by the line's name."""
 
     def __init__(self, ends: dict[str, int]) -> None:
-        self.ends, self.now, self.most = ends, 0, 0
+        self.ends, self.now, self.most, self.away = ends, 0, 0, 0
+
+    async def back(self) -> None:
+        while self.away:
+            self.away -= 1
+            await asyncio.sleep(0)
 
     async def answer(self, line: bytes) -> tuple[int, bytes]:
         name = msgspec.json.decode(line)["custom_id"]
+        if self.away:
+            raise Lost("it is started again")
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0)
         self.now -= 1
         if self.ends.get(name, 0):
             self.ends[name] -= 1
+            self.away = 20
             raise Lost("the engine ended under this request")
         return 200, name.encode()
 
