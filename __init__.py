@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .compiler.api import compile_model as compile
     from .compiler.api import refit_model as refit
     from .compiler.progress import CompileProgress
+    from .runtime import ray
     from .runtime.async_llm import AsyncLLM, load_async
     from .runtime.errors import IccError
     from .runtime.llm import LLM
@@ -31,6 +32,7 @@ __all__ = [
     "compile",
     "load",
     "load_async",
+    "ray",
     "refit",
 ]
 
@@ -48,6 +50,7 @@ _LAZY = {
     "SamplingParams": (".runtime.requests.params", "SamplingParams"),
     "ToolCall": (".runtime.reading.parts", "ToolCall"),
     "IccError": (".runtime.errors", "IccError"),
+    "ray": (".runtime.ray", ""),  # a module
 }
 
 
@@ -57,7 +60,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     module, attribute = _LAZY[name]
-    value = getattr(import_module(module, __name__), attribute)
+    found = import_module(module, __name__)
+    value = getattr(found, attribute) if attribute else found
     globals()[name] = value
     return value
 

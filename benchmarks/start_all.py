@@ -28,6 +28,7 @@ LIMIT = 150  # seconds
 PEERS = (
     "llama_cpp", "openvino", "openvino_genai", "onnxruntime_genai", "optimum", "bitsandbytes", "lm_eval", "instructor",
     "langchain_openai", "langchain_anthropic", "langchain_core", "litellm", "llama_index", "pydantic_ai", "matplotlib",
+    "ray",
 )  # fmt: skip
 LIBRARIES = "no command"  # modules that others import; here they are only imported
 # by script: its arguments, where {engine}, {dir}, {text} and {model} are the sample's engine, an empty directory, a
@@ -38,6 +39,9 @@ SMALL: dict[str, str] = {
     "adapters_llamacpp.py": "--work {dir} --engine {engine} --model {model} --batch 1,2 --tokens 8 --rounds 1",
     "calibration.py": "{model} --quant gptq4 --calib-sequences 1 --keep {dir}",
     "compile_memory.py": "{model} -- --target native --quant rtn4 --force",
+    "clusters/faults.py": "{engine} --nodes 1 --streams 1 --tokens 4 --seconds 1 --scenarios engine",
+    "clusters/overhead.py": "--help",
+    "clusters/servers.py": LIBRARIES,
     "cpu/bench.py": "{dir}/bench.json --rounds 1 --out {dir}/cpu",
     "cpu/limits.py": LIBRARIES,
     "cpu/mixed.py": "{engine} --chunk 16 --decodes 2 --context 16 --rounds 1",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from ..errors import UsageError
 from ..options import LoadOptions
-from .fields import PATH
+from ..ray.options import RayOptions
+from .fields import PATH, field_options, taken
 from .group import command
 from .load import loads
 
@@ -16,15 +19,33 @@ from .load import loads
 @loads
 @click.option("--lora", multiple=True, metavar="NAME=DIR", help="Adapter that requests name as model (repeatable).")
 @click.option("--judge", type=PATH, metavar="ENGINE", help="Of best_of answers give those that this engine likes best.")
+@click.option("--engines", type=click.IntRange(1), metavar="N", help="With --ray, how many.", show_default="that fit")
+@field_options(RayOptions, leave_out=("app", "scale", "proxies", "detach"))
 @click.argument("source", metavar="IN.jsonl", type=PATH)
 @click.argument("target", metavar="OUT.jsonl", type=PATH)
-def batch_command(load: LoadOptions, lora: tuple[str, ...], judge: Path | None, source: Path, target: Path) -> None:
+def batch_command(
+    load: LoadOptions,
+    lora: tuple[str, ...],
+    judge: Path | None,
+    engines: int | None,
+    source: Path,
+    target: Path,
+    **parameters: Any,
+) -> None:
     """Answer a file of requests with an engine, without a server.
 
     The requests are those of OpenAI's Batch API. What OUT.jsonl has an answer to is not asked again, so that a batch
-    that was stopped goes on. The exit code is 42 if a request failed.
+    that was stopped goes on. With --ray, the machines of a cluster answer it together. The exit code is 42 if a request
+    failed.
     """
     from ..server.batches.offline import run_offline
     from ..server.options import adapter_paths
 
-    run_offline(load, source, target, adapter_paths(lora), judge)
+    ray = RayOptions(**taken(RayOptions, parameters))
+    if not ray.ray:
+        return run_offline(load, source, target, adapter_paths(lora), judge)
+    if judge is not None:
+        raise UsageError("--judge runs beside one engine, and --ray has several", "leave one of them out")
+    from ..ray.batch import run_on_ray
+
+    run_on_ray(load, source, target, adapter_paths(lora), ray, engines)

@@ -23,6 +23,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _EXTRAS = {
     "compile": ("huggingface_hub", "torch", "transformers", "safetensors", "jinja2", "triton", "gguf"),
     "onnx": ("onnx",),
+    "ray": ("ray",),
     "structured": ("llguidance", "jsonschema_rs"),
     "serve": ("fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn", "uvloop"),
 }

@@ -36,6 +36,8 @@ BREACHES = {
     "compiler/onnx/export.py": ("from ..frontend import load", "Writing ONNX knows the graph"),
     "compiler/progress.py": ("import fastapi", "FastAPI has one home"),
     "runtime/commands/run.py": ("import llguidance", "The runtime needs no server"),
+    "runtime/loading.py": ("import ray", "Ray has one home"),
+    "runtime/server/replicas.py": ("from ..ray import options", "Only commands know what runs on Ray"),
 }
 
 

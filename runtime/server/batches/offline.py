@@ -20,7 +20,7 @@ from ..api.judging import EngineJudge
 from ..api.keys import ApiKeys
 from .batch_lines import BatchLine, LineResult, read_lines, run_line
 
-Update = Callable[[str, float, float], None]
+Done = Callable[[BatchLine, int, bytes], None]
 
 
 def run_offline(
@@ -30,11 +30,24 @@ def run_offline(
     adapters: Mapping[str, Path] = MappingProxyType({}),
     judge: Path | None = None,
 ) -> None:
-    """Answer every line of `source` that has no line in `target` yet. adapters: those that lines may name, by name.
-    judge: an engine that says which of several answers are the best.
+    """Answer every line of `source` that has no line in `target` yet, with an engine of this machine; see
+    `answer_file`. adapters: those that lines may name, by name. judge: an engine that says which of several answers are
+    the best."""
 
-    A line is appended as soon as it is answered, in the order in which answers come. UsageError for a file that cannot
-    be read or written, or a line that is no request; BatchFailed if a request got an error, now or before.
+    def answer(lines: list[BatchLine], done: Done) -> None:
+        core = Core(load, ApiKeys(), adapters=adapters)
+        core.generator.judge = None if judge is None else EngineJudge(judge, load)
+        asyncio.run(_run(core, lines, done))
+
+    answer_file(source, target, answer)
+
+
+def answer_file(source: Path, target: Path, answer: Callable[[list[BatchLine], Done], None]) -> None:
+    """Have every line of `source` answered that has no line in `target` yet.
+
+    `answer` gets those lines and calls the function that it gets with each of them, its status and its result, which
+    is appended at once, in the order in which answers come. UsageError for a file that cannot be read or written, or a
+    line that is no request; BatchFailed if a request got an error, now or before.
     """
     try:
         lines, wrong = read_lines(source.read_bytes())
@@ -49,9 +62,17 @@ def run_offline(
         print(f"{len(lines)} requests, {len(lines) - len(waiting)} answered before", file=sys.stderr)
         if waiting:
             with open_display() as display, display.stage("batch") as progress:
-                core = Core(load, ApiKeys(), adapters=adapters)
-                core.generator.judge = None if judge is None else EngineJudge(judge, load)
-                asyncio.run(_run(core, waiting, stream, statuses, progress))
+                done = 0
+
+                def append(line: BatchLine, status: int, result: bytes) -> None:
+                    nonlocal done
+                    statuses[line.custom_id] = status
+                    stream.write(result + b"\n")
+                    stream.flush()
+                    done += 1
+                    progress(line.custom_id, done, len(waiting))
+
+                answer(waiting, append)
             os.fsync(stream.fileno())
             print(f"{len(waiting)} answered now", file=sys.stderr)
     failed = sum(statuses[line.custom_id] != 200 for line in lines)
@@ -79,25 +100,13 @@ def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
     return {result.custom_id: result.response.status_code for result in results}
 
 
-async def _run(
-    core: Core,
-    lines: list[BatchLine],
-    stream: BinaryIO,
-    statuses: dict[str, int],
-    progress: Update,
-) -> None:
-    """Answer the lines; `statuses` gets the status of each."""
+async def _run(core: Core, lines: list[BatchLine], done: Done) -> None:
+    """Answer the lines."""
     waiting = iter(lines)
-    done = 0
 
     async def work() -> None:
-        nonlocal done
         for line in waiting:  # shared by all workers
-            progress(line.custom_id, done, len(lines))
-            statuses[line.custom_id], result = await run_line(core.jobs, core.generator, "", line)
-            stream.write(result + b"\n")
-            stream.flush()
-            done += 1
+            done(line, *await run_line(core.jobs, core.generator, "", line))
 
     try:
         await core.start()

@@ -27,7 +27,7 @@ class EnginePool:
     def __init__(self, commands: Sequence[Sequence[str]], watchdog_s: float = 10.0, tokens: int = 1 << 20) -> None:
         self._ids = count()
         self._tokens = tokens
-        self._router = Router(len(commands))
+        self._router = Router()
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
         # called with a replica that has loaded the engine
         self.on_ready: Callable[[EngineClient], None] = lambda replica: None

@@ -8,7 +8,7 @@ long as that is not much busier than the others (as NVIDIA Dynamo's KV router an
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -48,11 +48,15 @@ def prefix_keys(submit: Submit) -> list[bytes]:
     """A digest of each beginning of a prompt that is whole chunks long; those of prompts that may not share cached
     blocks differ."""
     adapter = f"{submit.adapter}*{submit.adapter_scale}" if submit.adapter else ""
-    digest = blake2b(submit.salt + b"\0" + adapter.encode(), digest_size=16)
-    tokens, keys = memoryview(array("i", submit.prompt)).cast("B"), list[bytes]()
-    size = CHUNK * 4
-    for end in range(size, min(len(tokens), MOST_CHUNKS * size) + 1, size):
-        digest.update(tokens[end - size : end])
+    return chunk_keys(submit.salt + b"\0" + adapter.encode(), array("i", submit.prompt).tobytes())
+
+
+def chunk_keys(seed: bytes, content: bytes) -> list[bytes]:
+    """A digest of each beginning of `content` that is whole chunks of CHUNK times 4 bytes long, behind `seed`."""
+    digest, keys, size = blake2b(seed, digest_size=16), list[bytes](), CHUNK * 4
+    view = memoryview(content)
+    for end in range(size, min(len(view), MOST_CHUNKS * size) + 1, size):
+        digest.update(view[end - size : end])
         keys.append(digest.digest())
     return keys
 
@@ -61,18 +65,18 @@ class Router:
     """Remembers which beginnings of prompts each replica has computed, as many as its cache may hold: the least
     recently used are forgotten first."""
 
-    def __init__(self, replicas: int) -> None:
-        self._seen = [OrderedDict[bytes, None]() for _ in range(replicas)]
+    def __init__(self) -> None:
+        self._seen = defaultdict[int, OrderedDict[bytes, None]](OrderedDict)
 
     def choose(self, keys: Sequence[bytes], length: int, loads: Sequence[ReplicaLoad]) -> tuple[ReplicaLoad, int]:
         """The replica for a prompt of `length` tokens, and how many of them it has to compute; among equals the one
         with the fewest sequences."""
+        return self.ranked(keys, length, loads)[0]
 
-        def tokens(load: ReplicaLoad) -> int:
-            return max(length - CHUNK * self._matched(load.replica, keys), 1)
-
-        best = min(loads, key=lambda load: (load.cost(tokens(load)), load.sequences, load.replica))
-        return best, tokens(best)
+    def ranked(self, keys: Sequence[bytes], length: int, loads: Sequence[ReplicaLoad]) -> list[tuple[ReplicaLoad, int]]:
+        """All of them as `choose` has one, the best first; equals in the order in which they are given."""
+        found = [(load, max(length - CHUNK * self._matched(load.replica, keys), 1)) for load in loads]
+        return sorted(found, key=lambda one: (one[0].cost(one[1]), one[0].sequences))
 
     def ran(self, replica: int, keys: Sequence[bytes], capacity: int) -> None:
         """A replica computes a prompt. capacity: tokens that its cache holds."""
@@ -85,7 +89,7 @@ class Router:
 
     def forget(self, replica: int) -> None:
         """A replica has lost its cache."""
-        self._seen[replica].clear()
+        self._seen.pop(replica, None)
 
     def _matched(self, replica: int, keys: Sequence[bytes]) -> int:
         """How many chunks of a prompt a replica has."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from icc.runtime.errors import UsageError
-from icc.runtime.server.http.serve import check_certificate, root_path
+from icc.runtime.server.http.serve import check_certificate
+from icc.runtime.server.http.served import root_path
 from icc.runtime.server.log import LineFormatter, LogOptions, RequestContext, current_request, with_fields
 
 from .conftest import Served, StartServer

@@ -32,7 +32,7 @@ def choose(router: Router, tokens: tuple[int, ...], loads: list[ReplicaLoad]) ->
 
 
 def test_a_conversation_stays_where_its_beginning_is() -> None:
-    router = Router(3)
+    router = Router()
     router.ran(1, keys(PROMPT), 10_000)
     assert choose(router, (*PROMPT, 1, 2, 3), IDLE) == (1, 3)
     assert choose(router, PROMPT, IDLE) == (1, 1)  # something is always computed
@@ -43,7 +43,7 @@ def test_a_conversation_stays_where_its_beginning_is() -> None:
 
 
 def test_not_where_others_wait_longer_than_computing_takes() -> None:
-    router = Router(2)
+    router = Router()
     router.ran(1, keys(PROMPT), 10_000)
     assert choose(router, PROMPT, [load(0), load(1, waiting=200)])[0] == 1
     assert choose(router, PROMPT, [load(0), load(1, waiting=2 * len(PROMPT))])[0] == 0
@@ -52,7 +52,7 @@ def test_not_where_others_wait_longer_than_computing_takes() -> None:
 
 
 def test_the_least_load_where_nobody_knows_it() -> None:
-    router = Router(2)
+    router = Router()
     assert choose(router, (1, 2), [load(0, sequences=2), load(1, sequences=1)])[0] == 1
     assert choose(router, (1, 2), [load(0, waiting=90), load(1, sequences=1)])[0] == 1
     assert choose(router, (1, 2), [load(0, adapter=False), load(1, sequences=3)])[0] == 1
@@ -64,7 +64,7 @@ def test_what_may_not_share_blocks_has_other_keys() -> None:
 
 
 def test_a_replica_remembers_as_much_as_its_cache_holds() -> None:
-    router = Router(1)
+    router = Router()
     router.ran(0, keys(PROMPT), 4 * CHUNK)
     assert choose(router, PROMPT, [load(0)])[1] == 6 * CHUNK  # the end was forgotten first
     router.ran(0, keys(tuple(range(5000, 5000 + 4 * CHUNK))), 4 * CHUNK)

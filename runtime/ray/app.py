@@ -1,0 +1,171 @@
+"""`icc.ray.deployment`: a Ray Serve application of an engine, with the server of `icc serve` in each replica."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..format.load import read_manifest
+from ..format.manifest import Manifest
+from ..options import LoadOptions
+from ..server.options import ServeOptions, adapter_paths
+from .choosing import STATS_S
+from .cluster import has_room
+from .library import import_ray
+from .options import RayOptions
+from .resources import ReplicaPlace, replica_place
+
+if TYPE_CHECKING:
+    from ray.serve import Application  # pyright: ignore[reportMissingImports]
+
+HEALTH_S = 2.0  # between two questions whether the engine is ready
+ENGINE = "engine"  # the deployment of the replicas
+# what is of one server and cannot be of several, and what to do instead
+_ALONE = {
+    "batch_store": "--batch-store is the file of one server: use icc batch --ray",
+    "devices": "--devices is of one machine: Ray places replicas on GPUs",
+    "kv_events": "--kv-events is the socket of one server: with --ray, Ray routes",
+    "kv_events_replay": "--kv-events-replay is the socket of one server: with --ray, Ray routes",
+    "ssl_certfile": "--ssl-certfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
+    "ssl_keyfile": "--ssl-keyfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
+}
+
+
+def deployment(
+    engine: str | PathLike[str] | ServeOptions,
+    *,
+    replicas: int | None = None,
+    autoscale: tuple[int, int] | None = None,
+    cpus: float | None = None,
+    options: RayOptions | None = None,
+    **serve: Any,
+) -> Application:
+    """A Ray Serve application that serves an engine: `ray.serve.run(icc.ray.deployment("model.engine", replicas=4))`.
+
+    Args:
+        engine: the engine's directory, at the same path on every machine; or the options of `icc serve`.
+        replicas: how many, each with an engine process. By default 1, or those of the options.
+        autoscale: the least and the most replicas instead: as many as the queue and the KV caches need.
+        cpus: that Ray keeps for a replica; see RayOptions, which `options` gives as a whole.
+        serve: other fields of ServeOptions, such as `api_key_file` and `drain_s`.
+
+    Requests go to the replica that computes them the soonest, by prefix, adapter, queue and KV use. An application of
+    the same name that runs is upgraded, replica by replica: where there is room, a new one is there before an old one
+    ends, and what runs is finished for up to `drain_s` seconds.
+
+    Raises:
+        MissingExtraError: Ray Serve is not installed.
+        UsageError: options that contradict each other, or are of one server only.
+        EngineFormatError: the engine cannot be read.
+    """
+    given = engine if isinstance(engine, ServeOptions) else ServeOptions(LoadOptions(engine), **serve)
+    given = given if replicas is None else replace(given, replicas=replicas)
+    ray = options or RayOptions()
+    ray = replace(ray, scale=autoscale or ray.scale, cpus=ray.cpus if cpus is None else cpus)
+    manifest, place = planned(given, ray)
+    import_ray()
+    return _application(given, ray, manifest, place)
+
+
+def planned(serve: ServeOptions, ray: RayOptions) -> tuple[Manifest, ReplicaPlace]:
+    """The engine's manifest, and what a replica needs of a machine. UsageError for what several servers cannot have, or
+    not as many as these; EngineFormatError."""
+    for name, words in _ALONE.items():
+        if getattr(serve, name) is not None:
+            raise UsageError(words)
+    if not 1 <= serve.replicas <= 1024:
+        raise UsageError(f"--replicas {serve.replicas} is not from 1 to 1024")
+    if ray.scale is not None and serve.replicas != 1:
+        raise UsageError("--replicas and --ray-autoscale contradict each other", "give one of them")
+    manifest = read_manifest(Path(serve.load.path))
+    return manifest, replica_place(serve.load, manifest, ray)
+
+
+def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest, place: ReplicaPlace) -> Application:
+    from ray.serve import deployment as of_class  # pyright: ignore[reportMissingImports]
+    from ray.serve import ingress  # pyright: ignore[reportMissingImports]
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy  # pyright: ignore[reportMissingImports]
+
+    from .replica import EngineReplica
+
+    most = serve.replicas if ray.scale is None else ray.scale[1]
+    each = _absolute(replace(serve, load=place.load, replicas=1, name=_names(serve)))
+    scaling: dict[str, Any] = {"num_replicas": serve.replicas}
+    if ray.scale is not None:
+        policy = AutoscalingPolicy(policy_function=f"{__package__}.scaling:policy")
+        least = ray.scale[0]
+        scaling = {"autoscaling_config": AutoscalingConfig(min_replicas=least, max_replicas=most, policy=policy)}
+    room = manifest.limits.max_batch_size + serve.max_queue
+    found = of_class(
+        ingress()(EngineReplica),
+        name=ENGINE,
+        ray_actor_options=place.actor,
+        **({} if place.bundles is None else _together(place.bundles)),
+        max_ongoing_requests=room
+        + 64,  # the server's own queue refuses first, in OpenAI's words, and /metrics goes through
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=max(serve.watchdog_s, HEALTH_S),
+        graceful_shutdown_timeout_s=serve.drain_s,
+        graceful_shutdown_wait_loop_s=0.2,
+        # of an upgrade: a new replica before an old one ends, or Ray waits for its room for ever
+        max_surge_percent=max(ceil(100 / most), 20) if has_room(place) else 0,
+        **_routing(serve, manifest, most),
+        **scaling,
+    ).bind(each, manifest.digest)
+    return found if most == 1 else _routed(found)
+
+
+def _together(bundles: list[dict[str, float]]) -> dict[str, Any]:
+    return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_PACK"}
+
+
+def _absolute(serve: ServeOptions) -> ServeOptions:
+    """Paths as they are named on every machine, whatever its processes' working directories are. A link to an engine is
+    followed now: replicas that run keep their engine when it leads to the next."""
+    load = replace(serve.load, path=str(Path(serve.load.path).resolve()))
+    found = {name: value.absolute() for name, value in vars(serve).items() if isinstance(value, Path)}
+    if serve.chat_template is not None and not serve.chat_template.exists():
+        del found["chat_template"]  # one of the model's own, by its name
+    lora = tuple(f"{name}={path.absolute()}" for name, path in adapter_paths(serve.lora).items())
+    return replace(serve, load=load, lora=lora, **found)
+
+
+def _names(serve: ServeOptions) -> str:
+    """What requests call the model: of a link to an engine its name, which stays when it leads to the next."""
+    return serve.name or Path(serve.load.path).absolute().name.removesuffix(".engine")
+
+
+def _routing(serve: ServeOptions, manifest: Manifest, most: int) -> dict[str, Any]:
+    if most == 1:
+        return {}
+    from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
+
+    return {
+        "request_router_config": RequestRouterConfig(
+            request_router_class=f"{__package__}.request_router:PrefixRouter",
+            request_router_kwargs={"models": ["", *_names(serve).split(",")]},
+            request_routing_stats_period_s=STATS_S,
+        )
+    }
+
+
+def _routed(engine: Application) -> Application:
+    """With the deployment that HAProxy asks where a request goes."""
+    from ray.serve import deployment as of_class  # pyright: ignore[reportMissingImports]
+    from ray.serve import ingress  # pyright: ignore[reportMissingImports]
+
+    from .front import Front
+
+    front = of_class(
+        ingress()(Front),
+        name="router",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=4096,
+        max_surge_percent=100,
+    )
+    return engine._with_ingress_request_router(front.bind(engine))

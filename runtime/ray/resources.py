@@ -1,0 +1,67 @@
+"""What Ray keeps for a replica of an engine: CPUs, and GPUs for its ranks, all on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import UsageError
+from ..executor.cpu.cores import usable_cores
+from ..format.manifest import Manifest
+from ..options import LoadOptions
+from .options import RayOptions
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """load: the options of a replica's engine. actor: what Ray keeps for it, as `ray_actor_options` has it. bundles: of
+    its placement group, None where its actor's own place is enough."""
+
+    load: LoadOptions
+    actor: dict[str, Any]
+    bundles: list[dict[str, float]] | None
+
+    def fits(self, resources: Mapping[str, float]) -> int:
+        """How many replicas have room in so much, as Ray counts it."""
+        wanted = {
+            "CPU": self.actor["num_cpus"],
+            "GPU": self.actor.get("num_gpus", 0),
+            **self.actor.get("resources", {}),
+        }
+        return min(
+            (int(resources.get(name, 0) / number + 1e-6) for name, number in wanted.items() if number), default=0
+        )
+
+
+def replica_place(load: LoadOptions, manifest: Manifest, options: RayOptions) -> ReplicaPlace:
+    """Where a replica can be, and how it is loaded there.
+
+    A CPU engine's kernels get as many threads as CPUs are kept for it; ranks have a core each at least. A GPU engine
+    has a GPU for each rank, which Ray chooses, so that it is the first that its processes see. The ranks of a replica
+    talk through memory that they share: a placement group of one bundle keeps them on one machine. UsageError for
+    what contradicts that.
+    """
+    ranks = manifest.ranks
+    if not manifest.main.libraries:
+        if load.device is not None:
+            raise UsageError("--device says which GPU, and with --ray that is said by Ray", "leave it out")
+        kept: dict[str, float] = {"CPU": options.cpus or float(ranks), "GPU": float(ranks)}
+    else:
+        if load.cores is not None:
+            raise UsageError("--cores is of one machine, and Ray places replicas on several", "give --ray-cpus N")
+        cpus = options.cpus or float(load.threads or usable_cores(None))
+        if cpus < ranks > 1:
+            raise UsageError(f"--ray-cpus {cpus:g} is fewer than the {ranks} ranks of the engine")
+        kept = {"CPU": cpus}
+        load = replace(load, threads=load.threads or max(int(cpus), 1))
+    kept |= options.named_resources
+    return ReplicaPlace(load, _actor_options(kept), [kept] if ranks > 1 else None)
+
+
+def _actor_options(kept: dict[str, float]) -> dict[str, Any]:
+    others = {name: number for name, number in kept.items() if name not in ("CPU", "GPU")}
+    found: dict[str, Any] = {"num_cpus": kept["CPU"]}
+    if "GPU" in kept:
+        found["num_gpus"] = kept["GPU"]
+    return found | ({"resources": others} if others else {})

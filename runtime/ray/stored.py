@@ -1,0 +1,80 @@
+"""StoredAnswers: what `map_batches` has answered, in a directory that all machines share, so that a run goes on."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import UsageError
+
+
+class RowAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """What a row got. error: why it got nothing; "" where it has an answer. tokens: of the answer."""
+
+    text: str
+    finish_reason: str
+    tokens: int
+    error: str = ""
+
+
+class _Line(msgspec.Struct, array_like=True, frozen=True):
+    key: str
+    answer: RowAnswer
+
+
+def row_key(engine: str, params: bytes, prompt: Any) -> str:
+    """What an answer is found by: the digest of its engine, of how it was sampled, and of what was asked."""
+    digest = blake2b(digest_size=16)
+    for part in (engine.encode(), params, msgspec.json.encode(prompt, order="deterministic")):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+class StoredAnswers:
+    """A file for each batch, which appears whole or not at all; nobody writes to one that is there. Errors are not
+    kept: a row that had one is asked again by the next run. folder: None keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._found: dict[str, RowAnswer] = {}
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                for file in sorted(folder.glob("*.jsonl")):
+                    self._read(file)
+            except OSError as error:
+                raise UsageError(
+                    f"{folder} cannot be used: {error.strerror}", "a directory to keep answers in"
+                ) from error
+
+    def get(self, key: str) -> RowAnswer | None:
+        """The answer of a row, if there is one."""
+        return self._found.get(key)
+
+    def put(self, answers: Iterable[tuple[str, RowAnswer]]) -> None:
+        """Keep the answers of a batch."""
+        new = [_Line(key, answer) for key, answer in answers if not answer.error]
+        if self._folder is None or not new:
+            return
+        name = self._folder / uuid.uuid4().hex
+        with name.with_suffix(".partial").open("wb") as file:
+            file.write(msgspec.json.Encoder().encode_lines(new))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name.with_suffix(".partial"), name.with_suffix(".jsonl"))
+        self._found.update((line.key, line.answer) for line in new)
+
+    def _read(self, file: Path) -> None:
+        try:
+            lines = msgspec.json.Decoder(_Line).decode_lines(file.read_bytes())
+        except msgspec.DecodeError as error:
+            raise UsageError(
+                f"{file} is none of the answers that map_batches keeps", "give another directory"
+            ) from error
+        self._found.update((line.key, line.answer) for line in lines)

@@ -1,0 +1,148 @@
+"""Served: the ASGI application of a server with its engine processes and its sandbox. It listens nowhere itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+from collections.abc import Callable, Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from ...errors import UsageError
+from ..api.core import Core
+from ..api.judging import EngineJudge
+from ..api.keys import ApiKeys
+from ..api.metrics import Metrics
+from ..api.openresponses.conversations import Conversations
+from ..batches.batches import Batches
+from ..batches.store import BatchStore
+from ..kv_publisher import KVPublisher
+from ..log import LogOptions
+from ..options import ServeOptions, adapter_paths
+from .access import AccessLog
+from .app import build_app
+from .gate import ClientGate
+from .parts import ServerParts
+
+log = logging.getLogger("icc.serve")
+_POLL_S = 0.05
+
+
+class Served:
+    """Puts the parts of a server together, starts, drains and stops them. `app` may be asked after `start`.
+
+    around: middleware that stands before the routes, behind the keys. IccError where an option is wrong; where the
+    engine cannot be loaded, `start` raises one.
+    """
+
+    def __init__(self, options: ServeOptions, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> None:
+        self._drain_s = options.drain_s
+        store = None if options.batch_store is None else BatchStore(options.batch_store)
+        secret = None if store is None else store.secret()
+        keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
+        self.has_keys = keys.required
+        self.core = core = Core(
+            options.load,
+            keys,
+            name=options.name,
+            max_queue=options.max_queue,
+            max_queue_tokens=options.max_queue_tokens,
+            watchdog_s=options.watchdog_s,
+            max_seconds=options.max_seconds,
+            max_wait_s=options.max_wait_s,
+            command=options.command,
+            log_options=LogOptions(options.log_format, options.log_level),
+            otlp_endpoint=options.otlp_endpoint,
+            chat_template=options.chat_template,
+            replicas=options.replicas,
+            devices=options.devices,
+            adapters=adapter_paths(options.lora),
+            adapter_folder=options.lora_dir,
+            watermark=options.watermark,
+        )
+        if options.judge is not None:
+            core.generator.judge = EngineJudge(
+                options.judge, options.load, LogOptions(options.log_format, options.log_level)
+            )
+        metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
+        core.observe(metrics)
+        self._kv_publisher = _kv_publisher(options)
+        if self._kv_publisher is not None:
+            core.publish_kv(self._kv_publisher.publish)
+        self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
+        conversations = Conversations(core.model, core.jobs)
+        parts = ServerParts(
+            core.model,
+            core.engine,
+            core.jobs,
+            core.generator,
+            metrics,
+            conversations,
+            core.adapters,
+            core.changes,
+            self._batches,
+        )
+        self._gate = ClientGate(around(build_app(parts)), keys, metrics, core.generator.admission, options.cors_origins)
+        self.app: ASGIApp = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
+
+    async def start(self) -> None:
+        """Start the processes. IccError if the engine cannot be loaded."""
+        if self._kv_publisher is not None:
+            self._kv_publisher.start()
+        await self.core.start()
+        if self._batches is not None:
+            self._batches.start()
+        gc.collect()
+        gc.freeze()  # what is here now stays: collections that look at it all take tens of milliseconds
+
+    async def drain(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Take no more requests; let those that run end, but not for ever, and not once `hurried` is true."""
+        self._gate.draining = True
+        if self._batches is not None:
+            await self._batches.stop()
+        admission = self.core.generator.admission
+        end = asyncio.get_running_loop().time() + self._drain_s
+        while admission.requests and not hurried() and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_POLL_S)
+        if admission.requests:
+            log.warning("%d requests did not end in time", admission.requests)
+            await self.core.engine.stop()  # their streams fail, and say so
+            for _ in range(20):
+                if not admission.requests:
+                    break
+                await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> None:
+        """End the processes; streams that are open fail."""
+        await self.core.stop()
+        if self._kv_publisher is not None:
+            self._kv_publisher.close()
+
+
+def _kv_publisher(options: ServeOptions) -> KVPublisher | None:
+    if options.kv_events is not None:
+        return KVPublisher(options.kv_events, options.kv_events_replay, options.kv_events_topic, options.replicas)
+    if options.kv_events_replay is not None:
+        raise UsageError(
+            "--kv-events-replay repeats what --kv-events publishes", "give --kv-events tcp://127.0.0.1:5557"
+        )
+    return None
+
+
+def root_path(given: str) -> str:
+    """A path to stand before all others: "" or "/x". UsageError if it is none."""
+    path = given.strip("/")
+    if re.fullmatch(r"[A-Za-z0-9._~/-]*", path) is None:
+        raise UsageError(f"--root-path {given!r} is no path", "such as /llm")
+    return f"/{path}" if path else ""
+
+
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Pages of these origins may ask, and read the answers. Keys go in a header: there are no cookies."""
+    if not origins:
+        return app
+    exposed = ["x-request-id", "retry-after"]
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
