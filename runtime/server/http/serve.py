@@ -66,6 +66,7 @@ class Server:
             otlp_endpoint=options.otlp_endpoint,
             chat_template=options.chat_template,
             replicas=options.replicas,
+            prefill_replicas=options.prefill_replicas,
             devices=options.devices,
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,

@@ -22,7 +22,19 @@ from sizes import SOAK
 from .conftest import running, serve_command
 
 PROMPT = tuple(5 + (7 * n) % 110 for n in range(75))
-KINDS = ["llama", "gemma3", "lfm2"] if SOAK else ["llama"]  # the others have windows, and states
+# windows, recurrent states, latent caches, and numbers of fewer bits
+OTHERS = [
+    "gemma3",
+    "lfm2-short_convolutions",
+    "qwen3_next-delta_rule",
+    "deepseek_v3-latent_grouped_routing",
+    "llama+f32",
+    "llama+f16",
+    "llama+bf16",
+    "llama+int8",
+    "llama+int4",
+]
+KINDS = ["llama", *(OTHERS if SOAK else [])]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +44,14 @@ def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
     def make(kind: str) -> Path:
         if kind not in made:
-            tiny.save_tiny(tiny.tiny_configs()[kind], folder / kind)
+            name, _, numbers = kind.partition("+")
+            tiny.save_tiny(tiny.tiny_configs()[name], folder / kind)
             words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(120)}, unk_token="w0"))
             words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
             words.save(str(folder / kind / "tokenizer.json"))
             limits = {"max_step_tokens": 24, "max_batch_size": 6, "max_seq_len": 128}  # as test_same_bits: built once
-            made[kind] = icc.compile(folder / kind, folder / f"{kind}.engine", target="native", quant="rtn4", **limits)
+            given: Any = {"target": "native", "quant": "rtn4", "kv_cache": numbers or "auto", **limits}
+            made[kind] = icc.compile(folder / kind, folder / f"{kind}.engine", **given)
         return made[kind]
 
     return make
@@ -86,7 +100,56 @@ def test_what_arrives_is_what_would_have_been_computed(
             assert by_itself.token_ids == there.token_ids and by_itself.logprobs == there.logprobs
 
 
-def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> None:
+def test_parts_are_given_while_the_prompt_runs(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """What is there after each step is taken while the next ones run; at the end nothing but the rest is left."""
+    once = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=3)
+    with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
+        source, target = transfer(giver, tmp_path), transfer(taker, tmp_path)
+        [running_here] = taker.loop.add([9, 8, 7], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+        giver.loop.add(list(PROMPT), once)
+        submit, lengths, name = Submit(1, PROMPT, once), list[int](), ""
+        while giver.loop.has_work():
+            giver.loop.step()
+            if (given := source.give(giver.loop.scheduler.kv, submit)) is not None:
+                name = given.name
+                lengths.append(target.take_parts(taker.loop.scheduler.kv, name, b""))
+            taker.loop.step()
+        assert len(lengths) > 1 and min(lengths) > 0, lengths
+        source.end(1)
+        length = sum(lengths)
+        assert length == taker.loop.scheduler.kv.cached_length(CachedSequence(tokens=list(PROMPT)))
+        assert bytes_of(taker, length) == bytes_of(giver, length)
+        assert target.take(taker.loop.scheduler.kv, Submit(2, PROMPT, params, takes_kv=name)) == 0  # it is all here
+        assert not list(tmp_path.iterdir())
+        [there] = taker.generate([list(PROMPT)], params)
+        [here] = giver.generate([list(PROMPT)], params)
+        assert there.token_ids == here.token_ids and there.logprobs == here.logprobs
+        while taker.loop.has_work():
+            taker.loop.step()
+        assert running_here.finish_reason == "length"
+
+
+def test_a_part_whose_beginning_was_pushed_out_is_not_taken(
+    engines: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = SamplingParams(max_tokens=1)
+    with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
+        source, target, name = transfer(giver, tmp_path), transfer(taker, tmp_path), ""
+        giver.loop.add(list(PROMPT), once)
+        while giver.loop.has_work():
+            giver.loop.step()
+            if (given := source.give(giver.loop.scheduler.kv, Submit(1, PROMPT, once))) is not None:
+                if not name:
+                    assert target.take_parts(taker.loop.scheduler.kv, given.name, b"") > 0
+                name = given.name
+        taker.loop.reset()  # an empty cache
+        kv = taker.loop.scheduler.kv
+        assert target.take(kv, Submit(2, PROMPT, once, takes_kv=name)) == 0
+        assert "not here any more" in caplog.text and not any(len(group.cache) for group in kv.groups)
+
+
+def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of another prompt or engine, cut, no file of ours, under a name that leads elsewhere: it is computed."""
     params = SamplingParams(max_tokens=1)
     with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
@@ -95,6 +158,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> No
 
         def give() -> KVGiven:
             found = source.give(giver.loop.scheduler.kv, Submit(1, PROMPT, params))
+            source.end(1)
             assert found is not None
             return found
 
@@ -107,6 +171,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> No
         assert taken(give().name, (*PROMPT[:20], 3, *PROMPT[21:])) == 0
         assert taken(give().name, PROMPT[:30]) == 0
         assert taken(give().name, by=KVTransfer(b"another", taker.executor, tmp_path)) == 0  # type: ignore[arg-type]
+        assert "another engine, or one with another cache layout" in caplog.text
         cut = tmp_path / give().name
         cut.write_bytes(cut.read_bytes()[:-1])
         assert taken(cut.name) == 0
@@ -120,7 +185,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> No
         for name in (f"../{tmp_path.name}/{real.name}", "icc-kv-" + "2" * 32, ""):
             assert taken(name) == 0
         assert not source.give(kv, Submit(3, PROMPT, params))  # which has nothing of it
-        assert not source.give(giver.loop.scheduler.kv, Submit(3, PROMPT, params, adapter="sql"))
+        assert not source.give(giver.loop.scheduler.kv, Submit(4, PROMPT, params, adapter="sql"))
         old = time.time() - 100
         os.utime(real, (old, old))
         source.sweep()
