@@ -146,7 +146,7 @@ def main() -> None:
     modelled = simulated(given.engine, traffic, given.long_prompt)
     ratio = {what: round(real["roles"][what]["p99"] / real["no roles"][what]["p99"], 3) for what in real["roles"]}
     off = {
-        way: {what: {p: round(modelled[way][what][p] / value - 1, 3) for p, value in found.items()}
+        way: {what: {p: round(modelled[way][what][p] / value - 1, 3) for p, value in found.items() if value}
               for what, found in real[way].items()}
         for way in WAYS
     }  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +19,14 @@ import msgspec
 
 PREFIX = "icc-kv-"
 _NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
+# where every engine process of a user on this host looks
+KV_FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _IOVECS = 512  # buffers of one system call; POSIX lets a system refuse more than 1,024
+
+
+def is_kv_name(name: str) -> bool:
+    """Whether a KVWriter may have given this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 class KVPart(msgspec.Struct, array_like=True, frozen=True):
@@ -74,7 +82,7 @@ class KVReader:
     user's, or its name is none that a KVWriter gives."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        if not _NAME.fullmatch(name):
+        if not is_kv_name(name):
             raise ValueError("it has no name that is given")
         self.path = folder / name
         self._file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,7 +16,7 @@ from ...format.manifest import Manifest
 from ...kv.cache import KVCache
 from ...kv.sequence import CachedSequence
 from ...llm import LLM
-from .kv_file import PREFIX, KVPart, KVReader, KVWriter
+from .kv_file import KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
 from .messages import KVGiven, Submit
 
 log = logging.getLogger("icc.engine")
@@ -64,8 +63,7 @@ class KVTransfer:
         executor = llm.executor
         if not isinstance(executor, KVExecutor) or not executor.kv_in_reach:
             return None
-        memory = Path("/dev/shm")
-        return cls(digest_of(llm.manifest), executor, memory if memory.is_dir() else Path(tempfile.gettempdir()))
+        return cls(digest_of(llm.manifest), executor, KV_FOLDER)
 
     # -- giving ------------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from .app import build_app
 from .gate import ClientGate
 from .http_protocol import HttpProtocol
 from .parts import ServerParts
+from .prefillers import Prefillers
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
@@ -92,6 +93,7 @@ class Server:
             conversations,
             core.adapters,
             core.changes,
+            Prefillers(options.prefiller),
             self._batches,
         )
         self._gate = ClientGate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)

@@ -15,6 +15,7 @@ from ...llm import LLM
 from ...loop.engine_loop import EngineLoop
 from ...requests.generation import Generation
 from ...requests.params import SamplingParams
+from ..engine.kv_file import KV_FOLDER
 from ..engine.kv_transfer import KVTransfer, digest_of
 from ..engine.messages import Submit
 from .step_table import StepTable, TableGroup
@@ -134,8 +135,7 @@ class _Calibration:
         kv = loop.scheduler.kv
         if not isinstance(executor, KVExecutor) or not executor.kv_in_reach or kv.whole or kv.evicts:
             return None
-        memory = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory(dir=KV_FOLDER) as folder:
             transfer = KVTransfer(digest_of(self._llm.manifest), executor, Path(folder))
             return _taking(loop, transfer, tuple(self._tokens(min(self._length - 2, 1024))))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,13 @@ from typing import Any
 import icc
 import pytest
 import tokenizers
+from icc.runtime.errors import UsageError
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine.kv_transfer import KVTransfer, digest_of
 from icc.runtime.server.engine.messages import KVGiven, Submit
+from icc.runtime.server.http.prefillers import HEADER, Prefillers, fetch
 from sizes import SOAK
 
 from .conftest import running, serve_command
@@ -221,3 +225,69 @@ def test_a_prompt_is_computed_by_one_server_and_answered_by_another(engines: Cal
         assert second.ask("POST", "/v1/completions", lost).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         for server in (first, second):
             server.wait_until(server.idle)
+
+
+def cached_tokens(answer: Any) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """x-prefiller-host-port: only servers that may be named; without them, and without their help, it is computed."""
+    engine = engines("llama")
+    with running(serve_command(engine), engine.parent / "log2", "llama") as first:
+        address = f"127.0.0.1:{first.port}"
+        command = serve_command(engine, "--prefiller", address, "--prefiller", "127.0.0.1:9")
+        with running(command, engine.parent / "log3", "llama") as second:
+
+            def ask(prompt: list[int], named: str | None, **more: Any) -> Any:
+                body = {"model": "llama", "prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 8}
+                headers = {} if named is None else {HEADER: named}
+                return second.ask("POST", "/v1/completions", body | more, headers)
+
+            found = ask(list(PROMPT), address, n=2, logprobs=2).json
+            assert cached_tokens(found) >= 32, found
+            assert cached_tokens(first.complete(list(PROMPT), max_tokens=1)) >= 32  # it has run there
+            plain = first.ask("POST", "/v1/completions", {"model": "llama", "prompt": list(PROMPT), "temperature": 0,
+                              "ignore_eos": True, "max_tokens": 8, "n": 2, "logprobs": 2}).json  # fmt: skip
+            assert json.dumps(found["choices"]) == json.dumps(plain["choices"])
+            assert cached_tokens(ask(list(PROMPT)[::-1], None).json) == 0
+            assert cached_tokens(ask([7, *PROMPT], "127.0.0.1:9").json) == 0  # nobody is there
+            assert "computes no prompt" in second.log.read_text()
+            refused = ask(list(PROMPT), "10.0.0.1:80")
+            assert refused.status == 403 and "--prefiller" in refused.json["error"]["message"]
+            ignored = first.ask("POST", "/v1/completions", {"model": "llama", "prompt": [5, 6], "max_tokens": 1},
+                                {HEADER: "10.0.0.1:80"})  # fmt: skip
+            assert ignored.status == 200
+            for server in (first, second):
+                server.wait_until(server.idle)
+    for text in ("host", "host:", ":80", "http://host:80", "a b:80", "host:123456"):
+        with pytest.raises(UsageError, match="HOST:PORT"):
+            Prefillers([text])
+
+
+def test_kv_is_brought_from_another_host(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """What was given there is here, byte by byte, and no more there; only who has a key gets it."""
+    engine, key = engines("llama"), "a-key-of-thirty-two-characters-00"
+    (tmp_path / "keys").write_text(key + "\n")
+    command = serve_command(engine, "--api-key-file", str(tmp_path / "keys"))
+    with running(command, tmp_path / "log", "llama", key) as server:
+        address, memory = f"127.0.0.1:{server.port}", Path("/dev/shm")
+        wish = {"do_remote_decode": True}
+        asked = {"model": "llama", "prompt": list(PROMPT), "max_tokens": 1, "kv_transfer_params": wish}
+        name = server.ask("POST", "/v1/completions", asked).json["kv_transfer_params"]["remote_engine_id"]
+        shutil.copy(memory / name, tmp_path / "copy")
+        for wrong, header in (
+            (name, "Bearer no-key-of-this-server"),
+            (name, ""),
+            ("icc-kv-" + "0" * 32, f"Bearer {key}"),
+        ):
+            with pytest.raises(ValueError, match="it answers"):
+                asyncio.run(fetch(address, wrong, header, tmp_path))
+        asyncio.run(fetch(address, name, f"Bearer {key}", tmp_path))
+        assert (tmp_path / name).read_bytes() == (tmp_path / "copy").read_bytes()
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600 and not list(tmp_path.glob("*.part"))
+        server.wait_until(lambda: not (memory / name).exists())
+        with icc.load(engine, threads=1) as taker:
+            kv = taker.loop.scheduler.kv
+            taken = transfer(taker, tmp_path).take(kv, Submit(2, PROMPT, SamplingParams(), takes_kv=name))
+            assert taken >= 32 and kv.cached_length(CachedSequence(tokens=list(PROMPT))) == taken
