@@ -10,6 +10,7 @@ from .router import ReplicaLoad
 
 _DECAY = 0.97  # what is left of a measurement with each further one
 _BUSY_S = 10.0  # over which sequences are averaged
+_COMING = 0.25  # sequences that come while a long prompt runs, at least, also where none has lately
 _OTHER_STEPS = 2  # of the replica that answers: one ends before KV is taken, one computes the rest of the prompt
 
 
@@ -79,7 +80,7 @@ class Costs:
         moved = tokens - self.unit  # the last tokens are always computed here
         if moved <= 0:
             return False
-        delayed = max(busy, here.sequences)
+        delayed = max(busy, here.sequences, _COMING)
         stays = (here.waiting + delayed * moved) * self.prompt
         moves = there.waiting * self.prompt + (delayed + 1) * moved * self.taken + _OTHER_STEPS * self.step
         return moves < stays

@@ -46,9 +46,10 @@ def test_a_prompt_moves_where_that_keeps_less_from_others() -> None:
     def pays(tokens: int, busy: float = 0.0, here: ReplicaLoad = HERE, there: ReplicaLoad = THERE) -> bool:
         return COSTS.pays(tokens, busy, here, there)
 
-    assert not pays(4000)  # nobody is kept waiting
+    assert not pays(200)  # nobody is kept waiting
+    assert pays(4000)  # somebody may come before it has run
     assert pays(4000, here=replace(HERE, sequences=1))
-    assert pays(4000, busy=0.5)  # nobody just now, but half of the time
+    assert pays(200, busy=0.5)  # nobody just now, but half of the time
     assert not pays(60, here=replace(HERE, sequences=1))  # two more steps take longer than 28 tokens
     assert not pays(32, here=replace(HERE, sequences=8))  # which are computed by the one that answers anyhow
     assert pays(60, here=replace(HERE, sequences=8))
