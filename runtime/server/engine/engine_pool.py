@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -168,6 +169,7 @@ class EnginePool:
         loads = [self._load(replica, adapter) for replica in takers]
         best, prompt.cost = self._router.choose(keys, length, loads)
         prompt.runs += 1
+        self.replicas[best.replica].costs.arrive(time.monotonic())
         if not self._hand_over(prompt, best, keys):
             self.replicas[best.replica].send(prompt)
         self._router.ran(best.replica, keys, self._tokens)
@@ -180,7 +182,8 @@ class EnginePool:
         target, unit = self.replicas[here.replica], self.ready[0].prefix_blocks[0]
         there, cost = self._router.choose(keys, len(prompt.submit.prompt), [self._load(one, "") for one in takers])
         costs = Costs.of([replica.costs for replica in self.replicas], unit)
-        if costs is None or not costs.pays(prompt.cost, target.costs.busy, here, there):
+        arrivals = target.costs.arrivals(time.monotonic())
+        if costs is None or not costs.pays(prompt.cost, target.costs.busy, here, there, arrivals):
             return False
         handover = Handover(next(self._ids), prompt, target, self._handed)
         self._handovers[prompt.submit.id] = handover

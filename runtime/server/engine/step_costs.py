@@ -10,6 +10,7 @@ from .router import ReplicaLoad
 
 _DECAY = 0.97  # what is left of a measurement with each further one
 _BUSY_S = 10.0  # over which sequences are averaged
+_ARRIVALS_S = 30.0  # and prompts that come
 _COMING = 0.25  # sequences that come while a long prompt runs, at least, also where none has lately
 _OTHER_STEPS = 2  # of the replica that answers: one ends before KV is taken, one computes the rest of the prompt
 
@@ -39,6 +40,15 @@ class StepCosts:
         self.prompt, self.taken, self.step = Rate(), Rate(), Rate()
         self.busy = 0.0
         self._at: float | None = None
+        self._arrivals, self._arrived = 0.0, 0.0  # per second, at a time
+
+    def arrive(self, now: float) -> None:
+        """Count a prompt that this process will answer, at `now`."""
+        self._arrivals, self._arrived = self.arrivals(now) + 1 / _ARRIVALS_S, now
+
+    def arrivals(self, now: float) -> float:
+        """Prompts per second that have come lately."""
+        return self._arrivals * math.exp(-max(now - self._arrived, 0.0) / _ARRIVALS_S)
 
     def add(self, tokens: int, seconds: float, running: int, now: float) -> None:
         """A report of so many running sequences, at `now`, by any clock in seconds; of a step of so many tokens, if it
@@ -73,14 +83,15 @@ class Costs:
             return None
         return cls(*(sum(found) / len(found) if found else 0.0 for found in (prompt, taken, step)), unit)
 
-    def pays(self, tokens: int, busy: float, here: ReplicaLoad, there: ReplicaLoad) -> bool:
+    def pays(self, tokens: int, busy: float, here: ReplicaLoad, there: ReplicaLoad, arrivals: float = 0.0) -> bool:
         """Whether a prompt, of which `tokens` have to be computed, is better computed there for the replica here, which
         answers: what it would keep from their next tokens here, against how long it takes to move, itself included.
-        busy: sequences that go on here at once, on average."""
+        busy: sequences that go on here at once, on average. arrivals: prompts per second that come here, and would wait
+        for what is left of it."""
         moved = tokens - self.unit  # the last tokens are always computed here
         if moved <= 0:
             return False
         delayed = max(busy, here.sequences, _COMING)
-        stays = (here.waiting + delayed * moved) * self.prompt
+        stays = (here.waiting + delayed * moved) * self.prompt + arrivals * (moved * self.prompt) ** 2 / 2
         moves = there.waiting * self.prompt + (delayed + 1) * moved * self.taken + _OTHER_STEPS * self.step
         return moves < stays

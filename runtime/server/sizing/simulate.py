@@ -95,9 +95,10 @@ class _Simulation:
         there = [self._load(one) for one in self._replicas[: self._prefills]]
         costs = Costs.of([one.costs for one in self._replicas], self._unit)
         target = self._replicas[here.replica]
+        target.costs.arrive(now)
         if there and self._moves and costs is not None:
             first, moved = self._router.choose(keys, length, there)
-            if costs.pays(cost, target.costs.busy, here, first):
+            if costs.pays(cost, target.costs.busy, here, first, target.costs.arrivals(now)):
                 self._router.ran(first.replica, keys, self._tokens)
                 self._hand_over(answer, moved, self._replicas[first.replica], target, now)
                 return

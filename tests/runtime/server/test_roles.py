@@ -53,6 +53,8 @@ def test_a_prompt_moves_where_that_keeps_less_from_others() -> None:
     assert not pays(60, here=replace(HERE, sequences=1))  # two more steps take longer than 28 tokens
     assert not pays(32, here=replace(HERE, sequences=8))  # which are computed by the one that answers anyhow
     assert pays(60, here=replace(HERE, sequences=8))
+    queued = replace(THERE, waiting=8000)
+    assert not COSTS.pays(4000, 1, HERE, queued) and COSTS.pays(4000, 1, HERE, queued, arrivals=1.0)  # who would wait
     assert not pays(4000, here=replace(HERE, sequences=1), there=replace(THERE, waiting=4000))
     assert pays(4000, here=replace(HERE, waiting=4000))
     slow = replace(COSTS, taken=0.002)  # to take it costs more than to compute it
@@ -70,6 +72,9 @@ def test_costs_are_those_that_were_measured() -> None:
     assert found is not None and found.taken == 0.0
     assert found.prompt == pytest.approx(0.25 / 512) and found.step == pytest.approx(0.01)
     assert 2 < costs.busy < 3
+    for second in range(200):
+        costs.arrive(second / 2)
+    assert costs.arrivals(100) == pytest.approx(2, rel=0.1) and costs.arrivals(400) < 0.01
     costs.taken.add(1000, 0.05)
     assert Costs.of([costs], 32).taken == pytest.approx(5e-5)  # type: ignore[union-attr]
     for _ in range(300):  # the machine has become slower
