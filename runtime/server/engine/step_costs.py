@@ -81,7 +81,7 @@ class Costs:
         )
         if not prompt:
             return None
-        return cls(*(sum(found) / len(found) if found else 0.0 for found in (prompt, taken, step)), unit)
+        return cls(_mean(prompt), _mean(taken), _mean(step), unit)
 
     def pays(self, tokens: int, busy: float, here: ReplicaLoad, there: ReplicaLoad, arrivals: float = 0.0) -> bool:
         """Whether a prompt, of which `tokens` have to be computed, is better computed there for the replica here, which
@@ -95,3 +95,7 @@ class Costs:
         stays = (here.waiting + delayed * moved) * self.prompt + arrivals * (moved * self.prompt) ** 2 / 2
         moves = there.waiting * self.prompt + (delayed + 1) * moved * self.taken + _OTHER_STEPS * self.step
         return moves < stays
+
+
+def _mean(found: Sequence[float]) -> float:
+    return sum(found) / len(found) if found else 0.0
