@@ -11,6 +11,7 @@ import click
 
 from ...runtime.cli.fields import PATH, field_options, taken
 from ...runtime.cli.group import command
+from ...runtime.cli.traffic import plan_traffic, taken_traffic, traffic_options
 from ...runtime.settings import settings
 from ..interrupt import ends_at_once
 from ..options import CompileOptions
@@ -20,7 +21,7 @@ _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not fou
 
 
 @command("plan")
-@click.argument("model", type=PATH)
+@click.argument("model", type=PATH, metavar="MODEL|ENGINE")
 @click.option("--target", default="cpu", metavar="TARGET[,TARGET...]", help="What to plan for, or all.")
 @click.option(
     "--sequences",
@@ -50,6 +51,7 @@ _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not fou
     show_default="one",
     help="Compare replicas and ranks on so many devices. --memory and --bandwidth are of one.",
 )
+@traffic_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def plan_command(
     model: Path,
@@ -62,7 +64,12 @@ def plan_command(
     as_json: bool,
     **parameters: Any,
 ) -> None:
-    """Bytes, speed and compile time of an engine of MODEL, from its config.json alone."""
+    """Bytes, speed and compile time of an engine of MODEL, from its config.json alone; or, with --traffic, how many
+    replicas of ENGINE some requests need, and of which roles."""
+    asked_traffic = taken_traffic(parameters)
+    if asked_traffic["traffic"] is not None:
+        plan_traffic(model, as_json, **asked_traffic)
+        return
     from ..request import check_found, find_model
 
     names = [name for name in TARGETS if name != "native"] if target == "all" else target.split(",")

@@ -85,6 +85,11 @@ class KVExecutor(Protocol):
     """An executor whose KV blocks can be read and written between steps, where its cache is host memory."""
 
     @property
+    def groups(self) -> tuple[GroupConfig, ...]:
+        """The KV groups, as `Executor` has them."""
+        ...
+
+    @property
     def kv_in_reach(self) -> bool:
         """Whether the whole KV cache lies in this process's memory."""
         ...

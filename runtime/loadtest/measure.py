@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import IccError, UsageError
 from ..progress.display import Display
 from ..progress.stream import open_display
-from .endpoint import Endpoint
+from .endpoint import Endpoint, Trace
 from .load import Level, Mix, PromptMaker, run_level, tokens_per_word
 from .options import LoadTestOptions
 from .report import as_html, as_table
@@ -32,6 +34,10 @@ def measure(options: LoadTestOptions, as_json: bool = False) -> int:
     levels += [Level(concurrency=count) for count in options.concurrency]
     if not levels:
         raise UsageError("there is no load", "give --rate or --concurrency")
+    if options.traffic_file is not None and len(levels) != 1:
+        raise UsageError(
+            f"--traffic-file is of one load, and there are {len(levels)}", "give one --rate or --concurrency"
+        )
     try:
         with open_display() as display:
             summaries = asyncio.run(_measure(endpoint, levels, options, as_json, display))
@@ -56,6 +62,8 @@ async def _measure(
         prompts = PromptMaker(mix, options.seed + number, ratio)
         with display.stage(level.name) as progress:
             traces = await run_level(endpoint, level, prompts, options.requests, options.seed, progress)
+        if options.traffic_file is not None:
+            _write_traffic(options.traffic_file, traces)
         summaries.append(summarize(level.name, traces, slo, options.price_per_hour))
         if not as_json:
             print(as_table(summaries[-1:]), flush=True)
@@ -79,6 +87,17 @@ def _report(options: LoadTestOptions, endpoint: Endpoint, summaries: list[Summar
     if options.html is not None:
         options.html.write_text(as_html(f"Load on {endpoint.model}", facts, summaries))
     print(json.dumps(found) if as_json else "\n" + as_table(summaries))
+
+
+def _write_traffic(path: Path, traces: Sequence[Trace]) -> None:
+    """The requests that were answered, as lines of JSON; see server/sizing/traffic.py, which reads them."""
+    good = sorted((trace for trace in traces if trace.ok), key=lambda trace: trace.due)
+    lines = [
+        {"time": trace.due - good[0].due, "prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}
+        for trace in good
+        if trace.prompt_tokens and trace.output_tokens
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _shown(lengths: tuple[int, int]) -> str:

@@ -43,4 +43,7 @@ class LoadTestOptions:
     price_per_hour: float | None = setting(None, "Of the machine, for the cost per million tokens.")
     seed: int = setting(0, "Of lengths, words and arrivals.")
     json_file: Path | None = setting(None, "Write all figures here.", metavar="FILE")
+    traffic_file: Path | None = setting(
+        None, "Write when requests came, and their lengths, for `icc plan --traffic`; of one load.", metavar="FILE"
+    )
     html: Path | None = setting(None, "Write a report with curves here.", metavar="FILE")

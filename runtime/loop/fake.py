@@ -64,6 +64,15 @@ class FakeExecutor:
         self.batches: list[ScheduledBatch] = []
         self.closed = False
 
+    @property
+    def kv_in_reach(self) -> bool:
+        """The cache is host memory, which nobody writes between steps."""
+        return True
+
+    def kv_views(self, group: int, block: int) -> list[memoryview]:
+        """The token ids of a block, as bytes."""
+        return [memoryview(self.caches[group][block]).cast("B")]
+
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Check the batch against the limits, write its tokens to the cache, and give the rule's logits."""
         assert 0 < batch.num_tokens <= self.max_step_tokens
@@ -138,6 +147,7 @@ class FakeDevice(FakeExecutor):
     """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
 
     samples = True
+    kv_in_reach = False  # a step that runs ahead may be writing  # type: ignore[assignment]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -20,15 +20,15 @@ class ServeOptions:
 
     max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
     max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
-    wait longer for its first step is refused.
-    watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
-    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. name: what
-    requests call the model, one name or several with commas. cors_origins: whose pages may ask ("*": all). root_path:
-    where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
-    vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
-    model's own. replicas, devices: see `replica_loads`. watermark: of every answer, see Watermark. lora, lora_dir:
-    adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge. kv_events,
-    kv_events_replay, kv_events_topic: see KVPublisher. command: the engine process, for tests.
+    wait longer for its first step is refused. watchdog_s: an engine that says nothing for so long is ended and started
+    again. drain_s: how long running requests may go on after SIGTERM. batch_store: the SQLite file of the Batch API,
+    without which there is none. name: what requests call the model, one name or several with commas. cors_origins:
+    whose pages may ask ("*": all). root_path: where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM
+    files, for HTTPS. vllm_metrics: metrics have vLLM's names too. otlp_endpoint: where OpenTelemetry spans go.
+    chat_template: rendered within the same limits as the model's own. replicas, devices: see `replica_loads`.
+    prefill_replicas: see EnginePool. prefiller: see Prefillers. watermark: of every answer, see Watermark. lora,
+    lora_dir: adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge.
+    kv_events, kv_events_replay, kv_events_topic: see KVPublisher. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -54,6 +54,10 @@ class ServeOptions:
         None, "A Jinja chat template instead of the model's, or one of its own by name.", metavar="FILE|NAME"
     )
     replicas: int = setting(1, "Engine processes that share the requests.", metavar="N")
+    prefill_replicas: int = setting(0, "So many of these compute long prompts for the others.", metavar="N")
+    prefiller: tuple[str, ...] = setting(
+        (), "A server that x-prefiller-host-port may name to compute a prompt; repeatable.", metavar="HOST:PORT"
+    )
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
     watermark: Watermark | None = setting(
         None, "Mark every answer for `icc detect`.", metavar=FORM, unset="none", read=watermark_of

@@ -42,9 +42,9 @@ class Core:
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
-    see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see
-    `replica_loads`. adapters, adapter_folder: see ServedAdapters. watermark: of every answer; requests can take none
-    away, and have none of their own then.
+    see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see `replica_loads`.
+    prefill_replicas: see EnginePool. adapters, adapter_folder: see ServedAdapters. watermark: of every answer; requests
+    can take none away, and have none of their own then.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Core:
         otlp_endpoint: str | None = None,
         chat_template: Path | None = None,
         replicas: int = 1,
+        prefill_replicas: int = 0,
         devices: str | None = None,
         adapters: Mapping[str, Path] | None = None,
         adapter_folder: Path | None = None,
@@ -75,13 +76,19 @@ class Core:
         self._plain_salts = keys.plain_salts
         limits = self.model.manifest.limits
         loads = replica_loads(load, self.model.manifest, replicas, devices)
-        self.max_batch_size = limits.max_batch_size * replicas
+        if not 0 <= prefill_replicas < replicas:
+            raise UsageError(
+                f"--prefill-replicas {prefill_replicas} of --replicas {replicas} leaves none that answers",
+                "give more --replicas",
+            )
+        self.max_batch_size = limits.max_batch_size * (replicas - prefill_replicas)
 
         def commands(path: Path) -> list[Sequence[str]]:
             of_path = [replace(one, path=path) for one in loads]
             return [command or worker_command(one, log_options or LogOptions()) for one in of_path]
 
-        self.engine = EnginePool(commands(Path(load.path)), watchdog_s, limits.max_batch_size * limits.max_seq_len)
+        tokens = limits.max_batch_size * limits.max_seq_len
+        self.engine = EnginePool(commands(Path(load.path)), watchdog_s, tokens, prefill_replicas)
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
         served = Path(load.path), self.model.manifest

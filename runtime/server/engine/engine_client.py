@@ -28,15 +28,18 @@ from .messages import (
     FromEngine,
     KVChanged,
     KVGiven,
+    KVTaken,
     LoadAdapter,
     PromptLogprobs,
     Ready,
     Report,
     Stats,
+    TakeKV,
     UnloadAdapter,
     WatchKV,
 )
 from .messages import encode as encode_message
+from .step_costs import StepCosts
 
 log = logging.getLogger("icc.serve")
 _RELOADING = "the engine takes up new weights"
@@ -91,7 +94,7 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._heard = 0.0
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
-        self.stats = Stats()
+        self.stats, self.costs = Stats(), StepCosts()
         self.adapters: AdapterStats | None = None
         self.loaded: set[str] = set()
         self.restarts = 0
@@ -130,6 +133,11 @@ class EngineClient:
             raise EngineFailed(503, _RELOADING if self._reload is not None else _NOT_READY)
         self._prompts[prompt.submit.id] = prompt
         self._transport.write(encode_message(prompt.submit))
+
+    def tell(self, given: TakeKV) -> None:
+        """Have KV taken that another process gives; nothing where no process runs."""
+        if self._transport is not None:
+            self._transport.write(encode_message(given))
 
     async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
         """Have something done about an adapter (its id is given here). EngineFailed where it cannot be."""
@@ -261,6 +269,8 @@ class EngineClient:
             self._take_report(message)
         elif isinstance(message, KVChanged):
             self.on_kv(message.events)
+        elif isinstance(message, KVTaken):
+            self.costs.taken.add(message.tokens, message.seconds)
         elif isinstance(message, AdapterDone):
             self._answer(message.id, None)
         elif isinstance(message, Failed):
@@ -304,6 +314,7 @@ class EngineClient:
     def _take_report(self, report: Report) -> None:
         self.stats = report.stats
         self.adapters = report.adapters or self.adapters
+        self.costs.add(report.step_tokens, report.step_s, report.stats.running, self._heard)
         for delta in report.deltas:
             prompt = self._prompts.get(delta.id)
             if prompt is not None:

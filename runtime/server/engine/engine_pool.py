@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
 import msgspec
 
+from ...errors import UsageError
 from .engine_client import EngineClient
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
+from .handover import Handover
+from .kv_exchange import shared
 from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAdapter, WatchKV
 from .router import ReplicaLoad, Router, prefix_keys
+from .step_costs import Costs
 
 _MOST_RUNS = 2  # of a prompt: one that ends its engine must not end all
 
@@ -22,11 +27,16 @@ class EnginePool:
     """Sends each prompt to the replica that a Router chooses.
 
     commands: a process for each replica, see EngineClient. tokens: how many a replica's KV cache holds at most.
+    prefills: so many of the replicas, the first ones, compute prompts for the others, where that pays (see Costs), and
+    answer only while no other replica takes prompts.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]], watchdog_s: float = 10.0, tokens: int = 1 << 20) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], watchdog_s: float = 10.0, tokens: int = 1 << 20, prefills: int = 0
+    ) -> None:
         self._ids = count()
-        self._tokens = tokens
+        self._tokens, self._prefills = tokens, prefills
+        self._handovers: dict[int, Handover] = {}  # by the ids of the prompts
         self._router = Router()
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
         # called with a replica that has loaded the engine
@@ -63,6 +73,11 @@ class EnginePool:
         cannot be."""
         for replica in self.replicas:
             await replica.start()
+        if self._prefills and not all(facts.moves_kv for facts in self.ready):
+            raise UsageError(
+                "--prefill-replicas: the KV of this engine cannot go from one process to another",
+                "it can on CPUs, of engines that generate, without --kv-policy",
+            )
 
     async def stop(self) -> None:
         """End the processes; streams that are open fail."""
@@ -138,26 +153,67 @@ class EnginePool:
 
     def close(self, stream: EngineStream) -> None:
         """Nobody reads the stream any more: what is not finished of it is cancelled."""
+        handed = [found for number in stream.ids if (found := self._handovers.pop(number, None)) is not None]
         for replica in self.replicas:
-            replica.close(stream)
+            for one in (stream, *handed):
+                replica.close(one)
 
     def _send(self, prompt: SentPrompt) -> None:
         takers = [replica for replica in self.replicas if replica.takes]
         if len(self.replicas) == 1 or not takers:
             return self.replicas[0].send(prompt)  # which says why it does not
+        takers = [replica for replica in takers if replica.number >= self._prefills] or takers
         adapter, length, keys = prompt.submit.adapter, len(prompt.submit.prompt), prefix_keys(prompt.submit)
         if adapter:  # one that came back may not have it yet
             takers = [replica for replica in takers if adapter in replica.loaded] or takers
-        loads = [_load(replica, adapter) for replica in takers]
+        loads = [self._load(replica, adapter) for replica in takers]
         best, prompt.cost = self._router.choose(keys, length, loads)
         prompt.runs += 1
-        self.replicas[best.replica].send(prompt)
+        self.replicas[best.replica].costs.arrive(time.monotonic())
+        if not self._hand_over(prompt, best, keys):
+            self.replicas[best.replica].send(prompt)
         self._router.ran(best.replica, keys, self._tokens)
+
+    def _hand_over(self, prompt: SentPrompt, here: ReplicaLoad, keys: Sequence[bytes]) -> bool:
+        """Have a prompt computed by another replica than the one that answers it, if that can be, and pays."""
+        takers = [replica for replica in self.replicas[: self._prefills] if replica.takes]
+        if not takers or prompt.runs > 1 or here.replica < self._prefills or not shared(prompt.submit):
+            return False
+        target, unit = self.replicas[here.replica], self.ready[0].prefix_blocks[0]
+        there, cost = self._router.choose(keys, len(prompt.submit.prompt), [self._load(one, "") for one in takers])
+        costs = Costs.of([replica.costs for replica in self.replicas], unit)
+        arrivals = target.costs.arrivals(time.monotonic())
+        if costs is None or not costs.pays(prompt.cost, target.costs.busy, here, there, arrivals):
+            return False
+        handover = Handover(next(self._ids), prompt, target, self._handed)
+        self._handovers[prompt.submit.id] = handover
+        self.replicas[there.replica].send(SentPrompt(handover, handover.submits[0], cost))
+        self._router.ran(there.replica, keys, self._tokens)
+        return True
+
+    def _handed(self, handover: Handover, whole: bool) -> None:
+        """A prompt has been computed, or its replica has failed: the one that answers computes what is lacking."""
+        prompt = handover.prompt
+        if self._handovers.pop(prompt.submit.id, None) is None:
+            return  # nobody waits for it
+        prompt.submit = handover.submit
+        prompt.runs -= whole
+        try:
+            if handover.target_stays:
+                prompt.runs, prompt.cost = prompt.runs + 1, self.ready[0].prefix_blocks[0]
+                handover.target.send(prompt)
+            else:
+                self._send(prompt)
+        except EngineFailed as error:
+            prompt.stream.fail(error)
 
     def _lost(self, number: int, prompts: Sequence[SentPrompt], error: EngineFailed) -> None:
         """A replica has ended: what nobody has been told anything of runs elsewhere, the rest fails."""
         self._router.forget(number)
         for prompt in prompts:
+            if isinstance(prompt.stream, Handover):
+                prompt.stream.fail(error)
+                continue
             elsewhere = any(replica.takes for replica in self.replicas if replica.number != number)
             if (prompt.begun and not prompt.stream.whole) or prompt.runs >= _MOST_RUNS or not elsewhere:
                 prompt.stream.fail(error)
@@ -165,13 +221,13 @@ class EnginePool:
                 prompt.stream.begin_again(prompt.submit)
                 self._send(prompt)
 
-
-def _load(replica: EngineClient, adapter: str) -> ReplicaLoad:
-    waiting = sum(prompt.cost for prompt in replica.open if not prompt.begun)
-    sequences = sum(prompt.stream.left[prompt.submit.id] for prompt in replica.open)
-    slots, blocks = (replica.facts.max_batch_size, replica.facts.num_blocks) if replica.facts else (1, 1)
-    usage = replica.stats.blocks_used / max(blocks, 1)
-    return ReplicaLoad(replica.number, waiting, sequences, slots, usage, not adapter or _has(replica, adapter))
+    def _load(self, replica: EngineClient, adapter: str) -> ReplicaLoad:
+        waiting = sum(prompt.cost for prompt in replica.open if not prompt.begun)
+        sequences = sum(prompt.stream.left[prompt.submit.id] for prompt in replica.open)
+        sequences += sum(handover.target is replica for handover in self._handovers.values())
+        slots, blocks = (replica.facts.max_batch_size, replica.facts.num_blocks) if replica.facts else (1, 1)
+        usage = replica.stats.blocks_used / max(blocks, 1)
+        return ReplicaLoad(replica.number, waiting, sequences, slots, usage, not adapter or _has(replica, adapter))
 
 
 def _has(replica: EngineClient, adapter: str) -> bool:

@@ -1,16 +1,11 @@
-"""KVTransfer: KV blocks of a prompt go from one engine process to another of this host, as files in shared memory."""
+"""KVTransfer: KV blocks of a prompt go from one engine process to another of this host, through shared memory."""
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-import re
-import secrets
-import stat
-import tempfile
 import time
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,28 +16,46 @@ from ...format.manifest import Manifest
 from ...kv.cache import KVCache
 from ...kv.sequence import CachedSequence
 from ...llm import LLM
+from .kv_file import KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
 from .messages import KVGiven, Submit
 
 log = logging.getLogger("icc.engine")
-_NAME = re.compile(r"icc-kv-[0-9a-f]{32}")
 _KEPT_S = 60.0  # that blocks wait to be taken
 
 
-class _Header(msgspec.Struct, array_like=True, frozen=True):
-    """What a file holds. engine: a digest of what computed it. numbers: of the blocks of each KV group, in the order in
-    which their bytes follow; tokens: the beginning of a prompt that they hold."""
+@dataclass(eq=False)
+class _Gift:
+    """A prompt that is given. length: so many of its tokens are, in so many blocks."""
 
-    engine: bytes
-    numbers: tuple[tuple[int, ...], ...]
-    tokens: tuple[int, ...]
+    sequence: CachedSequence
+    file: KVWriter | None = None
+    length: int = 0
+    blocks: int = 0
+
+
+@dataclass(eq=False)
+class _Taking:
+    """A prompt that is taken. sequence: its tokens as far as they are read; prompt: all of them, where they are
+    known."""
+
+    file: KVReader
+    sequence: CachedSequence
+    prompt: tuple[int, ...] | None = None
+    begun: float = field(default_factory=time.monotonic)
 
 
 class KVTransfer:
-    """Gives and takes blocks of an engine. engine: a digest, without which nothing is taken. executor: whose cache is
-    in host memory. folder: where files lie that every engine process of a user on this host sees."""
+    """Gives and takes blocks of an engine. engine: a digest; with that of the cache's layout it is what both engines
+    must have. executor: whose cache is in host memory. folder: where files lie that every engine process of a user on
+    this host sees."""
 
     def __init__(self, engine: bytes, executor: KVExecutor, folder: Path) -> None:
-        self._engine, self._executor, self._folder = engine, executor, folder
+        self._executor, self._folder = executor, folder
+        self._sizes = [sum(map(len, executor.kv_views(n, 0))) for n in range(len(executor.groups))]
+        layout = [(repr(group.policy), group.block_size) for group in executor.groups]
+        self._engine = blake2b(engine + msgspec.msgpack.encode([layout, self._sizes]), digest_size=32).digest()
+        self._gifts: dict[int, _Gift] = {}
+        self._taking: dict[str, _Taking] = {}
 
     @classmethod
     def of(cls, llm: LLM) -> KVTransfer | None:
@@ -50,44 +63,135 @@ class KVTransfer:
         executor = llm.executor
         if not isinstance(executor, KVExecutor) or not executor.kv_in_reach:
             return None
-        memory = Path("/dev/shm")
-        return cls(digest_of(llm.manifest), executor, memory if memory.is_dir() else Path(tempfile.gettempdir()))
+        return cls(digest_of(llm.manifest), executor, KV_FOLDER)
+
+    # -- giving ------------------------------------------------------------------------------------------------------
 
     def give(self, kv: KVCache, submit: Submit) -> KVGiven | None:
-        """Put the cached beginning of a prompt where another engine can take it; None where there is none, or no room
-        for it."""
-        sequence = _sequence(submit)
-        length = 0 if sequence is None else kv.cached_length(sequence)
-        blocks = None if sequence is None or not length else kv.found(sequence, length)
-        if blocks is None:
+        """Put what is cached of a prompt's beginning, and was not given before, where another engine can take it; None
+        where that is nothing, or there is no room for it. May be called after each step, until `end`."""
+        gift = self._gifts.get(submit.id)
+        if gift is None:
+            sequence = _sequence(submit)
+            if sequence is None:
+                return None
+            gift = self._gifts[submit.id] = _Gift(sequence)
+        length = kv.cached_length(gift.sequence)
+        found = kv.found(gift.sequence, length) if length > gift.length else None
+        if found is None:
             return None
-        header = _Header(self._engine, tuple(map(tuple, blocks)), submit.prompt[:length])
-        name = f"icc-kv-{secrets.token_hex(16)}"
-        views = [view for group, held in enumerate(blocks) for n in held for view in self._views(group, held[n])]
+        sizes = [group.block_size for group in kv.groups]
+        fresh = [[n for n in held if n >= gift.length // size] for held, size in zip(found, sizes, strict=True)]
+        nbytes = sum(len(numbers) * size for numbers, size in zip(fresh, self._sizes, strict=True))
+        part = KVPart(self._engine, gift.length, submit.prompt[gift.length : length], tuple(map(tuple, fresh)), nbytes)
+        views = [view for group, ns in enumerate(fresh) for n in ns for view in self._views(group, found[group][n])]
         try:
-            self._write(self._folder / name, msgspec.msgpack.encode(header), views)
+            gift.file = gift.file or KVWriter(self._folder)
+            gift.file.write(part, views)
         except OSError as error:
             log.warning("the KV of a prompt is not given: %s", error.strerror)
             return None
-        return KVGiven(submit.id, name, length, sum(map(len, blocks)))
+        gift.length, gift.blocks = length, gift.blocks + sum(map(len, fresh))
+        return KVGiven(submit.id, gift.file.name, length, gift.blocks)
 
-    def take(self, kv: KVCache, submit: Submit) -> int:
-        """Take what another engine has given of the beginning of a prompt into the prefix cache; how many tokens that
-        is. What cannot be taken is computed: 0."""
-        sequence, path = _sequence(submit), self._folder / submit.takes_kv
-        if sequence is None or not _NAME.fullmatch(submit.takes_kv):
-            return 0
+    def end(self, submit_id: int, remove: bool = False) -> None:
+        """Nothing more is given of a prompt. remove: what was is of no use."""
+        gift = self._gifts.pop(submit_id, None)
+        if gift is not None and gift.file is not None:
+            gift.file.close(remove)
+
+    # -- taking ------------------------------------------------------------------------------------------------------
+
+    def take_parts(self, kv: KVCache, name: str, salt: bytes) -> int:
+        """Take what is there by now of a prompt that still runs elsewhere into the prefix cache: so many tokens more.
+        What finds no room now is tried again with the parts behind it."""
         try:
-            with _mapped(path) as content:
-                path.unlink(missing_ok=True)  # it is taken once
-                return self._adopt(kv, sequence, content)
+            taking = self._taking.get(name)
+            if taking is None:
+                taking = self._taking[name] = _Taking(KVReader(self._folder, name), CachedSequence(salt=salt))
+            return self._adopt_all(kv, taking)
         except (OSError, ValueError, msgspec.DecodeError) as error:
             log.warning("the KV of a prompt cannot be taken: %s", error)
             return 0
 
+    def take(self, kv: KVCache, submit: Submit) -> int:
+        """Take what another engine has given of the beginning of a prompt, and was not taken before, into the prefix
+        cache; how many tokens that is. What cannot be taken is computed: 0."""
+        sequence, taking = _sequence(submit), self._taking.pop(submit.takes_kv, None)
+        try:
+            if sequence is None:
+                return 0
+            taking = taking or _Taking(KVReader(self._folder, submit.takes_kv), CachedSequence(salt=submit.salt))
+            taking.file.path.unlink(missing_ok=True)  # it is taken once
+            taking.prompt = submit.prompt
+            count = self._adopt_all(kv, taking)
+            if taking.file.part() is None and not taking.file.ended:
+                raise ValueError("it is cut")
+            return count
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            log.warning("the KV of a prompt cannot be taken: %s", error)
+            return 0
+        finally:
+            if taking is not None:
+                taking.file.close()
+
+    def _adopt_all(self, kv: KVCache, taking: _Taking) -> int:
+        """Take the parts that are there."""
+        count = 0
+        while (part := taking.file.part()) is not None:
+            if not self._adopt(kv, taking, part):
+                break
+            taking.file.done(part)
+            count += len(part.tokens)
+        return count
+
+    def _adopt(self, kv: KVCache, taking: _Taking, part: KVPart) -> bool:
+        """Take a part; False where there is no room for it now. ValueError where it must not be taken."""
+        sequence, length = taking.sequence, part.length
+        if part.engine != self._engine:
+            raise ValueError("it is of another engine, or one with another cache layout")
+        del sequence.tokens[part.begin :]  # of a part that found no room before
+        if part.begin != len(sequence.tokens):
+            raise ValueError("a part is missing")
+        if taking.prompt is not None and part.tokens != taking.prompt[part.begin : length]:
+            raise ValueError("it is of another prompt")
+        sizes = [group.block_size for group in kv.groups]
+        if any(length % size for size in sizes) or part.nbytes != sum(
+            len(numbers) * size for numbers, size in zip(part.numbers, self._sizes, strict=True)
+        ):
+            raise ValueError("it has other blocks")
+        sequence.tokens += part.tokens
+        for group, numbers in zip(kv.groups, part.numbers, strict=True):
+            lacking = {number for number, block in group.found(sequence, length).items() if block is None}
+            if not lacking <= set(numbers):
+                raise ValueError("what comes before it is not here any more")
+        adopted = kv.adopt(sequence, length)
+        if adopted is None:
+            return False
+        try:
+            self._fill(taking.file, part, adopted)
+        except (OSError, ValueError):
+            for group, blocks in zip(kv.groups, adopted, strict=True):
+                for block in blocks.values():  # or others would find what was never written
+                    group.pool.discard(block)
+            raise
+        return True
+
+    def _fill(self, file: KVReader, part: KVPart, adopted: list[dict[int, int]]) -> None:
+        """Write the blocks that were made for a part."""
+        at = 0
+        for group, numbers in enumerate(part.numbers):
+            for number in numbers:
+                if number in adopted[group]:
+                    file.read(at, self._views(group, adopted[group][number]))
+                at += self._sizes[group]
+
     def sweep(self) -> None:
         """Remove what nobody has taken, and what ended processes have left."""
-        for path in self._folder.glob("icc-kv-*"):
+        for name, taking in list(self._taking.items()):
+            if time.monotonic() - taking.begun > 10 * _KEPT_S:
+                self._taking.pop(name).file.close()
+        for path in self._folder.glob(f"{PREFIX}*"):
             try:
                 found = path.lstat()
                 if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _KEPT_S:
@@ -95,52 +199,8 @@ class KVTransfer:
             except OSError:
                 continue  # somebody has taken it
 
-    def _adopt(self, kv: KVCache, sequence: CachedSequence, content: mmap.mmap) -> int:
-        size = int.from_bytes(content[:8], "little")
-        header = msgspec.msgpack.decode(content[8 : 8 + size], type=_Header)
-        length = len(header.tokens)
-        if header.engine != self._engine or length > kv.longest_prefix(sequence):
-            raise ValueError("it is of another engine, or of a longer prompt")
-        if list(header.tokens) != sequence.tokens[:length]:
-            raise ValueError("it is of another prompt")
-        if [tuple(group.numbers(length)) for group in kv.groups] != list(header.numbers):
-            raise ValueError("it has other blocks")
-        block = [sum(len(view) for view in self._views(group, 0)) for group in range(len(kv.groups))]
-        if len(content) != 8 + size + sum(len(n) * each for n, each in zip(header.numbers, block, strict=True)):
-            raise ValueError("it is cut")
-        adopted = kv.adopt(sequence, length)
-        if adopted is None:
-            return 0  # no room now
-        at = 8 + size
-        for group, numbers in enumerate(header.numbers):
-            for number in numbers:
-                if number in adopted[group]:
-                    self._read(content, at, self._views(group, adopted[group][number]))
-                at += block[group]
-        return length
-
     def _views(self, group: int, block: int) -> list[memoryview]:
         return self._executor.kv_views(group, block)
-
-    @staticmethod
-    def _read(content: mmap.mmap, at: int, views: Iterable[memoryview]) -> None:
-        with memoryview(content) as source:
-            for view in views:
-                view[:] = source[at : at + len(view)]
-                at += len(view)
-
-    @staticmethod
-    def _write(path: Path, header: bytes, views: list[memoryview]) -> None:
-        """A whole file, or none."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with open(descriptor, "wb", buffering=1 << 20) as stream:
-                stream.write(len(header).to_bytes(8, "little") + header)
-                for view in views:
-                    stream.write(view)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
 
 
 def digest_of(manifest: Manifest) -> bytes:
@@ -155,15 +215,3 @@ def _sequence(submit: Submit) -> CachedSequence | None:
     if submit.adapter or submit.extras:
         return None
     return CachedSequence(tokens=list(submit.prompt), salt=submit.salt)
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """A file of this user's, in memory. OSError, or ValueError where it is something else."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size < 8:
-            raise ValueError("it is no file of this user's")
-        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)

@@ -92,6 +92,21 @@ class WatchKV(msgspec.Struct, tag=5, array_like=True, frozen=True):
     plain: list[bytes]
 
 
+class TakeKV(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    """KV that another engine gives under a name is there, of a prompt with this salt that will come when it is there as
+    a whole; answered by KVTaken. See KVTransfer."""
+
+    name: str
+    salt: bytes
+
+
+class KVTaken(msgspec.Struct, tag=20, array_like=True, frozen=True):
+    """The KV of so many tokens was taken from another engine, in so many seconds."""
+
+    tokens: int
+    seconds: float
+
+
 class KVChanged(msgspec.Struct, tag=18, array_like=True, frozen=True):
     """What has happened to the prefix caches, see `kv_wire`."""
 
@@ -99,8 +114,8 @@ class KVChanged(msgspec.Struct, tag=18, array_like=True, frozen=True):
 
 
 class KVGiven(msgspec.Struct, tag=19, array_like=True, frozen=True):
-    """The KV of a prompt's first `length` tokens, in so many blocks, is there for another engine to take under a name;
-    comes before the deltas that end the prompt."""
+    """The KV of a prompt's first `length` tokens, in so many blocks, is there for another engine to take under a name.
+    Comes whenever there is more, and at last before the deltas that end the prompt."""
 
     id: int
     name: str
@@ -215,6 +230,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     max_batch_size: int
     load_s: float
     prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
+    moves_kv: bool = False  # whether it gives and takes KV
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
@@ -225,8 +241,8 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV
-FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged | KVGiven
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV | TakeKV
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged | KVGiven | KVTaken
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -15,6 +15,7 @@ from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .adapter_table import AdapterTable
 from .channel import Channel, ChannelClosed
+from .kv_exchange import KVExchange
 from .kv_transfer import KVTransfer
 from .kv_wire import KVWire
 from .messages import (
@@ -29,6 +30,7 @@ from .messages import (
     Report,
     Stats,
     Submit,
+    TakeKV,
     WatchKV,
 )
 from .prompts import Prompt, PromptStage, PromptTable
@@ -66,13 +68,13 @@ class Worker(TaskListener[Prompt]):
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._checked = self._reported = 0.0
         self._kv_wire: KVWire | None = None
-        self._transfer = KVTransfer.of(llm)
+        self._kv = KVExchange(KVTransfer.of(llm), llm.loop, channel)
 
     def run(self, load_s: float = 0.0) -> None:
         """Serve until the HTTP process has gone."""
         executor, prefix_blocks = self._driver.loop.executor, self._driver.loop.scheduler.kv.prefix_blocks
         blocks = sum(group.num_blocks for group in executor.groups)
-        self._channel.send(Ready(blocks, executor.max_batch_size, load_s, prefix_blocks))
+        self._channel.send(Ready(blocks, executor.max_batch_size, load_s, prefix_blocks, self._kv.works))
         try:
             while True:
                 self._turn()
@@ -90,6 +92,8 @@ class Worker(TaskListener[Prompt]):
             elif isinstance(message, WatchKV):
                 self._driver.loop.watch_kv()
                 self._kv_wire = KVWire(self._driver.loop.executor.groups, message.plain, self._adapter_name)
+            elif isinstance(message, TakeKV):
+                self._kv.take(message)
             elif not isinstance(message, Cancel):
                 self._adapters.ask(message)
             elif (prompt := self.prompts.find(message.id)) is not None:
@@ -107,6 +111,7 @@ class Worker(TaskListener[Prompt]):
         elif time.monotonic() - self._reported >= HEARTBEAT_S:
             self._check()
             self._report()
+        self._kv.give()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -134,8 +139,7 @@ class Worker(TaskListener[Prompt]):
 
     def _submit(self, prompt: Prompt) -> None:
         self.prompts.run(prompt)
-        if prompt.submit.takes_kv and self._transfer is not None:
-            self._transfer.take(self._driver.loop.scheduler.kv, prompt.submit)
+        self._kv.begin(prompt)
         try:
             self._driver.submit(prompt)
         except Exception as error:
@@ -178,10 +182,7 @@ class Worker(TaskListener[Prompt]):
                 deltas.append(delta := self._delta(task, generation, generation.outputs.popleft()))
                 ended = ended or delta.reason is not None
         if ended and task.done:
-            if task.submit.gives_kv and self._transfer is not None:
-                given = self._transfer.give(self._driver.loop.scheduler.kv, task.submit)
-                if given is not None:
-                    self._channel.send(given)
+            self._kv.give()  # the last of it, before it has ended
             self.prompts.end(task)
 
     def read(self, task: Prompt) -> None:
@@ -276,8 +277,7 @@ class Worker(TaskListener[Prompt]):
         if now - self._checked < _CHECK_S:
             return
         self._checked = now
-        if self._transfer is not None:
-            self._transfer.sweep()
+        self._kv.sweep()
         try:
             self._driver.loop.scheduler.check()
             assert self._driver.loop.scheduler.kv.is_idle, "blocks are lost"

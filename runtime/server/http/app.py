@@ -35,6 +35,7 @@ from .bodies import decode_body, error_response, json_response, read_body
 from .change_routes import add_changes
 from .decision_routes import add_decisions
 from .docs_page import add_docs
+from .kv_routes import add_kv
 from .messages_routes import add_messages
 from .ollama_routes import add_ollama
 from .openapi import document, operation
@@ -61,6 +62,7 @@ def build_app(parts: ServerParts) -> FastAPI:
     else:
         _add_generation(app, parts)
         add_render(app, parts)
+        add_kv(app)
         add_responses(app, parts)
         add_messages(app, parts)
         add_decisions(app, parts)
@@ -129,7 +131,7 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     )
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
-        body = await parts.read(request, CompletionRequest)
+        body = await parts.prefillers.completion(request, await parts.read(request, CompletionRequest))
         job = await parts.jobs.completion(body, request.scope["icc.client"])
         make = partial(CompletionAnswer, parts.model, body, job)
         return await parts.answer(request, job, make, body.stream)
@@ -137,7 +139,7 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=GENERATION_ERRORS, events=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = await parts.read(request, ChatRequest)
+        body = await parts.prefillers.chat(request, await parts.read(request, ChatRequest))
         job = await parts.jobs.chat(body, request.scope["icc.client"])
         return await parts.answer(request, job, partial(ChatAnswer, parts.model, body, job), body.stream)
 

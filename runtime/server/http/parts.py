@@ -21,6 +21,7 @@ from ..batches.batches import Batches
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineStream
 from .bodies import decode_body, json_response
+from .prefillers import Prefillers
 from .streams import CHUNKS, EventStream, Framing, while_connected
 
 GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
@@ -38,6 +39,7 @@ class ServerParts:
     conversations: Conversations
     adapters: ServedAdapters
     changes: EngineChanges
+    prefillers: Prefillers
     batches: Batches | None = None
 
     async def read(self, request: Request, kind: type[R]) -> R:

@@ -26,6 +26,7 @@ from .access import AccessLog
 from .app import build_app
 from .gate import ClientGate
 from .parts import ServerParts
+from .prefillers import Prefillers
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
@@ -58,6 +59,7 @@ class Served:
             otlp_endpoint=options.otlp_endpoint,
             chat_template=options.chat_template,
             replicas=options.replicas,
+            prefill_replicas=options.prefill_replicas,
             devices=options.devices,
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
@@ -83,6 +85,7 @@ class Served:
             conversations,
             core.adapters,
             core.changes,
+            Prefillers(options.prefiller),
             self._batches,
         )
         self._gate = ClientGate(around(build_app(parts)), keys, metrics, core.generator.admission, options.cors_origins)

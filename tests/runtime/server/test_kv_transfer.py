@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +14,31 @@ from typing import Any
 import icc
 import pytest
 import tokenizers
+from icc.runtime.errors import UsageError
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine.kv_transfer import KVTransfer, digest_of
 from icc.runtime.server.engine.messages import KVGiven, Submit
+from icc.runtime.server.http.prefillers import HEADER, Prefillers, fetch
 from sizes import SOAK
 
 from .conftest import running, serve_command
 
 PROMPT = tuple(5 + (7 * n) % 110 for n in range(75))
-KINDS = ["llama", "gemma3", "lfm2"] if SOAK else ["llama"]  # the others have windows, and states
+# windows, recurrent states, latent caches, and numbers of fewer bits
+OTHERS = [
+    "gemma3",
+    "lfm2-short_convolutions",
+    "qwen3_next-delta_rule",
+    "deepseek_v3-latent_grouped_routing",
+    "llama+f32",
+    "llama+f16",
+    "llama+bf16",
+    "llama+int8",
+    "llama+int4",
+]
+KINDS = ["llama", *(OTHERS if SOAK else [])]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +48,14 @@ def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
     def make(kind: str) -> Path:
         if kind not in made:
-            tiny.save_tiny(tiny.tiny_configs()[kind], folder / kind)
+            name, _, numbers = kind.partition("+")
+            tiny.save_tiny(tiny.tiny_configs()[name], folder / kind)
             words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(120)}, unk_token="w0"))
             words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
             words.save(str(folder / kind / "tokenizer.json"))
             limits = {"max_step_tokens": 24, "max_batch_size": 6, "max_seq_len": 128}  # as test_same_bits: built once
-            made[kind] = icc.compile(folder / kind, folder / f"{kind}.engine", target="native", quant="rtn4", **limits)
+            given: Any = {"target": "native", "quant": "rtn4", "kv_cache": numbers or "auto", **limits}
+            made[kind] = icc.compile(folder / kind, folder / f"{kind}.engine", **given)
         return made[kind]
 
     return make
@@ -86,7 +104,56 @@ def test_what_arrives_is_what_would_have_been_computed(
             assert by_itself.token_ids == there.token_ids and by_itself.logprobs == there.logprobs
 
 
-def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> None:
+def test_parts_are_given_while_the_prompt_runs(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """What is there after each step is taken while the next ones run; at the end nothing but the rest is left."""
+    once = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=3)
+    with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
+        source, target = transfer(giver, tmp_path), transfer(taker, tmp_path)
+        [running_here] = taker.loop.add([9, 8, 7], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+        giver.loop.add(list(PROMPT), once)
+        submit, lengths, name = Submit(1, PROMPT, once), list[int](), ""
+        while giver.loop.has_work():
+            giver.loop.step()
+            if (given := source.give(giver.loop.scheduler.kv, submit)) is not None:
+                name = given.name
+                lengths.append(target.take_parts(taker.loop.scheduler.kv, name, b""))
+            taker.loop.step()
+        assert len(lengths) > 1 and min(lengths) > 0, lengths
+        source.end(1)
+        length = sum(lengths)
+        assert length == taker.loop.scheduler.kv.cached_length(CachedSequence(tokens=list(PROMPT)))
+        assert bytes_of(taker, length) == bytes_of(giver, length)
+        assert target.take(taker.loop.scheduler.kv, Submit(2, PROMPT, params, takes_kv=name)) == 0  # it is all here
+        assert not list(tmp_path.iterdir())
+        [there] = taker.generate([list(PROMPT)], params)
+        [here] = giver.generate([list(PROMPT)], params)
+        assert there.token_ids == here.token_ids and there.logprobs == here.logprobs
+        while taker.loop.has_work():
+            taker.loop.step()
+        assert running_here.finish_reason == "length"
+
+
+def test_a_part_whose_beginning_was_pushed_out_is_not_taken(
+    engines: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = SamplingParams(max_tokens=1)
+    with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
+        source, target, name = transfer(giver, tmp_path), transfer(taker, tmp_path), ""
+        giver.loop.add(list(PROMPT), once)
+        while giver.loop.has_work():
+            giver.loop.step()
+            if (given := source.give(giver.loop.scheduler.kv, Submit(1, PROMPT, once))) is not None:
+                if not name:
+                    assert target.take_parts(taker.loop.scheduler.kv, given.name, b"") > 0
+                name = given.name
+        taker.loop.reset()  # an empty cache
+        kv = taker.loop.scheduler.kv
+        assert target.take(kv, Submit(2, PROMPT, once, takes_kv=name)) == 0
+        assert "not here any more" in caplog.text and not any(len(group.cache) for group in kv.groups)
+
+
+def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of another prompt or engine, cut, no file of ours, under a name that leads elsewhere: it is computed."""
     params = SamplingParams(max_tokens=1)
     with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
@@ -95,6 +162,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> No
 
         def give() -> KVGiven:
             found = source.give(giver.loop.scheduler.kv, Submit(1, PROMPT, params))
+            source.end(1)
             assert found is not None
             return found
 
@@ -107,6 +175,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> No
         assert taken(give().name, (*PROMPT[:20], 3, *PROMPT[21:])) == 0
         assert taken(give().name, PROMPT[:30]) == 0
         assert taken(give().name, by=KVTransfer(b"another", taker.executor, tmp_path)) == 0  # type: ignore[arg-type]
+        assert "another engine, or one with another cache layout" in caplog.text
         cut = tmp_path / give().name
         cut.write_bytes(cut.read_bytes()[:-1])
         assert taken(cut.name) == 0
@@ -120,7 +189,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path) -> No
         for name in (f"../{tmp_path.name}/{real.name}", "icc-kv-" + "2" * 32, ""):
             assert taken(name) == 0
         assert not source.give(kv, Submit(3, PROMPT, params))  # which has nothing of it
-        assert not source.give(giver.loop.scheduler.kv, Submit(3, PROMPT, params, adapter="sql"))
+        assert not source.give(giver.loop.scheduler.kv, Submit(4, PROMPT, params, adapter="sql"))
         old = time.time() - 100
         os.utime(real, (old, old))
         source.sweep()
@@ -156,3 +225,69 @@ def test_a_prompt_is_computed_by_one_server_and_answered_by_another(engines: Cal
         assert second.ask("POST", "/v1/completions", lost).json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         for server in (first, second):
             server.wait_until(server.idle)
+
+
+def cached_tokens(answer: Any) -> int:
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """x-prefiller-host-port: only servers that may be named; without them, and without their help, it is computed."""
+    engine = engines("llama")
+    with running(serve_command(engine), engine.parent / "log2", "llama") as first:
+        address = f"127.0.0.1:{first.port}"
+        command = serve_command(engine, "--prefiller", address, "--prefiller", "127.0.0.1:9")
+        with running(command, engine.parent / "log3", "llama") as second:
+
+            def ask(prompt: list[int], named: str | None, **more: Any) -> Any:
+                body = {"model": "llama", "prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 8}
+                headers = {} if named is None else {HEADER: named}
+                return second.ask("POST", "/v1/completions", body | more, headers)
+
+            found = ask(list(PROMPT), address, n=2, logprobs=2).json
+            assert cached_tokens(found) >= 32, found
+            assert cached_tokens(first.complete(list(PROMPT), max_tokens=1)) >= 32  # it has run there
+            plain = first.ask("POST", "/v1/completions", {"model": "llama", "prompt": list(PROMPT), "temperature": 0,
+                              "ignore_eos": True, "max_tokens": 8, "n": 2, "logprobs": 2}).json  # fmt: skip
+            assert json.dumps(found["choices"]) == json.dumps(plain["choices"])
+            assert cached_tokens(ask(list(PROMPT)[::-1], None).json) == 0
+            assert cached_tokens(ask([7, *PROMPT], "127.0.0.1:9").json) == 0  # nobody is there
+            assert "computes no prompt" in second.log.read_text()
+            refused = ask(list(PROMPT), "10.0.0.1:80")
+            assert refused.status == 403 and "--prefiller" in refused.json["error"]["message"]
+            ignored = first.ask("POST", "/v1/completions", {"model": "llama", "prompt": [5, 6], "max_tokens": 1},
+                                {HEADER: "10.0.0.1:80"})  # fmt: skip
+            assert ignored.status == 200
+            for server in (first, second):
+                server.wait_until(server.idle)
+    for text in ("host", "host:", ":80", "http://host:80", "a b:80", "host:123456"):
+        with pytest.raises(UsageError, match="HOST:PORT"):
+            Prefillers([text])
+
+
+def test_kv_is_brought_from_another_host(engines: Callable[[str], Path], tmp_path: Path) -> None:
+    """What was given there is here, byte by byte, and no more there; only who has a key gets it."""
+    engine, key = engines("llama"), "a-key-of-thirty-two-characters-00"
+    (tmp_path / "keys").write_text(key + "\n")
+    command = serve_command(engine, "--api-key-file", str(tmp_path / "keys"))
+    with running(command, tmp_path / "log", "llama", key) as server:
+        address, memory = f"127.0.0.1:{server.port}", Path("/dev/shm")
+        wish = {"do_remote_decode": True}
+        asked = {"model": "llama", "prompt": list(PROMPT), "max_tokens": 1, "kv_transfer_params": wish}
+        name = server.ask("POST", "/v1/completions", asked).json["kv_transfer_params"]["remote_engine_id"]
+        shutil.copy(memory / name, tmp_path / "copy")
+        for wrong, header in (
+            (name, "Bearer no-key-of-this-server"),
+            (name, ""),
+            ("icc-kv-" + "0" * 32, f"Bearer {key}"),
+        ):
+            with pytest.raises(ValueError, match="it answers"):
+                asyncio.run(fetch(address, wrong, header, tmp_path))
+        asyncio.run(fetch(address, name, f"Bearer {key}", tmp_path))
+        assert (tmp_path / name).read_bytes() == (tmp_path / "copy").read_bytes()
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600 and not list(tmp_path.glob("*.part"))
+        server.wait_until(lambda: not (memory / name).exists())
+        with icc.load(engine, threads=1) as taker:
+            kv = taker.loop.scheduler.kv
+            taken = transfer(taker, tmp_path).take(kv, Submit(2, PROMPT, SamplingParams(), takes_kv=name))
+            assert taken >= 32 and kv.cached_length(CachedSequence(tokens=list(PROMPT))) == taken

@@ -12,6 +12,7 @@ import pytest
 from icc.runtime.loadtest.endpoint import Endpoint, Trace
 from icc.runtime.loadtest.load import Level, Mix, PromptMaker
 from icc.runtime.loadtest.summary import Slo, summarize
+from icc.runtime.server.sizing.traffic import read_traffic
 
 from .conftest import Served
 
@@ -51,6 +52,17 @@ def test_chat_with_a_shared_prefix_hits_the_cache(served: Served, tmp_path: Path
     done = bench(served.url, *options, "--output-tokens", "3", "--json", cwd=tmp_path)
     [load] = json.loads(done.stdout)["loads"]
     assert load["ok"] == 6 and load["cached_tokens"] > 6 * 150 - 350
+
+
+def test_the_requests_of_a_load_as_traffic(served: Served, tmp_path: Path) -> None:
+    options = ["--prompt-tokens", "20:60", "--output-tokens", "5:9", "--requests", "6", "--traffic-file", "traffic"]
+    done = bench(served.url, "--rate", "40", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = read_traffic(tmp_path / "traffic")
+    assert len(found) == 6 and found[0].time == 0 < found[-1].time
+    assert all(15 <= one.prompt_tokens <= 75 and 5 <= one.output_tokens <= 9 for one in found)
+    assert "of one load" in bench(served.url, "--rate", "40,50", *options, cwd=tmp_path).stderr
+    served.wait_until(served.idle)
 
 
 def test_a_server_that_is_not_there_and_wrong_options_get_a_line(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""`icc plan --traffic`: how many replicas of which role keep a service level."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ..errors import UsageError
+from ..options import LoadOptions
+from ..progress.stream import open_display
+from .fields import PATH, Read
+
+if TYPE_CHECKING:
+    from ..server.sizing.sizing import Outcome, Slo
+    from ..server.sizing.step_table import StepTable
+
+_NAMES = ("traffic", "slo", "step_costs", "write_step_costs", "max_replicas", "threads")
+
+
+def _slo(text: str) -> Slo:
+    from ..server.sizing.sizing import read_slo
+
+    return read_slo(text)
+
+
+def traffic_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that simulates traffic; `taken_traffic` takes them out of its parameters."""
+    for option in (
+        click.option(
+            "--threads", type=click.IntRange(1), metavar="N", help="With --traffic: kernel threads of a replica."
+        ),
+        click.option("--max-replicas", type=click.IntRange(1, 64), default=8, help="With --traffic: stop there."),
+        click.option("--write-step-costs", type=PATH, metavar="FILE", help="With --traffic: keep what was measured."),
+        click.option("--step-costs", type=PATH, metavar="FILE", help="With --traffic: of such a file; nothing is run."),
+        click.option("--slo", type=Read(_slo), metavar="ttft=S,itl=S", help="What 99 % may take: ttft=1s,itl=50ms."),
+        click.option("--traffic", type=PATH, metavar="FILE", help="Requests, to say how many replicas they need."),
+    ):
+        function = option(function)
+    return function
+
+
+def taken_traffic(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The options of traffic among a command's parameters, which no longer hold them."""
+    return {name: parameters.pop(name) for name in _NAMES}
+
+
+def plan_traffic(
+    path: Path,
+    as_json: bool,
+    *,
+    traffic: Path,
+    slo: Slo | None,
+    step_costs: Path | None,
+    write_step_costs: Path | None,
+    max_replicas: int,
+    threads: int | None,
+) -> None:
+    """Print what fleets of an engine's replicas make of the traffic, and which to take. path: the engine. UsageError
+    for files that cannot be read, a missing level, or no engine and no step costs."""
+    from ..server.sizing.sizing import best, size
+    from ..server.sizing.step_table import StepTable
+    from ..server.sizing.traffic import read_traffic
+
+    if slo is None:
+        raise UsageError("--traffic needs a service level", "give --slo ttft=1s,itl=50ms")
+    arrivals = read_traffic(traffic)
+    with open_display() as display:
+        if step_costs is not None:
+            table = StepTable.read(step_costs)
+        else:
+            with display.stage("step costs") as progress:
+                table = _measured(path, threads, progress)
+        if write_step_costs is not None:
+            table.write(write_step_costs)
+        with display.stage("fleets") as progress:
+            found = size(table, arrivals, slo, max_replicas, lambda one: progress(_name(one), 0, 0))
+    chosen = best(found, slo)
+    if as_json:
+        click.echo(
+            json.dumps({"fleets": [msgspec.to_builtins(one) for one in found], "take": msgspec.to_builtins(chosen)})
+        )
+        return
+    click.echo(f"{len(arrivals)} requests in {arrivals[-1].time - arrivals[0].time:.1f} s; milliseconds")
+    click.echo(f"{'replicas':28}{'TTFT p50':>10}{'p99':>10}{'ITL p50':>10}{'p99':>10}")
+    for one in found:
+        values = [one.ttft["p50"], one.ttft["p99"], one.itl.get("p50", 0.0), one.itl.get("p99", 0.0)]
+        kept = "  keeps it" if one.meets else ""
+        click.echo(f"{_name(one):28}" + "".join(f"{1e3 * value:>10.1f}" for value in values) + kept)
+    options = f"--replicas {chosen.fleet.replicas}"
+    if chosen.fleet.prefills:
+        options += f" --prefill-replicas {chosen.fleet.prefills}"
+    if chosen.meets:
+        click.echo(f"take {options}")
+    else:
+        click.echo(f"no fleet of up to {max_replicas} replicas keeps it; the nearest is {options}")
+
+
+def _measured(path: Path, threads: int | None, progress: Callable[[str, int, int], None]) -> StepTable:
+    if not (path / "engine.json").is_file():
+        raise UsageError(
+            f"{path} is no engine, and step costs are measured on one",
+            "compile it first, or give --step-costs FILE, written with --write-step-costs",
+        )
+    from ..loading import open_llm
+    from ..server.sizing.calibrate import calibrate
+
+    with open_llm(LoadOptions(path, threads=threads, spec="none")) as llm:
+        return calibrate(llm, progress)
+
+
+def _name(outcome: Outcome) -> str:
+    answering = outcome.fleet.replicas - outcome.fleet.prefills
+    if not outcome.fleet.prefills:
+        return f"{answering}"
+    return f"{outcome.fleet.replicas}: {outcome.fleet.prefills} prefill, {answering} decode"

@@ -1,0 +1,60 @@
+"""Handover: a prompt that one replica computes, and another one answers (Splitwise: Patel et al. 2024, arXiv
+2311.18677; DistServe: Zhong et al. 2024, arXiv 2401.09670)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...requests.params import SamplingParams
+from .engine_client import EngineClient
+from .engine_stream import EngineFailed, EngineStream, SentPrompt
+from .messages import Delta, Embedded, KVGiven, PromptLogprobs, Submit, TakeKV
+
+
+class Handover(EngineStream):
+    """What comes back of a prompt from the replica that computes it: parts of its KV, of which the replica that will
+    answer is told at once, and a token that nobody needs.
+
+    prompt: the whole request for it. target: the replica that answers. ended: is called once, when the KV is there or
+    the computing replica has failed; then `submit` is what is to be sent, without what could not be computed there.
+    """
+
+    def __init__(
+        self, number: int, prompt: SentPrompt, target: EngineClient, ended: Callable[[Handover, bool], None]
+    ) -> None:
+        """number: the id under which the prompt is computed."""
+        params = SamplingParams(max_tokens=1, temperature=0)
+        asked = msgspec.structs.replace(prompt.submit, id=number, params=params, grammar="", gives_kv=True)
+        super().__init__([asked])
+        self.prompt, self.target, self._ended = prompt, target, ended
+        self._process, self._begun, self._name = target.pid, time.monotonic(), ""
+
+    @property
+    def target_stays(self) -> bool:
+        """Whether the replica that answers takes prompts, and is the process that has taken the KV."""
+        return self.target.takes and self.target.pid == self._process
+
+    @property
+    def submit(self) -> Submit:
+        """The prompt as the replica that answers gets it now."""
+        submit, passed = self.prompt.submit, time.monotonic() - self._begun
+        left = None if submit.deadline is None else max(submit.deadline - passed, 0.0)
+        return msgspec.structs.replace(submit, takes_kv=self._name, deadline=left)
+
+    def push(self, delta: Delta) -> None:
+        super().push(delta)
+        if delta.reason is not None:
+            self._ended(self, True)
+
+    def add(self, found: PromptLogprobs | Embedded | KVGiven) -> None:
+        assert isinstance(found, KVGiven)
+        self._name = found.name
+        if self.target_stays:
+            self.target.tell(TakeKV(found.name, self.prompt.submit.salt))
+
+    def fail(self, error: EngineFailed) -> None:
+        super().fail(error)
+        self._ended(self, False)

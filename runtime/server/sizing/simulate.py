@@ -1,0 +1,153 @@
+"""Simulation of traffic on replicas with and without roles: the scheduler, the prefix cache, the router and the rule of
+what moves are those that serve; only the steps are not run (as Splitwise's and Vidur's simulators do with models of
+these: Patel et al. 2024, arXiv 2311.18677; Agrawal et al. 2024, arXiv 2405.05465)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import lcm
+
+import numpy as np
+
+from ...errors import CapacityError, UsageError
+from ...requests.params import SamplingParams
+from ...scheduler.request import RequestSpec
+from ...scheduler.scheduler import Scheduler
+from ..engine.messages import Submit
+from ..engine.router import ReplicaLoad, Router, prefix_keys
+from ..engine.step_costs import Costs
+from .replica import VirtualReplica, Work
+from .step_table import StepTable
+from .traffic import Arrival
+
+_FIRST_TOKEN, _TOKENS = 3, 30_000  # ids of the tokens that prompts are made of
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many replicas there are, and of those the first `prefills` compute prompts for the others."""
+
+    replicas: int
+    prefills: int = 0
+
+
+@dataclass
+class Served:
+    """What became of a request: when each of its tokens came, in seconds of the traffic."""
+
+    arrival: Arrival
+    times: list[float] = field(default_factory=list[float])
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first token."""
+        return self.times[0] - self.arrival.time
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between tokens."""
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+def simulate(table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> list[Served]:
+    """What becomes of each request, in order. UsageError for a request that no replica can ever run."""
+    return _Simulation(table, traffic, fleet).run()
+
+
+class _Simulation:
+    def __init__(self, table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> None:
+        self._replicas = [VirtualReplica(number, table) for number in range(fleet.replicas)]
+        self._prefills, self._router = fleet.prefills, Router()
+        self._served = [Served(arrival) for arrival in traffic]
+        self._prompts = prompts_of(traffic)
+        self._unit = lcm(*(group.block_size for group in table.groups))
+        sizes = [group.num_blocks * group.block_size for group in table.groups if group.keeps != "state"]
+        self._tokens = min(sizes, default=1 << 20)
+        self._moving = dict.fromkeys(range(fleet.replicas), 0)  # prompts that will come, by who answers them
+        self._moves = table.taken is not None
+        _check(table, traffic)
+
+    def run(self) -> list[Served]:
+        arriving = 0
+        while True:
+            turns = [replica for replica in self._replicas if replica.next_at is not None]
+            soonest = min(turns, key=lambda replica: (replica.next_at or 0.0, replica.number), default=None)
+            due = self._served[arriving].arrival.time if arriving < len(self._served) else None
+            if due is not None and (soonest is None or due <= (soonest.next_at or 0.0)):
+                self._send(arriving, due)
+                arriving += 1
+            elif soonest is not None:
+                assert soonest.next_at is not None
+                soonest.turn(soonest.next_at)
+            else:
+                return self._served
+
+    def _send(self, number: int, now: float) -> None:
+        """Route a request as EnginePool does."""
+        for replica in self._replicas:
+            replica.rest(now)
+        keys, length = prefix_keys(Submit(0, self._prompts[number], SamplingParams())), len(self._prompts[number])
+        here, cost = self._router.choose(keys, length, [self._load(one) for one in self._replicas[self._prefills :]])
+        self._router.ran(here.replica, keys, self._tokens)
+        answer = Work(self._spec(number), cost, partial(self._told, number))
+        there = [self._load(one) for one in self._replicas[: self._prefills]]
+        costs = Costs.of([one.costs for one in self._replicas], self._unit)
+        target = self._replicas[here.replica]
+        target.costs.arrive(now)
+        if there and self._moves and costs is not None:
+            first, moved = self._router.choose(keys, length, there)
+            if costs.pays(cost, target.costs.busy, here, first, target.costs.arrivals(now)):
+                self._router.ran(first.replica, keys, self._tokens)
+                self._hand_over(answer, moved, self._replicas[first.replica], target, now)
+                return
+        target.send(answer, now)
+
+    def _hand_over(self, answer: Work, cost: int, source: VirtualReplica, target: VirtualReplica, now: float) -> None:
+        spec = answer.spec._replace(max_new_tokens=1)
+
+        def told(time: float, ended: bool) -> None:
+            self._moving[target.number] -= 1
+            answer.cost = self._unit
+            target.send(answer, time)
+
+        self._moving[target.number] += 1
+        source.send(Work(spec, cost, told, lambda time, length: target.take(answer, length, time)), now)
+
+    def _load(self, replica: VirtualReplica) -> ReplicaLoad:
+        found = replica.load()
+        sequences = found.sequences + self._moving[replica.number]
+        return ReplicaLoad(found.replica, found.waiting, sequences, found.slots, found.usage, True)
+
+    def _spec(self, number: int) -> RequestSpec:
+        return RequestSpec(number, self._prompts[number], self._served[number].arrival.output_tokens)
+
+    def _told(self, number: int, time: float, ended: bool) -> None:
+        self._served[number].times.append(time)
+
+
+def prompts_of(traffic: Sequence[Arrival]) -> list[tuple[int, ...]]:
+    """Tokens for each request; those with the same prefix begin alike, and no others do."""
+    found: list[tuple[int, ...]] = []
+    prefixes: dict[str, np.ndarray] = {}
+    for number, arrival in enumerate(traffic):
+        own = np.random.default_rng([1, number]).integers(_FIRST_TOKEN, _TOKENS, arrival.prompt_tokens)
+        shared = min(arrival.prefix_tokens, arrival.prompt_tokens) if arrival.prefix else 0
+        if shared:
+            begin = prefixes.get(arrival.prefix)
+            if begin is None or len(begin) < shared:
+                seed = [2, *arrival.prefix.encode()]
+                begin = prefixes[arrival.prefix] = np.random.default_rng(seed).integers(_FIRST_TOKEN, _TOKENS, shared)
+            own[:shared] = begin[:shared]
+        found.append(tuple(own.tolist()))
+    return found
+
+
+def _check(table: StepTable, traffic: Sequence[Arrival]) -> None:
+    scheduler = Scheduler(table.config)
+    longest = max(traffic, key=lambda one: one.prompt_tokens + one.output_tokens)
+    try:
+        scheduler.validate(RequestSpec(0, (0,) * longest.prompt_tokens, longest.output_tokens))
+    except CapacityError as error:
+        raise UsageError(f"a request of the traffic cannot run: {error.message}", error.hint) from error

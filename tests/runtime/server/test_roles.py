@@ -1,0 +1,169 @@
+"""Replicas with roles: some compute long prompts, and others answer them."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from icc.runtime.server.engine.router import ReplicaLoad
+from icc.runtime.server.engine.step_costs import Costs, StepCosts
+
+from .conftest import Served, StartServer
+
+LONG = "".join(chr(97 + number % 8) for number in range(400))  # tokens, of which a step takes 64
+HERE, THERE = (ReplicaLoad(number, 0, 0, 8, 0.0, True) for number in (1, 0))
+COSTS = Costs(prompt=0.001, taken=0.0001, step=0.02, unit=32)
+
+
+def of_replica(server: Served, name: str) -> list[float]:
+    """A metric of each replica, the one that computes prompts first."""
+    text = server.ask("GET", "/metrics").raw.decode()
+    found = [line for line in text.splitlines() if line.startswith(f"icc:replica_{name}{{")]
+    return [float(line.rsplit(" ", 1)[1]) for line in sorted(found, key=lambda line: line.split('replica="')[1])]
+
+
+def taken(server: Served) -> float:
+    """Prompt tokens that the replica which answers found in its cache."""
+    return of_replica(server, "prefix_cache_hits_total")[1]
+
+
+def measured(server: Served) -> None:
+    """The server knows what a prompt costs."""
+    server.complete(LONG[::-1], max_tokens=1)
+
+
+# -- where it pays ---------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_moves_where_that_keeps_less_from_others() -> None:
+    def pays(tokens: int, busy: float = 0.0, here: ReplicaLoad = HERE, there: ReplicaLoad = THERE) -> bool:
+        return COSTS.pays(tokens, busy, here, there)
+
+    assert not pays(200)  # nobody is kept waiting
+    assert pays(4000)  # somebody may come before it has run
+    assert pays(4000, here=replace(HERE, sequences=1))
+    assert pays(200, busy=0.5)  # nobody just now, but half of the time
+    assert not pays(60, here=replace(HERE, sequences=1))  # two more steps take longer than 28 tokens
+    assert not pays(32, here=replace(HERE, sequences=8))  # which are computed by the one that answers anyhow
+    assert pays(60, here=replace(HERE, sequences=8))
+    queued = replace(THERE, waiting=8000)
+    assert not COSTS.pays(4000, 1, HERE, queued) and COSTS.pays(4000, 1, HERE, queued, arrivals=1.0)  # who would wait
+    assert not pays(4000, here=replace(HERE, sequences=1), there=replace(THERE, waiting=4000))
+    assert pays(4000, here=replace(HERE, waiting=4000))
+    slow = replace(COSTS, taken=0.002)  # to take it costs more than to compute it
+    assert not slow.pays(4000, 8, replace(HERE, sequences=8), THERE)
+
+
+def test_costs_are_those_that_were_measured() -> None:
+    costs = StepCosts()
+    assert Costs.of([costs], 32) is None
+    for second in range(100):
+        costs.add(512, 0.25, 1, second)
+        costs.add(4, 0.01, 4, second + 0.5)
+    costs.add(0, 0.0, 4, 100)  # a heartbeat
+    found = Costs.of([costs, StepCosts()], 32)
+    assert found is not None and found.taken == 0.0
+    assert found.prompt == pytest.approx(0.25 / 512) and found.step == pytest.approx(0.01)
+    assert 2 < costs.busy < 3
+    for second in range(200):
+        costs.arrive(second / 2)
+    assert costs.arrivals(100) == pytest.approx(2, rel=0.1) and costs.arrivals(400) < 0.01
+    costs.taken.add(1000, 0.05)
+    assert Costs.of([costs], 32).taken == pytest.approx(5e-5)  # type: ignore[union-attr]
+    for _ in range(300):  # the machine has become slower
+        costs.prompt.add(512, 0.5)
+    assert costs.prompt.seconds == pytest.approx(0.5 / 512, rel=0.01)
+
+
+# -- a server of such ------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_faulty: StartServer) -> None:
+    server = start_faulty("none", replicas=2, prefill_replicas=1)
+    measured(server)
+    assert of_replica(server, "generation_tokens_total")[0] == 0  # nobody was kept waiting: it stayed
+    whole = server.complete(LONG, max_tokens=8)["choices"][0]["text"]
+    before = taken(server)
+    chat = server.stream("a", max_tokens=100)
+    chat.event()
+    for number in range(3):
+        prompt = f"{number}" + LONG
+        assert server.complete(prompt, max_tokens=8, n=2)["choices"][1]["text"] == whole
+    assert taken(server) - before >= 3 * 396
+    assert of_replica(server, "generation_tokens_total")[0] == 3  # one each, which nobody gets
+    short = of_replica(server, "prompt_tokens_total")[0]
+    assert server.complete("abc", max_tokens=4)["choices"][0]["text"] == "defg"
+    assert of_replica(server, "prompt_tokens_total")[0] == short  # it stays
+    chat.rest()
+    server.wait_until(server.idle)
+    assert not left(server)
+
+
+def left(server: Served) -> list[Path]:
+    """Files of KV that the server's engines have left, of the last minute."""
+    recent = [path for path in Path("/dev/shm").glob("icc-kv-*") if time.time() - path.stat().st_mtime < 5]
+    return [path for path in recent if path.stat().st_uid == os.geteuid()]
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
+def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: StartServer) -> None:
+    """While prompts are computed by one and a chat is answered by the other; the chat alone, which had begun, ends with
+    an error where its own replica dies."""
+    server = start_faulty("none", replicas=2, prefill_replicas=1)
+    measured(server)
+    expected = server.complete(LONG, max_tokens=4)["choices"][0]["text"]
+    chat = server.stream("a", max_tokens=100)
+    chat.event()
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": f"{number}{LONG}", "max_tokens": 4})
+        answers[number] = reply.json
+
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    before = of_replica(server, "prompt_tokens_total")[0]
+    for thread in asking:
+        thread.start()
+    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)  # it has one of them at least
+    os.kill(server.engine_pids[victim], signal.SIGKILL)
+    for thread in asking:
+        thread.join()
+    assert [answers[number]["choices"][0]["text"] for number in range(4)] == [expected] * 4, answers
+    last = chat.rest()[-1]
+    assert ("error" in last) == (victim == 1), last
+    server.wait_until(lambda: server.metric("icc:engine_ready") == 2)
+    server.wait_until(server.idle)
+
+
+def test_a_client_that_goes_ends_what_is_computed_for_it(start_faulty: StartServer) -> None:
+    server = start_faulty("none", replicas=2, prefill_replicas=1)
+    measured(server)
+    chat = server.stream("a", max_tokens=60)
+    chat.event()
+    before = of_replica(server, "prompt_tokens_total")[0]
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = b'{"model": "toy", "max_tokens": 4, "prompt": "' + LONG.encode() + b'"}'
+    connection.request("POST", "/v1/completions", body)
+    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)
+    connection.close()
+    chat.rest()
+    server.wait_until(server.idle)
+    assert not left(server)
+
+
+def test_what_cannot_have_roles_is_told(start: StartServer) -> None:
+    for options, said in (
+        (("--replicas", "2", "--prefill-replicas", "2"), "--prefill-replicas 2 of --replicas 2"),
+        (("--prefill-replicas", "1"), "leaves none that answers"),
+        (("--replicas", "2", "--prefill-replicas", "-1"), "--prefill-replicas -1"),
+    ):
+        server = start(*options, wait=False)
+        assert server.process.wait(60) == 2
+        assert said in server.log.read_text()
