@@ -69,7 +69,11 @@ def pieces_of(node: fx.Node) -> list[tuple[int, int]]:
     size = type_of(node).shape[-1]
     found = sorted(_slices(node, type_of(node).shape[:-1], size))
     ends = [0, *(end for _, end in found)]
-    return found if found and found[0][1] and ends[:-1] == [begin for begin, _ in found] and ends[-1] == size else [(0, size)]
+    return (
+        found
+        if found and found[0][1] and ends[:-1] == [begin for begin, _ in found] and ends[-1] == size
+        else [(0, size)]
+    )
 
 
 def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, int]]:
