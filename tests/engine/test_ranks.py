@@ -256,7 +256,7 @@ def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
         ),
         (
             {"tensor_parallel": 2, "target": "h100", "kv_policy": "h2o:budget=64,recent=16"},
-            "--kv-policy h2o:budget=64,recent=16 does not work with several ranks of a GPU",
+            "--kv-policy h2o:budget=64,recent=16: there are no kernels for --target h100",
         ),
         ({"tensor_parallel": 9, "target": "h100"}, "9 ranks are more than the 8 that --target h100 can have"),
     ],
