@@ -56,6 +56,7 @@ SMALL: dict[str, str] = {
     "gpu_equality.py": "--only mistral --out {dir}/equality.md",
     "identity.py": "check pystd/h100/none",
     "perplexity.py": "--quant rtn4 --tokens 600",
+    "rank_families.py": "llama --out {dir}/rank_families.md",
     "rank_sums.py": LIBRARIES,
     "ranks.py": "{engine} {engine} --prompt 8 --tokens 4 --rounds 1 --sums",
     "llamacpp_adapter.py": LIBRARIES,

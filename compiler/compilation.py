@@ -245,7 +245,7 @@ class Compilation:
         if self.earlier is not None:
             return built.program
         cost = modelled_cost(self.graph, self.request.target, self.backend.profile, DRAFTS)
-        if self.acceptance and self.request.target.is_here:
+        if self.acceptance and self.request.target.is_here and self.graph.ranks == 1:  # ranks are not measured
             cost = measure.step_cost(stage, self.request.target, built, self.limits)
         guesses = self.options.spec_guesses
         return with_speculation(

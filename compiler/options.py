@@ -343,12 +343,13 @@ class CompileOptions:
             "--adapters": self.adapters is not None,
             "--like": self.like is not None,
             "--tune": self.tune,
-            f"--spec {self.spec}": self.spec.startswith(("medusa:", "layer-skip:")),
-            f"--kv-policy {self.kv_policy}": self.eviction is not None and self.eviction.chooses,
         }
         for option, is_given in given.items():
             if is_given:
                 raise UsageError(f"{option} does not work with several ranks", "leave it out, or compile for one rank")
+        if target.backend != "cpu" and self.spec.startswith(("medusa:", "layer-skip:")):
+            hint = "leave it out, or compile for one rank, or for CPUs"
+            raise UsageError(f"--spec {self.spec} does not work with several ranks of a GPU", hint)
         if target.backend != "cpu" and not target.link:
             raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
 

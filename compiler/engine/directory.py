@@ -33,7 +33,7 @@ from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
-from ..weights.shards import of_rank
+from ..weights.shards import LastParts, of_rank
 from .digests import file_entry, library_digest
 from .earlier import DELTA_WEIGHTS, EarlierEngine
 from .vocabulary import compact, lowering, make_vocabulary
@@ -145,6 +145,9 @@ def write_weights(
 ) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
     file each, with its parts of the weights."""
+    last = LastParts()
+    if ranks > 1:
+        sources = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in sources.items()}
     header = _header({name: weight.nbytes for name, weight in program.stored.items()})
     with contextlib.ExitStack() as open_files:
         files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(ranks)]
@@ -153,7 +156,7 @@ def write_weights(
         for name, packed in _packed(program, sources, pack, progress):
             files[0].write(packed.data)
             for rank in range(1, ranks):  # one after the other: they are parts of the same values
-                handle = of_rank(sources[name].handle, rank)
+                handle = of_rank(sources[name].handle, rank, last)
                 own = packed if handle is sources[name].handle else pack(replace(sources[name], handle=handle))
                 files[rank].write(own.data)
         for file in files:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from ..ops import op_of, traits_of
 from ..ops.collective import across
-from ..weights.shards import of_rank
+from ..weights.shards import LastParts, of_rank
 from .graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, LOGITS, TOKENS, Graph, input_type
 
 
@@ -78,16 +78,16 @@ def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None =
     """The outputs by name, as rank 0 has them. All ranks run in lockstep, call by call."""
     env: dict[fx.Node, list[Any]] = {}
     last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
-    ranks = range(graph.ranks)
+    ranks, last = range(graph.ranks), LastParts()
     for node in graph.nodes:
         if node.op == "placeholder":
             env[node] = [inputs[str(node.target)]] * graph.ranks
         elif node.op == "get_attr":
             continue  # loaded where it is used, so that one weight at a time is in memory
         elif node.op == "output":
-            return {name: _value(arg, graph, env, 0) for name, arg in graph.outputs.items()}
+            return {name: _value(arg, graph, env, 0, last) for name, arg in graph.outputs.items()}
         else:
-            env[node] = _call(graph, node, env, ranks, observer)
+            env[node] = _call(graph, node, env, ranks, last, observer)
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)
@@ -95,10 +95,15 @@ def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None =
 
 
 def _call(
-    graph: Graph, node: fx.Node, env: Mapping[fx.Node, list[Any]], ranks: range, observer: Observer | None
+    graph: Graph,
+    node: fx.Node,
+    env: Mapping[fx.Node, list[Any]],
+    ranks: range,
+    last: LastParts,
+    observer: Observer | None,
 ) -> list[Any]:
     """What a call gives on each rank."""
-    args = [tuple(_value(a, graph, env, rank) for a in node.args) for rank in ranks]
+    args = [tuple(_value(a, graph, env, rank, last) for a in node.args) for rank in ranks]
     if observer is not None:
         observer(node, args[0])
     if traits_of(node.target).collective:
@@ -106,9 +111,9 @@ def _call(
     return [eager(node.target)(*own, **node.kwargs) for own in args]
 
 
-def _value(arg: Any, graph: Graph, env: Mapping[fx.Node, list[Any]], rank: int) -> Any:
+def _value(arg: Any, graph: Graph, env: Mapping[fx.Node, list[Any]], rank: int, last: LastParts) -> Any:
     if isinstance(arg, fx.Node):
-        return as_compute(of_rank(graph.weight(arg), rank).load()) if arg.op == "get_attr" else env[arg][rank]
+        return as_compute(of_rank(graph.weight(arg), rank, last).load()) if arg.op == "get_attr" else env[arg][rank]
     if isinstance(arg, (list, tuple)):
-        return [_value(a, graph, env, rank) for a in arg]
+        return [_value(a, graph, env, rank, last) for a in arg]
     return arg

@@ -21,13 +21,15 @@ Cuts = tuple[Ranges, ...]
 class Shard(Weight):
     """What one rank has of `source`: ranges cuts[rank] of `axis`, one after the other, stored as `source` is.
 
-    Misfit where a block of the storage format would be cut.
+    last: what keeps the parts of `source` for other ranks that ask next; None: nothing does. Misfit where a block of
+    the storage format would be cut.
     """
 
     source: Weight
     axis: int
     cuts: Cuts
     rank: int = 0
+    last: LastParts | None = field(default=None, repr=False, compare=False)
     shape: tuple[int, ...] = field(init=False)
     dtype: torch.dtype = field(init=False)
 
@@ -53,7 +55,8 @@ class Shard(Weight):
         whole = self.source.storage
         if isinstance(whole, Dense):
             return {"values": self.load()}
-        return whole.cut(_LAST.parts(self.source), self.source.shape, self.axis, self._own)
+        parts = self.source.parts() if self.last is None else self.last.parts(self.source)
+        return whole.cut(parts, self.source.shape, self.axis, self._own)
 
     @property
     def _own(self) -> Ranges:
@@ -76,7 +79,7 @@ class OnFirst(Weight):
         return torch.zeros(self.shape, dtype=self.dtype) if self.rank else self.source.load()
 
 
-class _LastParts:
+class LastParts:
     """The parts of the weight that was asked for last: its ranks ask one after the other, and encoding takes time."""
 
     def __init__(self) -> None:
@@ -84,13 +87,11 @@ class _LastParts:
         self._parts: Parts = {}
 
     def parts(self, source: Weight) -> Parts:
+        """What `source.parts()` gives, made once for ranks that ask in turn."""
         if self._source is not source:
             self._source, self._parts = None, {}  # first, so that no two are in memory
             self._source, self._parts = source, source.parts()
         return self._parts
-
-
-_LAST = _LastParts()
 
 
 def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
@@ -102,24 +103,26 @@ def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
     return Shard(weight, axis, cuts)
 
 
-def of_rank(weight: Weight, rank: int) -> Weight:
-    """A weight as another rank has it; itself where all ranks have one."""
+def of_rank(weight: Weight, rank: int, last: LastParts | None = None) -> Weight:
+    """A weight as another rank has it; itself where all ranks have one. last: see Shard."""
     changed: dict[str, Any] = {}
     if is_dataclass(weight):
         for part in fields(weight):
             if part.init:
                 value = getattr(weight, part.name)
-                if (other := _of_rank(value, rank)) is not value:
+                if (other := _of_rank(value, rank, last)) is not value:
                     changed[part.name] = other
-        if isinstance(weight, (Shard, OnFirst)):
+        if isinstance(weight, Shard):
+            return replace(weight, **changed, rank=rank, last=last)
+        if isinstance(weight, OnFirst):
             return replace(weight, **changed, rank=rank)
     return replace(weight, **changed) if changed else weight  # type: ignore[type-var]
 
 
-def _of_rank(value: Any, rank: int) -> Any:
+def _of_rank(value: Any, rank: int, last: LastParts | None) -> Any:
     if isinstance(value, Weight):
-        return of_rank(value, rank)
+        return of_rank(value, rank, last)
     if isinstance(value, tuple) and value and isinstance(value[0], Weight):
-        found = tuple(of_rank(part, rank) for part in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        found = tuple(of_rank(part, rank, last) for part in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         return found if any(a is not b for a, b in zip(found, value, strict=True)) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return value  # pyright: ignore[reportUnknownVariableType]

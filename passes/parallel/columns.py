@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS, named_arguments, op_of
+from ...compiler.graph.graph import Graph, TensorType, type_of
+from ...compiler.ops import OPS, named_arguments, op_of, traits_of
 from ...compiler.weights.handles import Constant
 from ...compiler.weights.shards import shard
 from .cuts import Conflict, Cut, Routed, Seed, evenly, joined
@@ -69,7 +69,11 @@ def pieces_of(node: fx.Node) -> list[tuple[int, int]]:
     size = type_of(node).shape[-1]
     found = sorted(_slices(node, type_of(node).shape[:-1], size))
     ends = [0, *(end for _, end in found)]
-    return found if found and ends[:-1] == [begin for begin, _ in found] and ends[-1] == size else [(0, size)]
+    return (
+        found
+        if found and found[0][1] and ends[:-1] == [begin for begin, _ in found] and ends[-1] == size
+        else [(0, size)]
+    )
 
 
 def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, int]]:
@@ -81,12 +85,30 @@ def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, i
             continue
         args: tuple[Any, ...] = user.args
         shape = type_of(node).shape
+        if _keeps_columns(node, user):
+            found |= _slices(user, lead, size)
+            continue
         axis: int = args[1] - 1 if user.target is aten.slice.Tensor else -1
         if axis < 0 or (*args, 1)[4] != 1 or prod(shape[:axis]) != prod(lead):
             return {(0, 0)}
         inner = prod(shape[axis + 1 :])
-        found.add((args[2] * inner, min(args[3], shape[axis]) * inner))
+        begin, end = args[2] * inner, min(args[3], shape[axis]) * inner
+        found |= {(begin + a, begin + b) for a, b in pieces_of(user)} if axis == len(shape) - 1 else {(begin, end)}
     return found
+
+
+def _keeps_columns(node: fx.Node, user: fx.Node) -> bool:
+    """Whether a call gives for each column of a value one that depends on no other, such as a short convolution."""
+    traits = traits_of(user.target)
+    if user.op != "call_function" or not isinstance(user.meta["type"], TensorType):
+        return False
+    if type_of(user).shape != type_of(node).shape or user.args[0] is not node:
+        return False
+    alone = traits.elementwise and len(user.all_input_nodes) == 1
+    last = len(type_of(node).shape) - 1
+    return alone or any(
+        d.axes.get("x") == d.result == last or d.axes.get("x") == d.result == -1 for d in traits.divisions
+    )
 
 
 def columns_of(values: Values, node: fx.Node) -> Divided | None:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import TOKENS, type_of
+from ...compiler.graph.graph import TOKENS, attention_spec, type_of
 from ...compiler.graph.interpret import eager
 from ...compiler.ops import OPS, Division, named_arguments, op_of, traits_of
 from .columns import columns_of, experts_of, words_of
 from .cuts import Conflict, Cut, Partial, Routed, Seed, State, elements
 from .moves import MOVES
+from .norms import norm_of
 from .values import Divided, Values, map_values, seeds_of, size_of
 
 aten = torch.ops.aten
@@ -42,6 +43,8 @@ def _cut(values: Values, node: fx.Node) -> Divided:
     for division in traits.divisions:
         if (found := _division(values, node, division)) is not None:
             return found
+    if (norm := norm_of(values, node)) is not None:
+        return norm
     if node.target in MOVES:
         return MOVES[node.target](values, node)
     if traits.elementwise:
@@ -125,6 +128,8 @@ def _division(values: Values, node: fx.Node, division: Division) -> Divided | No
         return None
     most = max(size_of(given[name], division.axes[name]) for name in cuts)
     widest = next(cut for name, cut in cuts.items() if size_of(given[name], division.axes[name]) == most)
+    if traits_of(node.target).attention and _scores_keys(node) and not ("k" in cuts and cuts["k"].divides):
+        raise Conflict("ranks have the same keys, which each would choose among by its own queries", *cuts.values())
     local: dict[str, Any] = {}
     for name, value in given.items():
         axis = division.axes.get(name)
@@ -148,6 +153,12 @@ def _division(values: Values, node: fx.Node, division: Division) -> Divided | No
     found = op_of(node.target)
     assert found is not None
     return Divided(state, found.ordered(**{**named, **local}))
+
+
+def _scores_keys(node: fx.Node) -> bool:
+    """Whether an attention gives up keys by how much its queries attend to them."""
+    policy = attention_spec(node).policy
+    return policy is not None and policy.chooses
 
 
 def _only_one(values: Values, value: fx.Node, axis: int | None, cut: Cut) -> None:

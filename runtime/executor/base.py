@@ -118,6 +118,24 @@ class GreedyExecutor(Protocol):
 
 
 @runtime_checkable
+class MergingExecutor(Protocol):
+    """An executor that may do with less work where only some of the largest logits of each row are wanted.
+
+    most_wanted: how many it looks for; 0 where it makes no difference.
+    """
+
+    @property
+    def most_wanted(self) -> int:
+        """How many of a row's largest logits it looks for, at most."""
+        ...
+
+    def step_largest(self, batch: ScheduledBatch, wanted: int) -> np.ndarray:
+        """As `Executor.step`, but of each logit row only the `wanted` largest logits (the first of equals) are sure to
+        be there; any other may be minus infinity."""
+        ...
+
+
+@runtime_checkable
 class SectionExecutor(Protocol):
     """An executor that runs sections of its program behind a step, see `Section`."""
 
@@ -133,3 +151,8 @@ class SectionExecutor(Protocol):
 def greedy(executor: Executor) -> GreedyExecutor | None:
     """The executor, if it has a step of its own where only the largest logit of each row is wanted."""
     return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None
+
+
+def merging(executor: Executor) -> MergingExecutor | None:
+    """The executor, if it has a step of its own where only some of the largest logits of each row are wanted."""
+    return executor if isinstance(executor, MergingExecutor) and executor.most_wanted else None

@@ -19,7 +19,8 @@ class DeviceWork(NamedTuple):
 
     sizes: the `SIZES` of the step. phase: of the plan, where there is one. section: of the program, that runs instead
     ("": what the device runs as a step). moves_only: only what makes the step's moves. trees: whether a sequence
-    verifies a tree of guesses. greedy: of each logit row only the largest is wanted; any other may be minus infinity.
+    verifies a tree of guesses. wanted: of each logit row only so many of the largest are, of equals the first; any
+    other may be minus infinity. 0: all.
     """
 
     sizes: Mapping[str, int]
@@ -27,7 +28,7 @@ class DeviceWork(NamedTuple):
     section: str = ""
     moves_only: bool = False
     trees: bool = False
-    greedy: bool = False
+    wanted: int = 0
 
 
 @runtime_checkable
@@ -152,4 +153,17 @@ class Chooser(Protocol):
     def largest(self, rows: int) -> list[int]:
         """The token of the largest logit of each of the first rows (the first of equals), -1 where logits are not
         numbers; of the step that was waited for last."""
+        ...
+
+
+@runtime_checkable
+class Merger(Protocol):
+    """A device whose ranks each find the largest of their own logits, so that no whole row has to travel.
+
+    most_wanted: the largest `DeviceWork.wanted` for which they do.
+    """
+
+    @property
+    def most_wanted(self) -> int:
+        """The largest `DeviceWork.wanted` that makes a difference."""
         ...

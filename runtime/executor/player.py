@@ -15,7 +15,7 @@ from ..format.program import section_behind
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
-from .device import Chooser, Device, DeviceWork, HostCache
+from .device import Chooser, Device, DeviceWork, HostCache, Merger
 from .sampling import Sampled, SamplingRow, fill_rows
 from .swap import copies
 
@@ -54,6 +54,7 @@ class Player(Generic[D]):
         self.samples = device.plan is not None
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
+        self.most_wanted = device.most_wanted if isinstance(device, Merger) else 0
         self._instead = {section.instead: section.name for section in device.program.sections if section.instead}
         self._closed = False
         self._asked: dict[str, AskedSection] = {}  # the sections that have been asked for
@@ -93,9 +94,15 @@ class Player(Generic[D]):
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
         """Run one step of which each row's largest logit is wanted only: their tokens; see GreedyExecutor."""
         assert self._chooser is not None
-        ticket = self._start(batch, None, greedy=True)
+        ticket = self._start(batch, None, wanted=1)
         self.device.wait(ticket.turn)
         return self._chooser.largest(ticket.rows)
+
+    def step_largest(self, batch: ScheduledBatch, wanted: int) -> np.ndarray:
+        """Run one step of which some of each row's largest logits are wanted only; see MergingExecutor."""
+        ticket = self._start(batch, None, wanted=wanted)
+        self.device.wait(ticket.turn)
+        return self.device.logits[: ticket.rows]
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Ticket:
         """Start a step; see SamplingExecutor."""
@@ -150,8 +157,8 @@ class Player(Generic[D]):
             self._closed = True
             self.device.close()
 
-    def _start(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None] | None, greedy: bool = False) -> Ticket:
-        """rows: None where the host samples them all."""
+    def _start(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None] | None, wanted: int = 0) -> Ticket:
+        """rows: None where the host samples them all. wanted: see DeviceWork."""
         if self._closed:
             raise UsageError("the engine is closed")
         device, turn = self.device, self._turn
@@ -163,7 +170,7 @@ class Player(Generic[D]):
                 for offset, nbytes in device.cache.block_places(group, block):
                     device.zero(offset, nbytes)
         self._ran = self._section(batch)
-        work = self._work(packed, greedy, self._ran)
+        work = self._work(packed, wanted, self._ran)
         self._tokens = work.sizes["num_tokens"]
         device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
         if batch.copies_blocks:
@@ -191,7 +198,7 @@ class Player(Generic[D]):
         given = {name for sequence in batch.sequences for name in sequence.extras}
         return next((self._instead[name] for name in self._instead if name in given), "")
 
-    def _work(self, packed: PackedBatch, greedy: bool, section: str) -> DeviceWork:
+    def _work(self, packed: PackedBatch, wanted: int, section: str) -> DeviceWork:
         """A packed step, padded where there is a plan."""
         phase = None
         if self.device.plan is not None:
@@ -202,7 +209,7 @@ class Player(Generic[D]):
             packed.pad(size)
             packed.pad_moves()
         sizes = self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows, packed.num_moves)
-        return DeviceWork(sizes, phase, section, trees=packed.has_trees, greedy=greedy)
+        return DeviceWork(sizes, phase, section, trees=packed.has_trees, wanted=wanted)
 
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
-from ..executor.base import Executor, greedy
+from ..executor.base import Executor, greedy, merging
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
 from ..requests.request import Request
@@ -53,7 +53,7 @@ class Stepper:
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._vocab_size = executor, executor.vocab_size
-        self._greedy = greedy(executor)
+        self._greedy, self._merging = greedy(executor), merging(executor)
         self._device = sampling(executor)
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
@@ -127,6 +127,10 @@ class Stepper:
         if flight.ticket is None:
             if self._greedy is not None and _all_greedy(flight.batch, requests):
                 return self._greedy.step_greedy(flight.batch), None, None
+            if self._merging is not None and flight.typical is None:
+                wanted = _wanted(flight.batch, requests)
+                if 0 < wanted <= min(self._merging.most_wanted, self._vocab_size - 1):
+                    return [], None, self._merging.step_largest(flight.batch, wanted)
             return [], None, self._executor.step(flight.batch)
         assert self._device is not None
         self._tickets.remove(flight.ticket)
@@ -171,6 +175,16 @@ def _all_greedy(batch: ScheduledBatch, requests: Mapping[int, Request]) -> bool:
         if sequence.num_logits and not (isinstance(request, Generation) and request.sampler.is_argmax):
             return False
     return True
+
+
+def _wanted(batch: ScheduledBatch, requests: Mapping[int, Request]) -> int:
+    """How many of the largest logits of every logit row are wanted; 0 where all of some row's are."""
+    found = [0]
+    for sequence in batch.sequences:
+        request = requests.get(sequence.request_id)
+        if sequence.num_logits and request is not None:
+            found.append(request.sampler.wanted if isinstance(request, Generation) else 0)
+    return 0 if 0 in found[1:] else max(found)
 
 
 def _rows(

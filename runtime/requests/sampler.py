@@ -194,6 +194,14 @@ class Sampler:
         return self._random is None and params.logprobs is None and not params.min_tokens and not self._adjusts
 
     @property
+    def wanted(self) -> int:
+        """How many of the largest logits the next token, and what is told of it, depends on; 0: on all."""
+        if self.is_argmax:
+            return 1
+        params = self.params
+        return (params.top_k or 0) if self.is_plain and params.logprobs is None and not params.score_ids else 0
+
+    @property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from the model's logits as they are, whatever came before."""
         return self._random is not None and not self._adjusts and not self.params.min_tokens

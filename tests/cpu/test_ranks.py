@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +17,25 @@ from icc.runtime.executor.cpu.device import arrays_of
 from icc.runtime.executor.cpu.library import IccBatch, KernelLibrary
 from icc.runtime.executor.cpu.rank_memory import RankMemory
 from icc.runtime.format.batch import BatchLimits
+from icc.runtime.format.operands import OutputOperand
+from icc.runtime.requests.sampler import largest_of
 
-WIDE, LINES, N, RANKS = 1001, 3, 37, 3
+WIDE, LINES, N, RANKS, WORDS = 1001, 3, 37, 3, 701  # WORDS: of each rank
 TOKENS = 300  # of WIDE elements: more than a slot holds
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
-    made = Builder()
+    made = Builder(vocab=RANKS * WORDS)
     x, y = made.buffer("x", [WIDE]), made.buffer("y", [WIDE])
     made.step(AllReduce(x=x, y=y, n=WIDE))
     z, joined = made.buffer("z", [LINES, N]), made.buffer("joined", [LINES, RANKS, N])
     made.step(AllGather(x=z, y=joined, n=N, outer=LINES, ranks=RANKS))
     again = made.buffer("again", [WIDE])
     made.step(AllReduce(x=y, y=again, n=WIDE))
+    head = made.buffer("head", [WORDS], rows="logit_rows")
+    logits = OutputOperand("logits", "f32", RANKS * WORDS)
+    made.step(AllGather(rows="logit_rows", x=head, y=logits, n=WORDS, outer=1, ranks=RANKS))
     folder = tmp_path_factory.mktemp("ranks") / "kernels"
     [library] = build_libraries(made.program(), folder, host_isas()[:1], optimize="-O1")
     return made, (folder.parent / library.path).read_bytes()
@@ -51,29 +58,47 @@ class Rank:
         return self.arena[start : start + size].view(np.float32).reshape(tokens, *buffer.shape)
 
 
-def batch_of(tokens: int) -> tuple[IccBatch, list[np.ndarray]]:
-    arrays = Batch([(0, tokens, [0] * 32)], logit_rows=np.arange(1)).arrays()
+def batch_of(tokens: int, rows: int = 1) -> tuple[IccBatch, list[np.ndarray]]:
+    """A step, and its arrays, of which the last are the logits."""
+    arrays = Batch([(0, tokens, [0] * 32)], logit_rows=np.arange(rows)).arrays()
     addresses = {name: array.ctypes.data for name, array in arrays.items() if name != "parents"}
-    logits = np.zeros((1, 1), np.float32)
+    logits = np.zeros((rows, RANKS * WORDS), np.float32)
     raw = IccBatch(
-        num_tokens=tokens, num_seqs=1, num_logit_rows=1, max_blocks=32, logits=logits.ctypes.data, **addresses
+        num_tokens=tokens, num_seqs=1, num_logit_rows=rows, max_blocks=32, logits=logits.ctypes.data, **addresses
     )
     return raw, [*arrays.values(), logits]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_ranks_add_up_and_gather(threads: int, built: tuple[Builder, bytes]) -> None:
+@contextmanager
+def following(built: tuple[Builder, bytes], threads: int) -> Iterator[tuple[list[Rank], RankMemory]]:
+    """Ranks, of which all but the first follow it."""
     made, image = built
     memory = RankMemory(RANKS, arrays_of(made.program()), BatchLimits(TOKENS, 1, 32, 1, 1))
     ranks = [Rank(made, image, rank, threads, memory) for rank in range(RANKS)]
     ended: list[int] = []
-    followed = [batch_of(1) for _ in ranks[1:]]
+    followed = [batch_of(1, TOKENS) for _ in ranks[1:]]
     followers = [
         threading.Thread(target=lambda r=r, b=b: ended.append(r.library.follow(r.handle, (IccBatch * 1)(b[0]))))  # type: ignore[misc]
         for r, b in zip(ranks[1:], followed, strict=True)
     ]
     for thread in followers:
         thread.start()
+    yield ranks, memory
+    ranks[0].library.end_ranks(ranks[0].handle)
+    for thread in followers:
+        thread.join(10)
+    assert ended == [0] * (RANKS - 1)
+    for rank in ranks:
+        rank.library.destroy(rank.handle)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ranks_add_up_and_gather(threads: int, built: tuple[Builder, bytes]) -> None:
+    with following(built, threads) as (ranks, _):
+        add_up_and_gather(ranks, threads)
+
+
+def add_up_and_gather(ranks: list[Rank], threads: int) -> None:
     rng = np.random.default_rng(threads)
     for tokens in (1, 5, TOKENS, 2, 64):
         for rank in ranks:
@@ -92,12 +117,75 @@ def test_ranks_add_up_and_gather(threads: int, built: tuple[Builder, bytes]) -> 
         del kept
     ranks[0].library.zero_on_ranks(ranks[0].handle, 16, 32)
     assert all(not rank.kv[16:48].any() and rank.kv[15] == rank.kv[48] == 255 for rank in ranks)
-    ranks[0].library.end_ranks(ranks[0].handle)
-    for thread in followers:
-        thread.join(10)
-    assert ended == [0] * (RANKS - 1)
-    for rank in ranks:
-        rank.library.destroy(rank.handle)
+
+
+def words(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Logits [RANKS, rows, WORDS], many of them equal, some of them zeros of either sign or minus infinity."""
+    found = rng.integers(-9, 10, (RANKS, rows, WORDS)).astype(np.float32) / 4
+    found[rng.random(found.shape) < 0.2] *= -0.0
+    found[rng.random(found.shape) < 0.01] = -np.inf
+    if rows > 1:
+        found[:, 1] = np.minimum(found[:, 1], 0)  # most of the largest are zeros
+        found[1, 1, :600] = -np.inf
+    return found
+
+
+def run_words(ranks: list[Rank], logits: np.ndarray, wanted: int) -> tuple[np.ndarray, int]:
+    """What a step gives, of such logits, [rows, RANKS * WORDS]; and the bytes that rank 0 gave for them."""
+    rows = logits.shape[1]
+    for rank, own in zip(ranks, logits, strict=True):
+        rank.view("head", rows)[...] = own
+    library, handle = ranks[0].library, ranks[0].handle
+    library.want_of_ranks(handle, wanted)
+    before = library.given_to_ranks(handle)
+    given, kept = batch_of(rows, rows)
+    library.step(handle, (IccBatch * 1)(given))
+    return kept[-1], library.given_to_ranks(handle) - before - sum_bytes(rows)
+
+
+def sum_bytes(tokens: int) -> int:
+    """What the program's other steps give."""
+    return tokens * 4 * (WIDE + LINES * N + WIDE)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_largest_of_a_row_travel_alone(threads: int, built: tuple[Builder, bytes]) -> None:
+    """They are those of the whole row, of equal ones the first; bytes are 8 for each, by thread, not 4 a word."""
+    rng = np.random.default_rng(threads)
+    with following(built, threads) as (ranks, _):
+        for wanted in (1, 5, 40, 128):
+            for rows in (1, 7, TOKENS):
+                logits = words(rng, rows)
+                found, nbytes = run_words(ranks, logits, wanted)
+                assert nbytes == 8 * rows * threads * wanted
+                for row, whole in zip(found, logits.swapaxes(0, 1).reshape(rows, -1), strict=True):
+                    largest = largest_of(whole, wanted)
+                    assert np.array_equal(row[largest], whole[largest])
+                    assert np.array_equal(
+                        largest_of(row, wanted)[whole[largest] > -np.inf], largest[whole[largest] > -np.inf]
+                    )
+                    others = row > -np.inf
+                    assert np.array_equal(row[others], whole[others])
+                    assert others.sum() <= RANKS * threads * wanted
+        logits = words(rng, 3)
+        logits[1, 0, 5], logits[2, 1, 6], logits[0, 2, 7] = np.nan, -np.nan, np.inf
+        found, _ = run_words(ranks, logits, 5)
+        assert ranks[0].library.largest(found.ctypes.data, 3, RANKS * WORDS) == [-1, -1, -1]
+        assert np.isnan(found[0]).any() and np.isnan(found[1]).any() and np.isinf(found[2].max())
+        whole, nbytes = run_words(ranks, words(rng, 3), 0)
+        assert nbytes == 4 * 3 * WORDS and np.isfinite(whole).any()
+
+
+def test_ranks_are_written_to(built: tuple[Builder, bytes]) -> None:
+    """All others, or one of them; rank 0 has what it writes."""
+    with following(built, 1) as (ranks, memory):
+        memory.stage(bytes(range(100)))
+        ranks[0].library.write_on_ranks(ranks[0].handle, -1, 8, 100)
+        memory.stage(b"abc")
+        ranks[0].library.write_on_ranks(ranks[0].handle, -1, 10, 3, only=2)
+        assert not ranks[0].arena[:200].any()
+        assert bytes(ranks[1].arena[:110]) == bytes(8) + bytes(range(100)) + bytes(2)
+        assert bytes(ranks[2].arena[8:15]) == b"\0\x01abc\x05\x06"
 
 
 def test_nobody_waits_for_a_rank_that_is_gone(built: tuple[Builder, bytes], tmp_path: Path) -> None:

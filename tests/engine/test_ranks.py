@@ -73,6 +73,93 @@ def test_codes_are_cut(compiled: Compiled) -> None:
         assert difference(both.logits(ids), llm.logits(ids)) < 0.02  # int8 rows are rounded by other groups' maxima
 
 
+TOP_K = icc.SamplingParams(max_tokens=24, temperature=1.0, top_k=12, top_p=0.9, min_p=0.02, seed=3, ignore_eos=True)
+TOLD = icc.SamplingParams(max_tokens=24, temperature=0.0, logprobs=2, ignore_eos=True)
+
+
+def test_rows_as_wide_as_the_vocabulary_do_not_travel(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy tokens, and those of top-k with what narrows it further, are those of whole rows, and of one rank; a rank
+    gives 8 bytes per candidate, not 4 per word. Whole rows travel for a request that wants to know more of them."""
+    engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
+    words = read_vocabulary(engine) // 2
+    asked = {"greedy": GREEDY, "top-k": TOP_K, "told": TOLD, "sampled": SAMPLED}
+    given: dict[tuple[bool, str], int] = {}
+    answers: dict[tuple[bool, str], list[list[int]]] = {}
+    for merges in (True, False):
+        monkeypatch.setattr(RankedDevice, "most_wanted", 128 if merges else 0)
+        with icc.load(engine, threads=2) as llm:
+            for name, params in asked.items():
+                before = ranked(llm).given_bytes
+                answers[merges, name] = tokens(llm, params)
+                given[merges, name] = ranked(llm).given_bytes - before
+    with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
+        for name, params in asked.items():
+            assert answers[True, name] == answers[False, name] == tokens(llm, params)
+    rows = len(PROMPTS) * 24
+    assert given[False, "greedy"] - given[True, "greedy"] == rows * (4 * words - 8)
+    assert given[False, "top-k"] - given[True, "top-k"] == rows * (4 * words - 8 * 12)
+    assert given[False, "told"] == given[True, "told"] and given[False, "sampled"] == given[True, "sampled"]
+
+
+def read_vocabulary(engine: Path) -> int:
+    with icc.load(engine) as llm:
+        return llm.executor.vocab_size
+
+
+@pytest.mark.parametrize("policy", ["h2o:budget=64,recent=16", *soak("snapkv:budget=64,recent=16")])
+def test_each_rank_gives_up_keys_of_its_own_heads(policy: str, compiled: Compiled) -> None:
+    """Scores are of one head of keys: ranks choose apart what one rank would choose for it."""
+    ids = [i * i % 113 + 3 for i in range(80)]
+    params = icc.SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    options = {"max_seq_len": 128, "kv_policy": policy}
+    found: list[tuple[list[int], np.ndarray]] = []
+    for more in ({}, {"tensor_parallel": 2}):
+        with icc.load(compiled("llama", **options, **more).engine, threads=2) as llm:
+            found.append((list(llm.generate([ids], params)[0].token_ids), llm.logits(ids)))
+    assert found[0][0] == found[1][0] and difference(found[1][1], found[0][1]) < 2e-5
+
+
+def test_an_early_exit_guesses_for_ranks(compiled: Compiled) -> None:
+    """--spec layer-skip: the exit is divided as the model is, and runs in ranks of its own."""
+    with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
+        wanted = tokens(llm)
+    with icc.load(compiled("llama", max_seq_len=64, tensor_parallel=2, spec="layer-skip:1").engine, threads=2) as llm:
+        assert tokens(llm) == wanted
+        assert llm.loop.speculator is not None and llm.loop.speculator.counts.accepted > 0
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random Medusa heads of a tiny llama."""
+    import torch
+    from icc.compiler.speculate.head_files import write_heads
+
+    folder, source = tmp_path_factory.mktemp("heads"), torch.Generator().manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    for i in range(2):
+        tensors[f"{i}.0.linear.weight"] = torch.randn(64, 64, generator=source) * 0.1
+        tensors[f"{i}.0.linear.bias"] = torch.randn(64, generator=source) * 0.1
+    write_heads(folder, tensors, {"medusa_num_heads": 2, "medusa_num_layers": 1})
+    return folder
+
+
+def test_heads_guess_for_ranks(compiled: Compiled, heads: Path) -> None:
+    """--spec medusa: the tokens of one rank, and the heads' choices, for rows that were asked for."""
+    from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+
+    ids = [3, 5, 9, 33, 70, 2, 8, 11, 90]
+    found: list[tuple[list[list[int]], np.ndarray]] = []
+    for more in ({}, {"tensor_parallel": 2}):
+        engine = compiled("llama", max_seq_len=64, max_step_tokens=48, spec=f"medusa:{heads}", **more).engine
+        with icc.load(engine, threads=2) as llm:
+            answers = tokens(llm)
+            tables = ((0,),) * len(llm.executor.groups)
+            llm.executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, tables, len(ids)),)))
+            rows = {"draft_rows": np.array([7, 2, 4], np.int32)}
+            found.append((answers, llm.executor.run("medusa", rows)["drafts"]))  # type: ignore[attr-defined]
+    assert found[0][0] == found[1][0] and np.array_equal(found[0][1], found[1][1])
+
+
 def test_four_ranks_on_fewer_cores(compiled: Compiled) -> None:
     """More ranks than cores: they take turns, and share two heads of keys."""
     with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
@@ -163,7 +250,14 @@ def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
         ({"tensor_parallel": 0}, "--tensor-parallel must be at least 1"),
         ({"tensor_parallel": 65}, "65 ranks are more than the 64 that --target cpu can have"),
         ({"tensor_parallel": 2, "adapters": "2x8"}, "--adapters does not work with several ranks"),
-        ({"tensor_parallel": 2, "spec": "layer-skip:1"}, "--spec layer-skip:1 does not work with several ranks"),
+        (
+            {"tensor_parallel": 2, "target": "h100", "spec": "layer-skip:1"},
+            "--spec layer-skip:1 does not work with several ranks of a GPU",
+        ),
+        (
+            {"tensor_parallel": 2, "target": "h100", "kv_policy": "h2o:budget=64,recent=16"},
+            "--kv-policy h2o:budget=64,recent=16: there are no kernels for --target h100",
+        ),
         ({"tensor_parallel": 9, "target": "h100"}, "9 ranks are more than the 8 that --target h100 can have"),
     ],
 )

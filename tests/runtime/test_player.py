@@ -92,14 +92,14 @@ def test_without_a_plan_a_step_runs_as_it_is() -> None:
     assert plain.step(ScheduledBatch(decodes(3))).tolist() == [[row] * 5 for row in range(3)]
     assert [call[0] for call in device.calls] == ["send", "run", "fetch", "wait"]
     [work] = device.works()
-    assert (work.phase, work.section, work.trees, work.greedy) == (None, "", False, False)
+    assert (work.phase, work.section, work.trees, work.wanted) == (None, "", False, 0)
     assert [work.sizes[f"num_{of}"] for of in ("tokens", "seqs", "logit_rows", "moves")] == [3, 3, 3, 0]
     assert device.sides[0]["token_ids"][:4].tolist() == [7, 8, 9, 0]
 
     tree = ScheduledSequence(0, (7, 8, 9), 2, ((3, 4),), 3, Draft((8, 9), (-1, -1)))
     plain.step_greedy(ScheduledBatch((tree,), upkeep=(Upkeep(moves=((1, 2),)),)))
     work = device.works()[-1]
-    assert work.trees and work.greedy and work.sizes["num_moves"] == 1
+    assert work.trees and work.wanted == 1 and work.sizes["num_moves"] == 1
     found = plain.run("guesses", asked([2, 0]))
     assert found["drafts"].shape == (2, 2, 3) and found["drafts"].dtype == np.int32
     assert found["scores"].shape == (2,) and found["scores"].dtype == np.float32

@@ -223,3 +223,32 @@ def test_a_token_that_a_constraint_takes_back_is_sampled_anew(temperature: float
     sample = Sampler(params, [], 8, constraint=constraint).sample(logits)
     assert sample is not None and [sample.token_id] == constraint.taken and sample.token_id in (0, 2, 4)
     assert Sampler(params, [], 8, constraint=Even([])).sample(logits) is None  # nothing may follow
+
+
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        ({"temperature": 0.0}, 1),
+        ({"temperature": 0.0, "logprobs": 1}, 0),
+        ({"temperature": 0.0, "logit_bias": {3: 1.0}}, 0),
+        ({"temperature": 0.0, "min_tokens": 2}, 0),
+        ({"temperature": 1.0}, 0),
+        ({"temperature": 1.0, "top_p": 0.9, "min_p": 0.1}, 0),
+        ({"temperature": 1.0, "top_k": 5}, 5),
+        ({"temperature": 1.0, "top_k": 5, "top_p": 0.7, "min_p": 0.1}, 5),
+        ({"temperature": 1.0, "top_k": 5, "logprobs": 0}, 0),
+        ({"temperature": 1.0, "top_k": 5, "repetition_penalty": 1.2}, 0),
+        ({"temperature": 1.0, "top_k": 5, "allowed_token_ids": [1, 2]}, 0),
+    ],
+)
+def test_what_is_wanted_of_a_row_is_enough(options: dict[str, Any], wanted: int) -> None:
+    """Nothing changes where all but so many of the largest logits, of equal ones the first, are minus infinity."""
+    params = SamplingParams(seed=1, **options)
+    whole, few = (Sampler(params, [1, 2], 64, [0]) for _ in range(2))
+    assert whole.wanted == wanted
+    random = np.random.default_rng(0)
+    for _ in range(50 if wanted else 0):
+        logits = random.integers(-8, 9, 64).astype(np.float32) / 3
+        rest = logits.copy()
+        rest[np.argsort(-logits, kind="stable")[wanted:]] = -np.inf
+        assert whole.sample(logits) == few.sample(rest)

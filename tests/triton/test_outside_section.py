@@ -156,6 +156,32 @@ def test_on_the_cpu(model: Path, tmp_path: Path) -> None:
             llm.executor.run("echo", {"draft_rows": np.zeros(1)})
 
 
+def test_on_ranks_of_the_cpu(tiny: Any, tmp_path: Path) -> None:
+    """What a section is given reaches all ranks, also more rows than a control block of fixed size had room for."""
+    length, config = 4400, tiny.tiny_configs()["llama"]
+    config.max_position_embeddings = length
+    tiny.save_tiny(config, tmp_path / "model")
+    limits = {"max_seq_len": length, "max_batch_size": 4, "max_step_tokens": length}
+    engine = icc.compile(
+        tmp_path / "model", tmp_path / "x.engine", target="native", quant="none", tensor_parallel=2, **limits
+    )
+    with icc.load(engine, threads=2) as llm:
+        executor: Any = llm.executor
+        compare(executor, optimized(tmp_path / "model"), 1e-5)
+        assert executor.max_logit_rows == length
+        table = tuple(range(-(-length // executor.groups[0].block_size)))
+        ids = tuple((7 * i + i * i) % 119 for i in range(length))
+        executor.step(ScheduledBatch((ScheduledSequence(1, ids, 0, (table,), length),)))
+        rows = np.random.default_rng(3).permutation(length).astype(np.int32)
+        state = np.random.default_rng(4).normal(size=(length, 64)).astype(np.float32)
+        given = {"draft_rows": rows, "state": state, "guess": rows % 119}
+        whole = executor.run("preview", given)
+        for part in (slice(0, 100), slice(4050, 4160)):
+            few = executor.run("preview", {name: values[part] for name, values in given.items()})
+            np.testing.assert_allclose(whole["state"][part], few["state"], atol=1e-4)
+            assert (whole["best"][part] == few["best"]).mean() > 0.99
+
+
 def test_in_an_interpreted_plan(model: Path) -> None:
     engine = build(model, "none", LIMITS)
     with engine.llm(num_blocks=32) as llm:

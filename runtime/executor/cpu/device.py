@@ -169,7 +169,7 @@ class CpuDevice:
                 batch.logit_rows = self._asked
                 continue
             batch.num_tokens, batch.num_seqs = sizes["num_tokens"], sizes["num_seqs"]
-            batch.num_moves, batch.greedy = sizes["num_moves"], work.greedy
+            batch.num_moves, batch.greedy = sizes["num_moves"], work.wanted == 1
             batch.parents = self._parents if work.trees else None
             batch.logit_rows = self._logit_rows
         if section is None:

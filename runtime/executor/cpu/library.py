@@ -143,7 +143,7 @@ class KernelLibrary:
         """Make a handle one rank of `count`, each with so many threads. EngineFormatError of a library that runs
         alone."""
         try:
-            join = self._library.icc_ranks
+            join = self._library.icc_join_ranks
         except AttributeError as error:
             raise EngineFormatError(f"the library runs alone: {error}", "compile the model again") from error
         join.restype = None
@@ -168,6 +168,26 @@ class KernelLibrary:
         copy.restype, copy.argtypes = c_int32, (c_void_p, c_int64, c_int64, c_int64)
         if copy(handle, source, target, nbytes):
             raise IccError("a rank is gone")
+
+    def write_on_ranks(self, handle: int, weight: int, offset: int, nbytes: int, only: int = 0) -> None:
+        """Other ranks copy the first bytes of the slots to byte `offset` of a weight, or of their arena (-1): all of
+        them, or `only` one. IccError where a rank is gone."""
+        write = self._library.icc_rank_write
+        write.restype, write.argtypes = c_int32, (c_void_p, c_int32, c_int64, c_int64, c_int32)
+        if write(handle, weight, offset, nbytes, only):
+            raise IccError("a rank is gone")
+
+    def want_of_ranks(self, handle: int, wanted: int) -> None:
+        """Have the steps that follow give only so many of the largest of each logit row; 0: all."""
+        want = self._library.icc_rank_wanted
+        want.restype, want.argtypes = None, (c_void_p, c_int32)
+        want(handle, wanted)
+
+    def given_to_ranks(self, handle: int) -> int:
+        """Bytes that a rank has given the others so far."""
+        given = self._library.icc_rank_given
+        given.restype, given.argtypes = c_int64, (c_void_p,)
+        return int(given(handle))
 
     def end_ranks(self, handle: int) -> None:
         """The other ranks follow no more."""

@@ -14,11 +14,14 @@ from ...format.batch import BatchArray, BatchLimits
 _CONTROL = 32 << 10  # bytes, of RankControl in codegen_templates/cpp/ranks.h
 _SLOT = 1 << 20  # bytes of what a rank gives the others at a time; each has two
 _LINE = 64
+_ASKED = "asked"  # the rows that a section is asked for
 
 
 class RankMemory:
     """Anonymous memory of `count` ranks, each of which maps it: a control block, two slots per rank, then the arrays of
     a step by name. It has no name that another process could open.
+
+    asked: int32 [logit_rows], where rank 0 puts the rows that it asks a section for.
 
     descriptor: of a memory that another process has made; None makes one.
     """
@@ -33,6 +36,8 @@ class RankMemory:
             nbytes = limits.nbytes(array)
             places[array.name] = at, nbytes, CODES[array.dtype]
             at += -(-max(nbytes, 4) // _LINE) * _LINE
+        places[_ASKED] = at, 4 * limits.logit_rows, "i"
+        at += -(-4 * limits.logit_rows // _LINE) * _LINE
         if descriptor is None:
             descriptor = os.memfd_create("icc-ranks", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, at)
@@ -42,9 +47,21 @@ class RankMemory:
         self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * at).from_buffer(self._map)
         self.control = ctypes.addressof(self._anchor)
         self.slots = self.control + _CONTROL
-        self.arrays: Mapping[str, memoryview[Any]] = {
+        arrays_by_name = {
             name: self._bytes[first : first + nbytes].cast(code) for name, (first, nbytes, code) in places.items()
         }
+        self.asked: memoryview[Any] = arrays_by_name.pop(_ASKED)
+        self.arrays: Mapping[str, memoryview[Any]] = arrays_by_name
+
+    def stage(self, values: bytes | memoryview) -> None:
+        """Put bytes into the slots, as many as fit there, while no rank runs anything."""
+        first = _CONTROL
+        self._bytes[first : first + len(values)] = values
+
+    @property
+    def stage_bytes(self) -> int:
+        """How many bytes `stage` takes."""
+        return 2 * self.count * self.slot_bytes
 
     def stop(self) -> None:
         """Tell all ranks that one is gone: none waits for another after that."""

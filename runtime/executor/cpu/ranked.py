@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from ...address import address_of
 from ...errors import DeviceError, IccError
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.load import Engine
@@ -12,6 +18,11 @@ from .device import CpuDevice, arrays_of
 from .memory import available_bytes
 from .rank_group import CpuRankHello, RankGroup, cores_by_rank
 from .rank_memory import RankMemory
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ...late import np
 
 
 class RankedDevice(CpuDevice):
@@ -40,6 +51,7 @@ class RankedDevice(CpuDevice):
         assert self._handle is not None and engine.library is not None
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
+        self._lock = RLock()  # what ranks are told comes one after the other, from whatever thread
         hellos = [
             CpuRankHello(
                 path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
@@ -54,30 +66,58 @@ class RankedDevice(CpuDevice):
             self.close()
             raise
 
+    most_wanted = 128
     kv_view = None  # type: ignore[assignment]  # each rank has a part of the cache: it is out of reach
 
     def zero(self, offset: int, nbytes: int) -> None:
         """Fill bytes [offset, offset + nbytes) of the KV caches of all ranks with zeros."""
-        assert self._handle is not None
-        try:
-            self._library.zero_on_ranks(self._handle, offset, nbytes)
-        except IccError as error:
-            raise self._failed(error) from error
+        with self._telling() as handle:
+            self._library.zero_on_ranks(handle, offset, nbytes)
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
         """Copy `nbytes` bytes from byte `source` of the KV caches of all ranks to their byte `target`."""
-        assert self._handle is not None
-        try:
-            self._library.copy_on_ranks(self._handle, source, target, nbytes)
-        except IccError as error:
-            raise self._failed(error) from error
+        with self._telling() as handle:
+            self._library.copy_on_ranks(handle, source, target, nbytes)
 
     def run(self, work: DeviceWork) -> None:
         """One call of the library, on all ranks."""
-        try:
+        with self._telling() as handle:
+            self._library.want_of_ranks(handle, work.wanted if work.wanted <= self.most_wanted else 0)
             super().run(work)
-        except IccError as error:
-            raise self._failed(error) from error
+
+    def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
+        """As CpuDevice, on all ranks: rows that are asked for lie where the others read them, too."""
+        if at in self._offsets:
+            super().write(at, tokens, rows)
+            self._write(-1, self._offsets[at] * tokens, rows)
+        else:
+            self._shared.asked[: len(rows)] = rows.data
+            self._asked = address_of(self._shared.asked)
+
+    @property
+    def given_bytes(self) -> int:
+        """Bytes that rank 0 has given the others so far: each of them has given as many."""
+        assert self._handle is not None
+        return self._library.given_to_ranks(self._handle)
+
+    def _write(self, weight: int, offset: int, values: np.ndarray, only: int = 0) -> None:
+        """Copy values to byte `offset` of a weight, or of the arena (-1), of all other ranks, or of one."""
+        raw, most = values.reshape(-1).view(np.uint8).data, self._shared.stage_bytes
+        for first in range(0, len(raw), most):
+            piece = raw[first : first + most]
+            with self._telling() as handle:
+                self._shared.stage(piece)
+                self._library.write_on_ranks(handle, weight, offset + first, len(piece), only)
+
+    @contextmanager
+    def _telling(self) -> Iterator[int]:
+        """The handle, while the other ranks are told something; DeviceError where one is gone."""
+        with self._lock:
+            assert self._handle is not None
+            try:
+                yield self._handle
+            except IccError as error:
+                raise self._failed(error) from error
 
     def _failed(self, error: IccError) -> IccError:
         lost = self.group.lost if self.group is not None else ""

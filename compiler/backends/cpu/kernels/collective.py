@@ -46,3 +46,8 @@ class AllGatherParams(CollectiveParams[AllGather]):
     def first_only(self) -> bool:
         """Whether rank 0 alone wants the result: it samples for all."""
         return isinstance(self.step.y, OutputOperand)
+
+    @property
+    def merges(self) -> bool:
+        """Whether ranks can give the largest of a row in place of the row."""
+        return self.first_only and self.step.outer == 1
