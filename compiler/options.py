@@ -56,8 +56,8 @@ class CompileOptions:
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
     spec: the drafter of speculative decoding, "mtp", "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
-    spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
-    logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
+    spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
+    a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
     first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each
     with parts of the weights; where both are given, they are the same ranks.
     like: an engine of another checkpoint of these shapes; what is written has the
@@ -234,10 +234,6 @@ class CompileOptions:
         head_format(self.quant_head)
         read_cache_option(self.kv_cache)
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
-        if self.rotate and self.spec == "mtp":
-            raise UsageError(
-                "--spec mtp does not work with --rotate, which turns the hidden states that the layer reads"
-            )
         policy = self.eviction
         object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
         if policy is not None and policy.chooses:

@@ -28,8 +28,8 @@ PREFIX = "draft_layer"
 
 @dataclass(frozen=True)
 class InsertDraftLayer(Pass):
-    """Insert `layer`, a graph (token_ids, positions, DRAFT_HIDDEN) -> logits. UsageError where its logits or the model's
-    are no linear layer's, or of another vocabulary."""
+    """Insert `layer`, a graph (token_ids, positions, DRAFT_HIDDEN) -> logits. UsageError where its logits or those of
+    the model are no linear layer's, or of another vocabulary."""
 
     layer: Graph | None = None
     name: ClassVar[str] = "insert-draft-layer"
