@@ -57,12 +57,11 @@ class CompileOptions:
     passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
     spec: the drafter of speculative decoding, "mtp", "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
     spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
-    a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
-    first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each
-    with parts of the weights; where both are given, they are the same ranks.
-    like: an engine of another checkpoint of these shapes; what is written has the
-    weights that differ from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on
-    this machine.
+    a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
+    is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
+    together, each with parts of the weights; where both are given, they are the same ranks. like: an engine of another
+    checkpoint of these shapes; what is written has the weights that differ from its, and takes everything else from it.
+    tune: choose the blocks of CPU products by time, on this machine.
     """
 
     model: Path

@@ -51,10 +51,9 @@ class SelectLogitRows(Pass):
 
 
 class _Region:
-    # the nodes of which other tokens' rows are needed, too
-    """The nodes that a section needs and a step does not. One that gives logits gives those of a step's rows, and has all
-    tokens as far as attention of its own needs them; any other reads the rows for which it is asked, which are some of
-    the logit rows, or in TAP of the tokens."""
+    """The nodes that a section needs and a step does not. One that gives logits gives those of a step's rows, and has
+    all tokens as far as attention of its own needs them; any other reads the rows for which it is asked, which are some
+    of the logit rows, or in TAP of the tokens."""
 
     def __init__(self, graph: Graph, section: str, nodes: set[fx.Node]) -> None:
         self._graph, self._section, self._nodes = graph, section, nodes
