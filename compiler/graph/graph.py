@@ -26,6 +26,7 @@ TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
 DRAFT_ROWS = "draft_rows"  # those of a step's logit rows for which a section is asked
 LOGITS, HIDDEN = "logits", "hidden"  # names of outputs
+TAP, DRAFT_LAYER = "tap", "draft_layer"  # names of sections, as the runtime has them (format/speculation.py)
 # Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
 _ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3, DRAFT_ROWS: 2}
 

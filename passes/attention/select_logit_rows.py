@@ -15,9 +15,8 @@ from torch import fx
 
 from ...compiler.errors import PassError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, Graph, ancestors, infer_type
+from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, TAP, Graph, ancestors, infer_type
 from ...compiler.ops import OPS, traits_of
-from ...runtime.format.speculation import TAP
 from ..base import Pass, PassContext, PassResult
 
 SELECT = OPS["select_rows"].overload

@@ -15,11 +15,20 @@ from torch import fx
 
 from ...compiler.errors import PassError, UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import LOGITS, TOKENS, Graph, layer_of, set_layer, type_of
+from ...compiler.graph.graph import (
+    DRAFT_LAYER,
+    HIDDEN,
+    LOGITS,
+    TAP,
+    TOKENS,
+    Graph,
+    layer_of,
+    set_layer,
+    type_of,
+)
 from ...compiler.ops import traits_of
 from ...compiler.weights.handles import Weight
 from ...compiler.weights.same import same_weight
-from ...runtime.format.speculation import DRAFT_LAYER, HIDDEN, TAP
 from ..base import Pass, PassContext, PassResult
 from ..quantize.select import lm_heads
 
