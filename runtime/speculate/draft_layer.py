@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
+from ..batch.scheduled import Draft, Extras, ScheduledBatch, ScheduledSequence
 from ..executor.base import LayeredExecutor
 from ..executor.sampling import greedy_tokens
 from ..format.program import ASKED_ROWS
@@ -36,6 +37,11 @@ class HiddenRows:
     def __getitem__(self, part: slice) -> bytes:
         size = self.rows.shape[1] * self.rows.itemsize
         return self.rows[part.start // size - self.start : part.stop // size - self.start].tobytes()
+
+
+def _extras(start: int, rows: np.ndarray) -> Extras:
+    """What a sequence gives of the positions from `start` on: `DeclaredRows` asks it for slices alone."""
+    return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
 
 
 @dataclass(slots=True)
@@ -100,7 +106,7 @@ class LayerDrafter(Drafter):
             for i in active:
                 place = texts[i] - 2 + len(guesses[i])  # behind the last hidden state of the model
                 if self._has_place(tables[i], place):
-                    hidden = {DRAFT_HIDDEN: HiddenRows(place, found[i][1])}
+                    hidden = _extras(place, found[i][1])
                     parts.append(
                         ScheduledSequence(i, (guesses[i][-1],), place, tables[i], 1, None, False, prompts[i], hidden)
                     )
@@ -155,7 +161,7 @@ class LayerDrafter(Drafter):
                 unread, text = self._unread[i], [*generations[i].prompt, *generations[i].token_ids]
                 end = min(unread.end, done[i] + room)
                 if end > done[i]:
-                    hidden = {DRAFT_HIDDEN: HiddenRows(unread.start, unread.rows)}
+                    hidden = _extras(unread.start, unread.rows)
                     tokens = tuple(text[done[i] + 1 : end + 1])
                     parts.append(
                         ScheduledSequence(i, tokens, done[i], unread.tables, 1, None, False, unread.prompt, hidden)

@@ -185,6 +185,9 @@ def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
         load(llama.engine, spec="mtp")
     with pytest.raises(UsageError, match="--spec mtp does not work with --rotate"):
         icc.compile(pair.checkpoint, tmp_path / "x.engine", target="native", spec="mtp", quant="rtn4", rotate=True)
+    with pytest.raises(UsageError, match="--spec mtp does not work with --adapters"):
+        icc.compile(pair.checkpoint, tmp_path / "x.engine", target="native", spec="mtp", adapters="2x16")
+    assert not (tmp_path / "x.engine").exists()
 
 
 def test_without_the_flag_nothing_changes(pair: Pair) -> None:
