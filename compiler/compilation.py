@@ -51,6 +51,7 @@ from .request import CompileRequest
 from .sizing import auto_passes
 from .speculate.acceptance import DRAFTS
 from .speculate.cost import modelled_cost
+from .speculate.draft_layer import load_draft_layer
 from .speculate.head_files import MedusaHead
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.handles import is_quantized
@@ -63,7 +64,8 @@ class Compilation:
     source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
     that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
     have left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be
-    lowered. earlier: the engine whose program and kernels these weights are for; None where the compile makes its own.
+    lowered. draft_layer: the layer that guesses, to be inserted. earlier: the engine whose program and kernels these
+    weights are for; None where the compile makes its own.
     """
 
     request: CompileRequest
@@ -80,6 +82,7 @@ class Compilation:
     calibrations: Calibrations = field(default_factory=Calibrations)
     acceptance: list[list[float]] = field(default_factory=list)
     adapted: Graph | None = None
+    draft_layer: Graph | None = None
     earlier: EarlierEngine | None = None
 
     def __post_init__(self) -> None:
@@ -157,10 +160,10 @@ class Compilation:
         return make_canaries(self.graph, _tokenizer(self.texts), kinds)
 
     def speculate(self, heads: Sequence[MedusaHead]) -> None:
-        """Draft heads or an early exit, where --spec asks for them."""
+        """Draft heads, an early exit or a layer that guesses, where --spec asks for them."""
         choice = self.request.choice
         layers = choice.layers if choice else 0
-        added = pipelines.speculate(heads, layers, self.options.quant, self.options.quant_head)
+        added = pipelines.speculate(heads, layers, self.options.quant, self.options.quant_head, self.draft_layer)
         if not added:
             return
         with self.reporter.stage("speculate"):
@@ -296,6 +299,7 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
             ending=pooling and ending_of(pooling),
             policy=options.eviction,
         )
+        draft_layer = load_draft_layer(request.choice, source, graph)
         texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
     if earlier is not None:
         earlier.check_model(graph.info)
@@ -303,9 +307,8 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, texts)
-    return Compilation(
-        request, source, options, texts, graph, backend, limits, lowering, pooling, gates, reporter, earlier=earlier
-    )
+    stages = request, source, options, texts, graph, backend, limits, lowering, pooling, gates, reporter
+    return Compilation(*stages, draft_layer=draft_layer, earlier=earlier)
 
 
 def _gates(options: CompileOptions, graph: Graph, texts: Path) -> GatePlan | None:

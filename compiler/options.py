@@ -55,14 +55,13 @@ class CompileOptions:
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
-    spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
-    size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
-    logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
-    first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each
-    with parts of the weights; where both are given, they are the same ranks.
-    like: an engine of another checkpoint of these shapes; what is written has the
-    weights that differ from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on
-    this machine.
+    spec: the drafter of speculative decoding, "mtp", "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
+    spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
+    a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
+    is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
+    together, each with parts of the weights; where both are given, they are the same ranks. like: an engine of another
+    checkpoint of these shapes; what is written has the weights that differ from its, and takes everything else from it.
+    tune: choose the blocks of CPU products by time, on this machine.
     """
 
     model: Path
@@ -171,6 +170,7 @@ class CompileOptions:
         "Drafter of speculative decoding.",
         values=lambda: {
             "none": "no speculation",
+            "mtp": "the checkpoint's layer that predicts further tokens",
             "medusa:DIR": "the heads in this directory, see icc train-heads",
             "layer-skip:LAYERS": "the model's first layers",
             "ngram": "what followed the same tokens before",
@@ -343,6 +343,7 @@ class CompileOptions:
             "--adapters": self.adapters is not None,
             "--like": self.like is not None,
             "--tune": self.tune,
+            f"--spec {self.spec}": self.spec == "mtp",
         }
         for option, is_given in given.items():
             if is_given:

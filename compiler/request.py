@@ -107,6 +107,10 @@ def check_found(found: FoundModel, options: CompileOptions) -> None:
 
 def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:
     """What the options say of files and directories besides the model; and the C++ compiler."""
+    if options.adapter_slots is not None and choice is not None and choice.drafter == "mtp":
+        raise UsageError("--spec mtp does not work with --adapters", "leave one of them out")
+    if options.rotate and choice is not None and choice.drafter == "mtp":
+        raise UsageError("--spec mtp does not work with --rotate, which turns the hidden states that the layer reads")
     heads = choice.heads if choice else None
     if heads is not None and not heads.is_dir():
         raise CheckpointError(f"--spec medusa:{heads} is not a directory", "train heads with `icc train-heads`")

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..compiler.adapter_slots import AdapterSlots
 from ..compiler.eviction import Eviction
+from ..compiler.graph.graph import Graph
 from ..compiler.quantization import find_quantization, head_format
 from .attention.absorb_projections import AbsorbProjections
 from .attention.evict import Evict
@@ -92,25 +93,28 @@ def adapters(slots: AdapterSlots) -> list[Pass]:
     return ordered([InsertAdapters(slots)], [*canonicalize(), *attention()])
 
 
-def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[Pass]:
-    """Draft heads, or an early exit behind `layers` layers, if they are wanted.
+def speculate(heads: Sequence[Any], layers: int, quant: str, head: str, draft_layer: Graph | None = None) -> list[Pass]:
+    """Draft heads, an early exit behind `layers` layers, or a layer that guesses, if they are wanted.
 
     They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
-    which leaves the model as it is without them; so heads are quantized here, without calibration.
+    which leaves the model as it is without them; so what is added is quantized here, without calibration.
     """
     if layers:
         from .speculate.insert_early_exit import InsertEarlyExit
 
         return ordered([InsertEarlyExit(layers)], canonicalize())
-    if not heads:
+    if not heads and draft_layer is None:
         return []
     from .quantize.rtn import QuantizeRtn
-    from .speculate.insert_medusa_heads import PREFIX, InsertMedusaHeads
+    from .speculate import insert_draft_layer, insert_medusa_heads
 
+    inserted: list[Pass] = [insert_medusa_heads.InsertMedusaHeads(tuple(heads))]
+    prefix = insert_medusa_heads.PREFIX
+    if draft_layer is not None:
+        inserted, prefix = [insert_draft_layer.InsertDraftLayer(draft_layer)], insert_draft_layer.PREFIX
     chosen = find_quantization(quant)
-    inserted: list[Pass] = [InsertMedusaHeads(tuple(heads))]
     if chosen is not None:
-        inserted.append(QuantizeRtn(format=chosen.format, head=head_format(head), only=f"{PREFIX}."))
+        inserted.append(QuantizeRtn(format=chosen.format, head=head_format(head), only=f"{prefix}."))
     return ordered(inserted, canonicalize())
 
 

@@ -26,6 +26,7 @@ TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
 DRAFT_ROWS = "draft_rows"  # those of a step's logit rows for which a section is asked
 LOGITS, HIDDEN = "logits", "hidden"  # names of outputs
+TAP, DRAFT_LAYER = "tap", "draft_layer"  # names of sections, as the runtime has them (format/speculation.py)
 # Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
 _ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3, DRAFT_ROWS: 2}
 
@@ -192,7 +193,8 @@ class Graph:
         """What runs when it is asked for, and not in every step: the outputs of each section, by their names there.
 
         An output "a.b" is what section a calls b. A section that gives LOGITS runs as a step of its own, behind a batch
-        of its own; any other runs behind a step, for some of its logit rows, which are the rows of its outputs.
+        of its own; any other runs behind a step, for some of its logit rows (TAP: of its tokens), which are the rows of
+        its outputs.
         """
         found: dict[str, dict[str, fx.Node]] = {}
         for name, node in self.outputs.items():
@@ -205,7 +207,7 @@ class Graph:
         """The nodes that these sections need, and a step does not; of all sections where none is named."""
         wanted = [node for name, outputs in self.sections.items() if name in (sections or self.sections)
                   for node in outputs.values()]  # fmt: skip
-        return _ancestors(*wanted) - _ancestors(self.output)
+        return ancestors(*wanted) - ancestors(self.output)
 
     def weight(self, node: fx.Node) -> Weight:
         """The handle behind a get_attr node."""
@@ -256,6 +258,12 @@ def set_attention_spec(node: fx.Node, spec: AttentionSpec) -> None:
     node.update_arg(node.args.index(attention_spec(node)), spec)  # type: ignore[arg-type]
 
 
+def layer_of(node: fx.Node) -> int:
+    """The number of the layer whose cache or state a call owns."""
+    found = named_arguments(node)
+    return found["spec"].layer if "spec" in found else found["layer"]
+
+
 def set_layer(node: fx.Node, layer: int) -> None:
     """Give a call that owns a cache or a state the number of another one."""
     names = list(named_arguments(node))
@@ -277,7 +285,7 @@ def type_of(node: fx.Node) -> TensorType:
     return found
 
 
-def _ancestors(*nodes: fx.Node) -> set[fx.Node]:
+def ancestors(*nodes: fx.Node) -> set[fx.Node]:
     """The nodes and all that they depend on."""
     found, pending = set(nodes), list(nodes)
     while pending:

@@ -91,6 +91,6 @@ def _output_problem(graph: Graph, node: fx.Node) -> str:
                 return f"returns {f'{section}.{name}'.strip('.')}, which names no section and no output of one"
             if isinstance(output.meta["type"], tuple) or type_of(output).rows is None:
                 return f"must return {section}.{name} as one value per row"
-            if name == LOGITS and (len(outputs) > 1 or type_of(output) != type_of(result)):
-                return f"must return {section}.{name} alone, and of the type of its logits"
+            if name == LOGITS and type_of(output) != type_of(result):
+                return f"must return {section}.{name} of the type of its logits"
     return ""

@@ -77,6 +77,15 @@ def _lower_section(low: Lowerer, name: str, behind: str = "") -> None:
         _lower_nodes(low, [node for node in low.graph.nodes if node in nodes])
         for own, node in low.graph.sections[name].items():
             low.builder.gives[called][own] = _finish_section(low, own, node)
+    if LOGITS in low.graph.sections[name] and (given := _given_for(low.graph, nodes)):
+        low.builder.instead[called] = given
+
+
+def _given_for(graph: Graph, nodes: set[fx.Node]) -> str:
+    """The declared input that only these nodes of a section read: a batch that has it runs the section; "" for none."""
+    declared = {array.name for array in graph.declared if not array.is_asked}
+    inputs = [n for n in graph.nodes if n.op == "placeholder" and n.target in declared and n.users]
+    return next((str(n.target) for n in inputs if nodes.issuperset(n.users)), "")
 
 
 def _lower_adapted(low: Lowerer, graph: Graph) -> None:

@@ -15,7 +15,7 @@ from torch import fx
 
 from ...compiler.errors import PassError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, Graph, infer_type
+from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, TAP, Graph, ancestors, infer_type
 from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult
 
@@ -50,25 +50,30 @@ class SelectLogitRows(Pass):
 
 
 class _Region:
-    """The nodes that a section needs and a step does not. One that gives logits gives those of a step's rows; any other
-    reads the rows for which it is asked, which are some of these."""
+    """The nodes that a section needs and a step does not. One that gives logits gives those of a step's rows, and has
+    all tokens as far as attention of its own needs them; any other reads the rows for which it is asked, which are some
+    of the logit rows, or in TAP of the tokens."""
 
     def __init__(self, graph: Graph, section: str, nodes: set[fx.Node]) -> None:
         self._graph, self._section, self._nodes = graph, section, nodes
         self._asked = LOGITS not in graph.sections[section]
+        mixing = [] if self._asked else [node for node in nodes if _mixes(node)]
+        self._whole = ancestors(*mixing) & nodes  # of which other tokens need a token's row
         self._selected: dict[tuple[fx.Node, str], fx.Node] = {}  # by the value that the section reads, and its rows
 
     def select(self) -> None:
         calls = [node for node in self._graph.nodes if node in self._nodes and node.op == "call_function"]
         for node in calls:
-            if self._asked and node.target is not operator.getitem and traits_of(node.target).mixes_tokens:
+            if node in self._whole:
+                continue
+            if self._asked and _mixes(node):
                 raise PassError(f"section {self._section}: {node.name} reads other tokens, of which there are none")
             if self._selects_again(node):
                 node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
                 self._graph.fx.erase_node(node)
                 continue
             for source in _token_inputs(node):
-                if source not in self._nodes:
+                if source not in self._nodes or source in self._whole:
                     node.replace_input_with(source, self._rows_of(source, node))
             node.meta["type"] = infer_type(node)
         for name, node in self._graph.sections[self._section].items():
@@ -90,12 +95,17 @@ class _Region:
             return self._selected[source, wanted]
         with graph.fx.inserting_before(reader):
             found = source
-            if _rows(found) != LOGIT_ROWS:
+            if _rows(found) != LOGIT_ROWS and not (self._section == TAP and wanted == DRAFT_ROWS):
                 found = graph.call(SELECT, found, graph.fixed_input(LOGIT_ROWS), origin=source)
             if wanted == DRAFT_ROWS:
                 found = graph.call(SELECT, found, graph.fixed_input(DRAFT_ROWS), origin=source)
         self._selected[source, wanted] = found
         return found
+
+
+def _mixes(node: fx.Node) -> bool:
+    """Whether a call reads other tokens than its own."""
+    return node.op == "call_function" and node.target is not operator.getitem and traits_of(node.target).mixes_tokens
 
 
 def _token_inputs(node: fx.Node) -> list[fx.Node]:

@@ -13,7 +13,7 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, infer_type, type_of, weight_type
+from ...compiler.graph.graph import LOGITS, Graph, infer_type, type_of, weight_type
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import Misfit, StorageFormat
 from ...compiler.weights.formats.grouped import GROUPS, GroupFormat
@@ -102,7 +102,7 @@ def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Weight
                 continue
             by_weight.setdefault(key, []).append(node)
     heads, jobs, used = lm_heads(graph), [], set()
-    heads |= {node for node in graph.section_nodes() if node.target is LINEAR and feeds_topk(node)}
+    heads |= _section_heads(graph)
     for nodes in by_weight.values():
         found = _job(graph, nodes, nodes[0] in heads, options, used)
         if isinstance(found, Refusal):
@@ -187,6 +187,15 @@ def lm_heads(graph: Graph) -> set[fx.Node]:
         if node.target is LINEAR:
             found.add(node)
     return found
+
+
+def _section_heads(graph: Graph) -> set[fx.Node]:
+    """Linear nodes that sections choose tokens by: those before logits of their own, and those of draft heads."""
+    named = graph.sections
+    choosing = [name for name, outputs in named.items() if LOGITS not in outputs]
+    heads = {n for n in (graph.section_nodes(*choosing) if choosing else ()) if n.target is LINEAR and feeds_topk(n)}
+    ends = [outputs[LOGITS] for outputs in named.values() if LOGITS in outputs]
+    return heads | {n for n in _walk(ends, lambda n: n.all_input_nodes, _is_transparent) if n.target is LINEAR}
 
 
 def feeds_topk(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -14,13 +14,15 @@ DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}  # of what sec
 
 
 class AskedSection:
-    """A section that runs behind a step, with what is the same whenever it is asked for."""
+    """A section that runs behind a step, with what is the same whenever it is asked for. given: those of its outputs
+    that are read; all unless they are named."""
 
-    def __init__(self, section: Section) -> None:
+    def __init__(self, section: Section, given: Collection[str] | None = None) -> None:
         self.name = section.name
         self._names = section.inputs.keys()
         self._inputs = [(name, a.at, DTYPES[a.dtype], tuple(a.shape)) for name, a in section.inputs.items()]
-        self._outputs = [(n, a.at, a.row_bytes, DTYPES[a.dtype], a.shape) for n, a in section.outputs.items()]
+        outputs = [(n, a) for n, a in section.outputs.items() if given is None or n in given]
+        self._outputs = [(n, a.at, a.row_bytes, DTYPES[a.dtype], a.shape) for n, a in outputs]
 
     def rows_of(self, inputs: Mapping[str, np.ndarray], most: int) -> tuple[int, list[tuple[str, np.ndarray]]]:
         """How many rows the section is asked for, and the rows `[count, ...]` of each place in the types that it reads.

@@ -148,6 +148,15 @@ class SectionExecutor(Protocol):
         ...
 
 
+@runtime_checkable
+class LayeredExecutor(Executor, SectionExecutor, Protocol):
+    """An executor whose batches may run a section in place of the program, which gives more than logits."""
+
+    def given(self, name: str) -> np.ndarray:
+        """What the section that was the last step gave besides logits, by name, `[num_logit_rows, ...]`, a copy."""
+        ...
+
+
 def greedy(executor: Executor) -> GreedyExecutor | None:
     """The executor, if it has a step of its own where only the largest logit of each row is wanted."""
     return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None

@@ -12,6 +12,7 @@ from ..batch.scheduled import ScheduledBatch
 from ..errors import UsageError
 from ..format.batch import SAMPLED
 from ..format.program import section_behind
+from ..format.speculation import DRAFT_HIDDEN
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
@@ -49,7 +50,7 @@ class Player(Generic[D]):
         self.max_logit_rows = device.limits.logit_rows
         counts = zip(device.program.kv.groups, device.cache.num_blocks, device.host.num_blocks, strict=True)
         self.groups = tuple(GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts)
-        self.inputs = tuple(device.program.inputs)
+        self.inputs = tuple(array for array in device.program.inputs if array.name != DRAFT_HIDDEN)
         self.adapters = device.program.adapters
         self.samples = device.plan is not None
         self._chooser = device if isinstance(device, Chooser) else None
@@ -65,8 +66,8 @@ class Player(Generic[D]):
             states = [number for number, group in enumerate(self.groups) if group.holds_states]
             places = {n: group.policy for n, group in enumerate(self.groups) if isinstance(group.policy, Places)}
             self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn), states, places) for turn in turns]
-            self._declared = [DeclaredRows(self.inputs, device.arrays(turn)) for turn in turns]
-            self._turn = self._tokens = 0  # whose turn is next, and the tokens of the last step
+            self._declared = [DeclaredRows(device.program.inputs, device.arrays(turn)) for turn in turns]
+            self._turn = self._tokens = self._rows = 0  # whose turn is next, tokens and logit rows of the last step
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:
                     size = phase.max_tokens
@@ -132,6 +133,13 @@ class Player(Generic[D]):
         device.run(DeviceWork(self._sizes(tokens, size, size), phase, section))
         return dict(asked.results(device, tokens, count))
 
+    def given(self, name: str) -> np.ndarray:
+        """What the section that was the last step gave besides logits; see LayeredExecutor."""
+        section = next(s for s in self.device.program.sections if s.name == self._ran)
+        from .asking import AskedSection  # imports numpy
+
+        return dict(AskedSection(section, (name,)).results(self.device, self._tokens, self._rows))[name]
+
     def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
         """See AdaptingExecutor."""
         self.device.write_pool(name, offset, values)
@@ -171,7 +179,7 @@ class Player(Generic[D]):
                     device.zero(offset, nbytes)
         self._ran = self._section(batch)
         work = self._work(packed, wanted, self._ran)
-        self._tokens = work.sizes["num_tokens"]
+        self._tokens, self._rows = work.sizes["num_tokens"], count
         device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
         if batch.copies_blocks:
             if batch.num_moves:  # they are part of every layer's steps: here they must come before the copies

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from ..batch.scheduled import ScheduledBatch
-from .base import Executor
+from .base import Executor, greedy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,3 +87,13 @@ class SamplingExecutor(Protocol):
 def sampling(executor: Executor) -> SamplingExecutor | None:
     """The executor, if it samples."""
     return executor if isinstance(executor, SamplingExecutor) and executor.samples else None
+
+
+def greedy_tokens(executor: Executor, batch: ScheduledBatch) -> list[int]:
+    """Run one step; of each logit row the likeliest token, 0 where logits are not numbers."""
+    if (device := sampling(executor)) is not None:  # no logits travel
+        ticket = device.submit(batch, [GREEDY] * batch.num_logit_rows)
+        return device.collect(ticket).token_ids.clip(0).tolist()
+    if (choosing := greedy(executor)) is not None:
+        return [max(token, 0) for token in choosing.step_greedy(batch)]
+    return executor.step(batch).argmax(axis=1).tolist()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# A layer that guesses, of the engine itself: a section that is a step of its own, over tokens and the hidden states
+# before them, which are the input DRAFT_HIDDEN [T, H]. It gives logits and, to go on from, HIDDEN [L, H].
+DRAFT_LAYER, DRAFT_HIDDEN, HIDDEN = "draft_layer", "draft_hidden", "hidden"
+TAP = "tap"  # the section that gives HIDDEN of a step; it is asked for token rows, and not for logit rows
 MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of as many as a mask has bits
 
 

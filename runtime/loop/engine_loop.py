@@ -154,6 +154,7 @@ class EngineLoop:
         now = time.perf_counter()
         # the step that runs ahead has overwritten what draft heads would read
         rows = result.rows if self._flight is None else None
+        self._ask(lambda speculator: self._tell(speculator, result), None)
         self._ask(lambda speculator: speculator.learn(result.batch, result.outcomes, rows, now - start), None)
         outputs, broken = self._deliver(result, now)
         return outputs if broken is None else outputs + self._recover(broken, result.batch)
@@ -210,9 +211,16 @@ class EngineLoop:
 
         return self._ask(sound, {})
 
+    def _tell(self, speculator: Speculator, result: StepResult) -> None:
+        """Tell of a step that has run, with those of its requests that sample."""
+        if speculator.drafter.follows:
+            ids = {sequence.request_id for sequence in result.batch.sequences}
+            found = {i: generation for i in ids if (generation := self.requests.generation(i)) is not None}
+            speculator.drafter.follow(result.batch, found)
+
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
-        if self.requests.trial.running:
+        if self.requests.trial.running or (self.speculator is not None and self.speculator.drafter.follows):
             return False
         decoding = [s.request_id for s in flight.batch.sequences if s.num_logits]
         return not decoding or self._ask(lambda speculator: speculator.idle(decoding), True)

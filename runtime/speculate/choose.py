@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import ExtensionError, IccError, UsageError
-from ..executor.base import Executor, SectionExecutor
+from ..executor.base import Executor, LayeredExecutor, SectionExecutor
 from ..format.load import Engine, open_engine
+from ..format.speculation import DRAFT_LAYER
 
 if TYPE_CHECKING:  # what is not chosen is not imported
     from .drafter import Drafter
@@ -29,8 +30,8 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "medusa", "ngram", "layer-skip", "draft", "draft:ENGINE", or what a package
-    registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
+    """The speculator for `spec`: "none", "mtp", "medusa", "ngram", "layer-skip", "draft", "draft:ENGINE", or what a
+    package registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
 
     `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
@@ -63,6 +64,13 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
         if own is None or engine.program.section(SECTION) is None or not isinstance(executor, SectionExecutor):
             raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
         return MedusaDrafter(executor, own)
+    if chosen == "mtp":
+        from .draft_layer import LayerDrafter
+
+        layered = engine.program.section(DRAFT_LAYER) is not None and isinstance(executor, LayeredExecutor)
+        if own is None or own.drafter != chosen or not layered:
+            raise UsageError("--spec mtp: the engine has no layer that guesses", "compile it with --spec mtp")
+        return LayerDrafter(executor, [group.block_size for group in executor.groups], chosen)
     if chosen == DRAFT:
         if DRAFT not in engine.manifest.programs:
             raise UsageError("--spec draft: the engine has no program 'draft'", "give draft:ENGINE")
@@ -86,7 +94,7 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
 
     make = extensions.load(GROUP, name)
     if make is None:
-        known = ["none", "medusa", "layer-skip", "ngram", "draft", *extensions.names(GROUP), "draft:ENGINE"]
+        known = ["none", "mtp", "medusa", "layer-skip", "ngram", "draft", *extensions.names(GROUP), "draft:ENGINE"]
         raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
     try:
         drafter = make(argument, engine, executor)

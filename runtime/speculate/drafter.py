@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..batch.scheduled import Draft
+from ..batch.scheduled import Draft, ScheduledBatch
 from ..requests.generation import Generation
 
 
@@ -40,6 +40,7 @@ class Drafter:
     name: str
     first_rate: float  # the `rate` of the first request, of which nothing is known yet; above 0, at most 1
     observes = False  # whether it needs `observe`
+    follows = False  # whether it needs `follow`
 
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
         """Guesses by request id, behind the tokens `generation.prompt` and `generation.token_ids`: no more of a
@@ -62,6 +63,10 @@ class Drafter:
 
         Called before the next step, of `batch_size` sequences, overwrites what this one computed.
         """
+
+    def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
+        """A step has run, and what it computed is still there; the requests in it that sample have its tokens. Called
+        after every step, whether or not anybody may draft: no step is started before the one before it has ended."""
 
     def forget(self, request_id: int) -> None:
         """The request has ended: its answer is whole, or nobody waits for it any more."""

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from ..errors import UsageError
-from ..executor.base import Executor, greedy
-from ..executor.sampling import GREEDY, sampling
+from ..executor.base import Executor
+from ..executor.sampling import greedy_tokens
 from ..kv.cache import KVCache
 from ..kv.sequence import CachedSequence
 from ..requests.generation import Generation
@@ -56,7 +56,6 @@ class EngineDrafter(Drafter):
     ) -> None:
         self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
-        self._greedy, self._sampling = greedy(executor), sampling(executor)
         self._kv = KVCache(executor.groups)
         if self._kv.keeps_states:
             raise UsageError("the draft engine's model has recurrent states, which cannot take guesses back")
@@ -137,12 +136,7 @@ class EngineDrafter(Drafter):
                 for i, tokens, start in parts
             )
         )
-        if self._sampling is not None:  # on the device: no logits travel
-            ticket = self._sampling.submit(batch, [GREEDY] * len(parts))
-            return self._sampling.collect(ticket).token_ids.clip(0).tolist()
-        if self._greedy is not None:
-            return [max(token, 0) for token in self._greedy.step_greedy(batch)]
-        return self._executor.step(batch).argmax(axis=1).tolist()
+        return greedy_tokens(self._executor, batch)
 
     def forget(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)

@@ -40,6 +40,11 @@ class ModelSource(Protocol):
         """
         ...
 
+    @property
+    def tensors(self) -> Mapping[str, Weight]:
+        """What the checkpoint holds, by its own names; empty where these are not those that transformers reads."""
+        ...
+
     layered: bool  # whether layers are modules that are alike, of which one of each kind may be traced
 
     def build(self, written_out: bool, task: str) -> nn.Module:
@@ -57,21 +62,21 @@ class CheckpointDirectory:
         packing = check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
-        self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
+        self.tensors: Mapping[str, Weight] = open_checkpoint(found.path)
         if packing is not None:
             for part in (self.config, self.config.get_text_config()):
                 vars(part).pop("quantization_config", None)
-            self._tensors = unpacked(self._tensors, packing)
-        refuse_bare(self._tensors)
+            self.tensors = unpacked(self.tensors, packing)
+        refuse_bare(self.tensors)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
-        return model_weights(model, self._tensors, computed_buffers(model))
+        return model_weights(model, self.tensors, computed_buffers(model))
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See ModelSource."""
         model = build_meta_model(self.config, written_out, task)
-        return linears_where(model, lambda name: isinstance(self._tensors.get(name), (QuantizedWeight, SortedColumns)))
+        return linears_where(model, lambda name: isinstance(self.tensors.get(name), (QuantizedWeight, SortedColumns)))
 
 
 def open_source(path: Path, task: str = "generate") -> ModelSource:

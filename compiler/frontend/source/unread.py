@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class ConfigOnly:
     """A directory with config.json. Weights are as the model's code has them, floats in the configuration's type."""
 
     layered = True
+    tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)

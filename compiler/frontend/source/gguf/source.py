@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ class GgufFile:
     """
 
     layered = True
+    tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path, task: str = "generate") -> None:
         self.path = path

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -27,6 +28,7 @@ class OnnxFile:
     """
 
     layered = False
+    tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,0 +1,180 @@
+"""A layer of the engine itself guesses, from each token and the hidden state before it (multi-token prediction,
+DeepSeek-V3, section 2.2): the token after the next one, and from its own hidden states those behind it.
+
+Its keys and values lie in the engine's KV cache, at the positions of the hidden states: what is cached, swapped out or
+shared of a request is so with the layer's part. Of a prefix that was found in the cache, the last token's place holds
+what the layer made of the token that followed it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from ..batch.scheduled import Draft, Extras, ScheduledBatch, ScheduledSequence
+from ..executor.base import LayeredExecutor
+from ..executor.sampling import greedy_tokens
+from ..format.program import ASKED_ROWS
+from ..format.speculation import DRAFT_HIDDEN, HIDDEN, TAP
+from ..requests.generation import Generation
+from .drafter import Drafter, Proposal, Wish, chain_chances
+
+MAX_GUESSES = 8
+WAITING = 64  # tokens of a request whose hidden states wait, at most, before the layer reads them
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """Rows [n, H] float32 of the positions from `start` on, as a request gives them: bytes by place, of which those
+    before are never asked for."""
+
+    start: int
+    rows: np.ndarray
+
+    def __getitem__(self, part: slice) -> bytes:
+        size = self.rows.shape[1] * self.rows.itemsize
+        return self.rows[part.start // size - self.start : part.stop // size - self.start].tobytes()
+
+
+def _extras(start: int, rows: np.ndarray) -> Extras:
+    """What a sequence gives of the positions from `start` on: `DeclaredRows` asks it for slices alone."""
+    return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
+
+
+@dataclass(slots=True)
+class _Unread:
+    """Hidden states [n, H] of a request, of the positions from `start` on, of which the layer has read those before
+    `read`, and where the request's blocks lie."""
+
+    start: int
+    read: int
+    rows: np.ndarray
+    tables: tuple[tuple[int, ...], ...]
+    prompt: int
+
+    @property
+    def end(self) -> int:
+        """The position behind the last hidden state."""
+        return self.start + len(self.rows)
+
+
+class LayerDrafter(Drafter):
+    """Reads the hidden states of every step, at once or later, and guesses a chain."""
+
+    follows = True
+    first_rate = 0.7
+
+    def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str) -> None:
+        """block_sizes: of each KV group."""
+        self.name = name
+        self._executor, self._block_sizes = executor, block_sizes
+        self._unread: dict[int, _Unread] = {}
+
+    def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
+        wanted: list[tuple[ScheduledSequence, int, int]] = []  # with its first row and how many of them are right
+        row = 0
+        for sequence in batch.sequences:
+            generation = generations.get(sequence.request_id)
+            if generation is not None:
+                text = len(generation.prompt) + len(generation.token_ids)
+                wanted.append((sequence, row, min(len(sequence.token_ids), text - 1 - sequence.start)))
+            row += len(sequence.token_ids)
+        wanted = [(sequence, row, count) for sequence, row, count in wanted if count > 0]
+        hidden = self._hidden([row + i for _, row, count in wanted for i in range(count)])
+        start = 0
+        for sequence, _, count in wanted:
+            self._keep(sequence, hidden[start : start + count])
+            start += count
+        full = [i for i, unread in self._unread.items() if i in generations and unread.end - unread.read >= WAITING]
+        self._read({i: generations[i] for i in full})
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        wishes = [w for w in wishes if w.generation.request_id in self._unread][: self._executor.max_batch_size]
+        texts = {w.generation.request_id: len(w.generation.prompt) + len(w.generation.token_ids) for w in wishes}
+        wishes = [w for w in wishes if self._is_current(w.generation.request_id, texts[w.generation.request_id])]
+        rates = {w.generation.request_id: w.rate for w in wishes}
+        depths = {w.generation.request_id: min(w.count, MAX_GUESSES) for w in wishes}
+        tables = {i: self._unread[i].tables for i in depths}
+        prompts = {i: self._unread[i].prompt for i in depths}
+        found = self._read({w.generation.request_id: w.generation for w in wishes})
+        guesses = {i: [token] for i, (token, _) in found.items()}
+        while active := [i for i in found if len(guesses[i]) < depths[i]]:
+            parts: list[ScheduledSequence] = []
+            for i in active:
+                place = texts[i] - 2 + len(guesses[i])  # behind the last hidden state of the model
+                if self._has_place(tables[i], place):
+                    hidden = _extras(place, found[i][1])
+                    parts.append(
+                        ScheduledSequence(i, (guesses[i][-1],), place, tables[i], 1, None, False, prompts[i], hidden)
+                    )
+            if not parts:
+                break
+            found = self._step(parts)
+            for i, (token, _) in found.items():
+                guesses[i].append(token)
+        return {i: Proposal(Draft.chain(chain), chain_chances(len(chain), rates[i])) for i, chain in guesses.items()}
+
+    def forget(self, request_id: int) -> None:
+        self._unread.pop(request_id, None)
+
+    def close(self) -> None:
+        self._unread.clear()
+
+    def _hidden(self, rows: list[int]) -> np.ndarray:
+        """The model's hidden states [n, H] behind the last step, of these tokens of it."""
+        most, found = self._executor.max_logit_rows, list[np.ndarray]()
+        for start in range(0, len(rows), most):
+            asked = {ASKED_ROWS: np.array(rows[start : start + most], np.int32)}
+            part = self._executor.run(TAP, asked)[HIDDEN]
+            found.append(part.reshape(len(part), -1))
+        return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
+
+    def _keep(self, sequence: ScheduledSequence, rows: np.ndarray) -> None:
+        """Keep a sequence's hidden states until they are read: behind those that wait, if they follow."""
+        before = self._unread.get(sequence.request_id)
+        start = sequence.start
+        if before is not None and before.read < start <= before.end:
+            rows = np.concatenate([before.rows[before.read - before.start : start - before.start], rows])
+            start = before.read
+        self._unread[sequence.request_id] = _Unread(start, start, rows, sequence.block_tables, sequence.prompt)
+
+    def _is_current(self, request_id: int, length: int) -> bool:
+        """Whether the newest hidden state is that before the newest of `length` tokens."""
+        unread = self._unread[request_id]
+        return len(unread.rows) > 0 and unread.end == length - 1
+
+    def _has_place(self, tables: Sequence[Sequence[int]], place: int) -> bool:
+        """Whether the request has blocks for a position."""
+        return all(len(table) * size > place for table, size in zip(tables, self._block_sizes, strict=True))
+
+    def _read(self, generations: Mapping[int, Generation]) -> dict[int, tuple[int, np.ndarray]]:
+        """Read all that waits of these requests, at least the newest; the likeliest token behind each, and the layer's
+        hidden state [1, H]."""
+        newest: dict[int, tuple[int, np.ndarray]] = {}
+        done = {i: min(self._unread[i].read, self._unread[i].end - 1) for i in generations}
+        while left := [i for i in generations if done[i] < self._unread[i].end]:
+            room, parts = self._executor.max_step_tokens, list[ScheduledSequence]()
+            for i in left[: self._executor.max_batch_size]:
+                unread, text = self._unread[i], [*generations[i].prompt, *generations[i].token_ids]
+                end = min(unread.end, done[i] + room)
+                if end > done[i]:
+                    hidden = _extras(unread.start, unread.rows)
+                    tokens = tuple(text[done[i] + 1 : end + 1])
+                    parts.append(
+                        ScheduledSequence(i, tokens, done[i], unread.tables, 1, None, False, unread.prompt, hidden)
+                    )
+                    room, done[i] = room - len(tokens), end
+            newest |= self._step(parts)
+        for i in generations:
+            unread = self._unread[i]
+            self._unread[i] = _Unread(unread.end - 1, unread.end, unread.rows[-1:], unread.tables, unread.prompt)
+        return newest
+
+    def _step(self, parts: Sequence[ScheduledSequence]) -> dict[int, tuple[int, np.ndarray]]:
+        """Run the layer; by request, the likeliest token behind its part, and the hidden state [1, H] there."""
+        tokens = greedy_tokens(self._executor, ScheduledBatch(tuple(parts)))
+        hidden = self._executor.given(HIDDEN).reshape(len(parts), 1, -1)
+        return {part.request_id: (token, rows) for part, token, rows in zip(parts, tokens, hidden, strict=True)}

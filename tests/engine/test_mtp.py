@@ -1,0 +1,197 @@
+"""--spec mtp: the layer of a checkpoint that predicts the token after the next one guesses as published code does, and
+changes no token."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import icc
+import pytest
+import torch
+from icc.compiler.errors import UsageError
+from icc.compiler.frontend.load import load_graph
+from icc.runtime.commands.inspect import describe_engine
+from icc.runtime.format.load import open_engine
+from icc.runtime.llm import LLM
+from icc.runtime.loading import load
+from icc.runtime.requests.params import SamplingParams
+from mtp_models import save_with_mtp
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
+LATENT, HYBRID = "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule"
+
+
+class Pair(NamedTuple):
+    """An engine compiled with the layer, its checkpoint, transformers' model, and a model of one layer that is it."""
+
+    engine: Path
+    checkpoint: Path
+    oracle: Any
+    layer: Any
+
+
+@pytest.fixture(scope="module", params=[LATENT, HYBRID])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Pair:
+    path = tmp_path_factory.mktemp("mtp") / "model"
+    oracle, layer = save_with_mtp(tiny.tiny_configs()[request.param], path, own=request.param == HYBRID)
+    shared = Path(os.environ["ICC_COMPILED_ONCE"])
+    engine = shared / f"mtp-{request.param}.engine"
+    with (shared / "mtp.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not engine.exists():
+            icc.compile(path, engine, target="native", spec="mtp", max_step_tokens=48)
+    return Pair(engine, path, oracle, layer)
+
+
+def reference(pair: Pair, text: Sequence[int], count: int) -> list[int]:
+    """The chain behind a text, from the model's hidden states of all of it, in float32."""
+    stored = load_file(pair.checkpoint / "model.safetensors")
+    names = {
+        "enorm": ("enorm.weight", "pre_fc_norm_embedding.weight"),
+        "hnorm": ("hnorm.weight", "pre_fc_norm_hidden.weight"),
+        "eh_proj": ("eh_proj.weight", "mtp.fc.weight"),
+    }
+    parts = {part: next(w for n, w in stored.items() if n.endswith(ends)) for part, ends in names.items()}
+    last = pair.layer.get_decoder().norm
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        before, last.weight.data = last.weight.data, parts[name].float()
+        try:
+            return last(x)
+        finally:
+            last.weight.data = before
+
+    chain: list[int] = []
+    with torch.no_grad():
+        whole = pair.oracle.model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
+        hidden = whole[:, :-1]
+        for _ in range(count):
+            embedded = pair.oracle.get_input_embeddings()(torch.tensor([[*text[1:], *chain]]))
+            x = torch.cat([norm("enorm", embedded), norm("hnorm", hidden)], -1) @ parts["eh_proj"].float().T
+            states = pair.layer.model(inputs_embeds=x, use_cache=False).last_hidden_state
+            chain.append(int(pair.oracle.lm_head(states[:, -1]).argmax()))
+            hidden = torch.cat([hidden, states[:, -1:]], 1)
+    return chain
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Pair) -> Iterator[list[Any]]:
+    with load(pair.engine, threads=1, spec="none") as llm:
+        yield llm.generate(PROMPTS, PARAMS)
+
+
+PARAMS = [
+    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+
+
+def always(llm: LLM) -> LLM:
+    """Guesses at every step, and what fails is not hidden."""
+    assert llm.loop.speculator is not None and llm.loop.speculator.drafter.name == "mtp"
+    llm.loop.speculator.adaptive = False
+    return llm
+
+
+def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
+    """Greedy and sampled, several requests at once, twice, so that prompts are found in the cache; also with a cache so
+    small that requests are preempted."""
+    with closing(open_engine(pair.engine)) as engine:
+        small = sum(group.block_bytes() for group in engine.program.kv.groups) * 8
+    for memory in (None, small):
+        with load(pair.engine, threads=2, kv_bytes=memory) as llm:
+            always(llm)
+            for _ in range(2):
+                assert llm.generate(PROMPTS, PARAMS) == plain
+            counts = llm.loop.speculator.counts
+            assert counts.accepted > 10
+            llm.loop.scheduler.check()
+
+
+def test_guesses_are_those_of_the_published_code(pair: Pair) -> None:
+    """Each chain: with prompts in one step and in several, alone and beside others, behind accepted guesses."""
+    with load(pair.engine, threads=1) as llm:
+        drafter, seen = always(llm).loop.speculator.drafter, []
+        propose = drafter.propose
+
+        def watched(wishes: Any) -> Any:
+            found = propose(wishes)
+            texts = {w.generation.request_id: [*w.generation.prompt, *w.generation.token_ids] for w in wishes}
+            seen.extend((texts[i], proposal.draft.token_ids) for i, proposal in found.items())
+            return found
+
+        drafter.propose = watched
+        llm.generate(PROMPTS[:3], PARAMS[:3])
+        assert llm.loop.speculator is not None, "it failed"
+    assert len(seen) > 20 and max(len(chain) for _, chain in seen) == 8
+    same = [list(chain) == reference(pair, text, len(chain)) for text, chain in seen[::4]]
+    assert sum(same) >= len(same) - 1, "but for one tie"
+
+
+def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:
+    """What `generate(use_mtp=True)` asks, where transformers has it of the family."""
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
+    config = pair.oracle.config
+    if getattr(config, "num_mtp_layers", None) is None:
+        pytest.skip("transformers drops the layer of this family")
+    config.name_or_path, config.dtype = str(pair.checkpoint), torch.float32
+    # the class has the number of the published model's layer
+    pair.oracle._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{config.num_hidden_layers}\..*"]
+    theirs = MtpModel.from_pretrained(pair.oracle).float()
+    for text in PROMPTS:
+        ids, places = torch.tensor([text]), torch.arange(len(text))[None]
+        with torch.no_grad():
+            hidden = pair.oracle.model(input_ids=ids, use_cache=False).last_hidden_state
+            cache = MtpCache(config=config.get_mtp_config())
+            guess, _, _ = theirs(ids[:, 1:], hidden[:, :-1], None, places[:, 1:], cache)
+        assert guess.tolist() == [reference(pair, text, 1)]
+
+
+def test_what_the_engine_says_of_it(pair: Pair) -> None:
+    """Its weights count; what the model has, such as the LM head, is stored once."""
+    with closing(open_engine(pair.engine)) as engine:
+        program = engine.program
+    assert [section.name for section in program.sections] == ["tap", "draft_layer"]
+    assert program.speculation.drafter == "mtp"
+    own = {name for name in program.weights if name.startswith("draft_layer.")}
+    assert {"draft_layer.eh_proj.weight", "draft_layer.enorm.weight"} <= own
+    assert not any("lm_head" in name or "embed_tokens" in name for name in own)
+    assert "draft_layer" in str(describe_engine(pair.engine))
+    assert "draft-layer" in (pair.engine / "report.json").read_text()
+
+
+def test_a_request_cannot_give_what_the_layer_is_given(pair: Pair) -> None:
+    with load(pair.engine, threads=1, spec="none") as llm:
+        assert not llm.executor.inputs
+
+
+def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
+    """A checkpoint without such a layer, and an engine compiled without; a model with rotated hidden states."""
+    llama = compiled("llama")
+    with pytest.raises(UsageError, match="--spec mtp: the checkpoint has no layer"):
+        icc.compile(llama.checkpoint, tmp_path / "x.engine", target="native", spec="mtp")
+    assert not (tmp_path / "x.engine").exists()
+    with pytest.raises(UsageError, match="--spec mtp: the engine has no layer that guesses"):
+        load(llama.engine, spec="mtp")
+    with pytest.raises(UsageError, match="--spec mtp does not work with --rotate"):
+        icc.compile(pair.checkpoint, tmp_path / "x.engine", target="native", spec="mtp", quant="rtn4", rotate=True)
+    with pytest.raises(UsageError, match="--spec mtp does not work with --adapters"):
+        icc.compile(pair.checkpoint, tmp_path / "x.engine", target="native", spec="mtp", adapters="2x16")
+    assert not (tmp_path / "x.engine").exists()
+
+
+def test_without_the_flag_nothing_changes(pair: Pair) -> None:
+    """The layer is left out of the graph, and its tensors are not read."""
+    graph = load_graph(pair.checkpoint)
+    assert not graph.sections and not graph.declared
+    assert not any("mtp" in name or f"layers.{graph.info.num_layers}." in name for name in graph.weights)
