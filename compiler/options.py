@@ -59,7 +59,7 @@ class CompileOptions:
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
     logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged
     first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each
-    with parts of the weights; where both are given, they are the same ranks.
+    with parts of the weights; where both are given, they are the same ranks. pipeline_parallel: each with some layers.
     like: an engine of another checkpoint of these shapes; what is written has the
     weights that differ from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on
     this machine.
@@ -190,6 +190,14 @@ class CompileOptions:
         unset="no room",
         calibration=False,
         plan=True,
+    )
+    pipeline_parallel: int | None = setting(
+        None,
+        "Divide layers among N ranks, which work one after the other: the same bits.",
+        metavar="N",
+        unset="one rank",
+        least=1,
+        calibration=False,
     )
     tensor_parallel: int | None = setting(
         None,
@@ -323,11 +331,15 @@ class CompileOptions:
     @property
     def ranks(self) -> int:
         """How many processes run the engine together."""
-        return max(self.tensor_parallel or 1, self.expert_parallel or 1)
+        return max(self.tensor_parallel or 1, self.expert_parallel or 1, self.pipeline_parallel or 1)
 
     def _check_ranks(self) -> None:
         if self.ranks == 1:
             return
+        if (self.pipeline_parallel or 1) > 1 < max(self.tensor_parallel or 1, self.expert_parallel or 1):
+            raise UsageError(
+                "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet", "give one of them"
+            )
         both = [n for n in (self.tensor_parallel, self.expert_parallel) if n is not None and n > 1]
         if len(set(both)) > 1:
             raise UsageError(
