@@ -70,7 +70,8 @@ def test_more_stages_than_cores(count: int, compiled: Compiled) -> None:
 
 
 def test_each_rank_has_the_weights_of_its_layers(compiled: Compiled) -> None:
-    """Together they have each weight once, but for what positions are looked up in: this model ties none. The report says where the cut is."""
+    """Together they have each weight once, but for what positions are looked up in: this model ties none. The report
+    says where the cut is."""
     one, two = compiled("llama", max_seq_len=64).engine, compiled("llama", max_seq_len=64, pipeline_parallel=2).engine
     manifest = read_manifest(two)
     assert manifest.ranks == 2 and all(entry.is_stage for entry in manifest.programs.values())
