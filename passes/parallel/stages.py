@@ -85,7 +85,7 @@ class _Line:
         return self._sums[-1]
 
     def costs(self, cuts: Sequence[int]) -> list[float]:
-        """Of each stage."""
+        """The cost of each stage."""
         ends = [0, *cuts, len(self.calls)]
         return [self._sums[b] - self._sums[a] for a, b in itertools.pairwise(ends)]
 

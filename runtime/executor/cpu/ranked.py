@@ -125,5 +125,5 @@ class FollowingDevice(CpuDevice):
 
 
 def _logits_bytes(engine: Engine, limits: BatchLimits) -> int:
-    """Of logits that the last stage writes and rank 0 reads; 0 where each rank has its own."""
+    """The size of logits that the last stage writes and rank 0 reads; 0 where each rank has its own."""
     return limits.logit_rows * engine.program.vocab_size * 4 if engine.manifest.main.is_stage else 0
