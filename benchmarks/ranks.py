@@ -2,9 +2,10 @@
 
     python benchmarks/ranks.py ONE.engine TWO.engine [--prompt 512] [--tokens 32] [--rounds 5]
 
-ONE is compiled for one rank, TWO with --tensor-parallel 2. Prints the median seconds of a decode step and of a prompt,
-and their ratio: how much of one process's speed two ranks reach (above 1: ranks are faster). `--sums` times all-reduces
-alone, of 8 KB and of 32 MB, between two processes, with the machine's copy bandwidth beside them.
+ONE is compiled for one rank, TWO with --tensor-parallel 2 or --pipeline-parallel 2. Prints the median seconds of a
+decode step and of a prompt, and their ratio: how much of one process's speed two ranks reach (above 1: ranks are
+faster). `--sums` times all-reduces alone, of 8 KB and of 32 MB, between two processes, with the copy bandwidth beside
+them.
 """
 
 from __future__ import annotations

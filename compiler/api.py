@@ -48,6 +48,7 @@ class CompileFields(TypedDict, total=False):
     spec_guesses: int | None
     lora: PathLike | None
     adapters: str | None
+    pipeline_parallel: int | None
     tensor_parallel: int | None
     expert_parallel: int | None
     deterministic: bool

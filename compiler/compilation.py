@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+from torch import fx
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
@@ -36,7 +37,7 @@ from .frontend.source.pooling import Pooling, read_pooling
 from .frontend.source.scoring import read_scoring
 from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
-from .graph.graph import Graph
+from .graph.graph import LOGIT_ROWS, TOKENS, Graph
 from .kv_formats import read_cache_option
 from .merging import merge_from
 from .options import CompileOptions
@@ -46,7 +47,7 @@ from .program.lower import Lowered, lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
 from .quantization import find_quantization
-from .report import CompileReport, make_report
+from .report import CompileReport, make_report, node_cost
 from .request import CompileRequest
 from .sizing import auto_passes
 from .speculate.acceptance import DRAFTS
@@ -100,7 +101,7 @@ class Compilation:
         if self.earlier is not None and self.is_delta:
             writer.write_delta(*facts, self.earlier)
         else:
-            writer.write_weights(*facts, ranks=self.graph.ranks)
+            writer.write_weights(*facts, ranks=self.graph.ranks, stages=self.graph.stages)
 
     def optimize(self) -> None:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
@@ -147,7 +148,15 @@ class Compilation:
 
     def _parallel(self) -> list[Pass]:
         """What divides the graph among ranks."""
-        return pipelines.parallel(self.options.tensor_parallel or 1, self.options.expert_parallel or 1)
+        options, roof = self.options, self.request.target.roofline()
+
+        def seconds(graph: Graph, node: fx.Node) -> float:
+            cost = node_cost(graph, node, {TOKENS: 1, LOGIT_ROWS: 1}, self.backend.profile)
+            return roof.seconds(cost.bytes, cost.flops) if cost else 0.0
+
+        return pipelines.parallel(
+            options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1, seconds
+        )
 
     def make_room(self) -> None:
         """A copy of the graph with room for adapters, where --adapters asks for it."""
@@ -178,7 +187,9 @@ class Compilation:
         if self.graph.ranks < self.options.ranks:
             raise UsageError(
                 f"nothing of this model divides among {self.options.ranks} ranks",
-                "see --explain divide for the reasons",
+                "see --explain stages for the reasons"
+                if (self.options.pipeline_parallel or 1) > 1
+                else "see --explain divide for the reasons",
             )
         self.phases.run("fuse", pipelines.fuse())
         lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=self.adapted)

@@ -59,9 +59,9 @@ class CompileOptions:
     spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
     a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
     is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
-    together, each with parts of the weights; where both are given, they are the same ranks. like: an engine of another
-    checkpoint of these shapes; what is written has the weights that differ from its, and takes everything else from it.
-    tune: choose the blocks of CPU products by time, on this machine.
+    together, each with parts of the weights; where both are given, they are the same ranks. pipeline_parallel: each
+    with some layers. like: an engine of another checkpoint of these shapes; what is written has the weights that differ
+    from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on this machine.
     """
 
     model: Path
@@ -190,6 +190,14 @@ class CompileOptions:
         unset="no room",
         calibration=False,
         plan=True,
+    )
+    pipeline_parallel: int | None = setting(
+        None,
+        "Divide layers among N ranks, which work one after the other: the same bits.",
+        metavar="N",
+        unset="one rank",
+        least=1,
+        calibration=False,
     )
     tensor_parallel: int | None = setting(
         None,
@@ -323,11 +331,12 @@ class CompileOptions:
     @property
     def ranks(self) -> int:
         """How many processes run the engine together."""
-        return max(self.tensor_parallel or 1, self.expert_parallel or 1)
+        return max(self.tensor_parallel or 1, self.expert_parallel or 1, self.pipeline_parallel or 1)
 
     def _check_ranks(self) -> None:
         if self.ranks == 1:
             return
+        self._check_stages()
         both = [n for n in (self.tensor_parallel, self.expert_parallel) if n is not None and n > 1]
         if len(set(both)) > 1:
             raise UsageError(
@@ -353,6 +362,23 @@ class CompileOptions:
             raise UsageError(f"--spec {self.spec} does not work with several ranks of a GPU", hint)
         if target.backend != "cpu" and not target.link:
             raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
+
+    def _check_stages(self) -> None:
+        if (self.pipeline_parallel or 1) == 1:
+            return
+        if max(self.tensor_parallel or 1, self.expert_parallel or 1) > 1:
+            raise UsageError(
+                "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet", "give one of them"
+            )
+        if find_target(self.target).backend != "cpu":
+            raise UsageError(f"--pipeline-parallel is for CPUs: there are no kernels of it for --target {self.target}")
+        given = {
+            f"--spec {self.spec}": self.spec.startswith(("medusa:", "layer-skip:")),
+            f"--kv-policy {self.kv_policy}": self.eviction is not None and self.eviction.chooses,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise UsageError(f"{option} does not work with --pipeline-parallel", "leave one of them out")
 
     def _check_adapters(self) -> None:
         if self.adapter_slots is None:

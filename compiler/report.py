@@ -104,7 +104,7 @@ def make_report(
     tuned: list[str],
 ) -> CompileReport:
     """Collect the facts; weights must have been packed, so that their errors are known."""
-    weight_bytes = graph.ranks * sum(w.nbytes for w in program.stored.values())
+    weight_bytes = graph.ranks // graph.stages * sum(w.nbytes for w in program.stored.values())
     fused: Counter[str] = Counter()
     for report in phases.reports:
         fused.update(report.counts)

@@ -75,8 +75,13 @@ def fuse() -> list[Pass]:
     )
 
 
-def parallel(tensors: int, experts: int) -> list[Pass]:
-    """Columns, heads and words, and whole experts, divided among so many ranks each; empty for one rank."""
+def parallel(tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None) -> list[Pass]:
+    """Columns, heads and words, and whole experts, divided among so many ranks each, or layers, by what calls cost;
+    empty for one rank."""
+    if stages > 1:
+        from .parallel.stages import CutIntoStages, stored_bytes
+
+        return ordered([CutIntoStages(stages, cost or stored_bytes)], [*canonicalize(), *attention()])
     ranks = max(tensors, experts)
     if ranks == 1:
         return []

@@ -45,6 +45,7 @@ PASSES: dict[str, str] = {
     "rotate": "quantize.rotate:Rotate",
     "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",
     "simplify": "canonicalize.simplify:Simplify",
+    "stages": "parallel.stages:CutIntoStages",
     "sort-columns": "fuse.sort_columns:SortColumns",
 }
 # The rules of these passes, and the choices that name their reasons; with the names of passes, what --explain knows.

@@ -33,6 +33,7 @@ from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
+from ..program.stages import weights_of
 from ..weights.shards import LastParts, of_rank
 from .digests import file_entry, library_digest
 from .earlier import DELTA_WEIGHTS, EarlierEngine
@@ -141,10 +142,18 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def write_weights(
-    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress, ranks: int = 1
+    stage: Path,
+    program: Program,
+    sources: dict[str, WeightSource],
+    pack: Pack,
+    progress: Progress,
+    ranks: int = 1,
+    stages: int = 1,
 ) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
-    file each, with its parts of the weights."""
+    file each, with its parts of the weights, or those of its stage."""
+    if stages > 1:
+        return _write_stages(stage, program, sources, pack, progress, stages)
     last = LastParts()
     if ranks > 1:
         sources = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in sources.items()}
@@ -159,6 +168,23 @@ def write_weights(
                 handle = of_rank(sources[name].handle, rank, last)
                 own = packed if handle is sources[name].handle else pack(replace(sources[name], handle=handle))
                 files[rank].write(own.data)
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _write_stages(
+    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress, count: int
+) -> None:
+    held = [weights_of(program, number) for number in range(count)]
+    with contextlib.ExitStack() as open_files:
+        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
+        for file, names in zip(files, held, strict=True):
+            file.write(_header({name: w.nbytes for name, w in program.stored.items() if name in names}))
+        for name, packed in _packed(program, sources, pack, progress):
+            for file, names in zip(files, held, strict=True):
+                if name in names:
+                    file.write(packed.data)
         for file in files:
             file.flush()
             os.fsync(file.fileno())

@@ -66,7 +66,9 @@ def make_manifest(
     return msgspec.structs.replace(
         own,
         programs={
-            rank_program(rank): msgspec.structs.replace(own.main, weights=weights_file(rank), rank=rank)
+            rank_program(rank): msgspec.structs.replace(
+                own.main, weights=weights_file(rank), rank=rank, is_stage=graph.stages > 1
+            )
             for rank in range(graph.ranks)
         },
         sampling=sampling_defaults(generation),

@@ -108,6 +108,7 @@ class Graph:
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
     sites: tuple[PoolSite, ...] = ()  # where changes by adapters go
     ranks: int = 1  # how many processes run it together, see weights/shards.py
+    stages: int = 1  # how many of them work one after the other: all, or 1
     gguf: str = ""  # what llama.cpp calls its architecture, where that is known of a graph with sites
 
     @property

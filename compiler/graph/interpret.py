@@ -75,7 +75,7 @@ def interpret_outputs(
 
 
 def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:
-    """The outputs by name, as rank 0 has them. All ranks run in lockstep, call by call."""
+    """The outputs by name, as rank 0 has them, or the last stage. All ranks run in lockstep, call by call."""
     env: dict[fx.Node, list[Any]] = {}
     last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
     ranks, last = range(graph.ranks), LastParts()
@@ -85,7 +85,8 @@ def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None =
         elif node.op == "get_attr":
             continue  # loaded where it is used, so that one weight at a time is in memory
         elif node.op == "output":
-            return {name: _value(arg, graph, env, 0, last) for name, arg in graph.outputs.items()}
+            own = graph.stages - 1  # the last stage's, or those of rank 0
+            return {name: _value(arg, graph, env, own, last) for name, arg in graph.outputs.items()}
         else:
             env[node] = _call(graph, node, env, ranks, last, observer)
         for arg in node.all_input_nodes:

@@ -29,6 +29,13 @@ def all_gather(x: Tensor, ranks: int) -> Tensor:
     return torch.cat([x] * ranks, dim=-1)
 
 
+@op(Traits(collective=True))
+def transfer(x: Tensor, stage: int) -> Tensor:
+    """x[T, ...] as the rank before `stage` has it, on the rank `stage`; no other rank has it (Huang et al. 2019, GPipe,
+    arXiv:1811.06965)."""
+    return x.clone()
+
+
 def _sum(values: Sequence[Tensor]) -> list[Tensor]:
     total = values[0].clone()
     for value in values[1:]:
@@ -41,7 +48,16 @@ def _joined(values: Sequence[Tensor], ranks: int) -> list[Tensor]:
     return [torch.cat(list(values), dim=-1)] * ranks
 
 
-_ACROSS: dict[Any, Callable[..., list[Tensor]]] = {all_reduce.overload: _sum, all_gather.overload: _joined}
+def _moved(values: Sequence[Tensor], stage: int) -> list[Tensor]:
+    """Numbers that are none show where another rank reads them."""
+    nowhere = torch.full_like(values[0], float("nan") if values[0].is_floating_point() else -1)
+    return [values[stage - 1].clone() if rank == stage else nowhere for rank in range(len(values))]
+
+
+_ACROSS: dict[Any, Callable[..., list[Tensor]]] = {
+    all_reduce.overload: _sum, all_gather.overload: _joined,
+    transfer.overload: _moved,
+}  # fmt: skip
 
 
 def across(target: Any, args: Sequence[tuple[Any, ...]]) -> list[Tensor]:
@@ -59,6 +75,11 @@ def _gather_cost(x: Tensor, ranks: int) -> Cost:
     return Cost(0.0, (1 + ranks) * tensor_bytes(x))
 
 
+@transfer.set_cost
+def _transfer_cost(x: Tensor, stage: int) -> Cost:
+    return Cost(0.0, 2 * tensor_bytes(x))
+
+
 @all_reduce.set_samples
 def _reduce_samples() -> Iterator[tuple[Tensor]]:
     yield (torch.randn(1, 16),)
@@ -67,4 +88,9 @@ def _reduce_samples() -> Iterator[tuple[Tensor]]:
 
 @all_gather.set_samples
 def _gather_samples() -> Iterator[tuple[Tensor, int]]:
+    yield torch.randn(3, 16), 1
+
+
+@transfer.set_samples
+def _transfer_samples() -> Iterator[tuple[Tensor, int]]:
     yield torch.randn(3, 16), 1

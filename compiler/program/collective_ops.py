@@ -7,7 +7,7 @@ from torch import fx
 from ..ops import OPS
 from .context import Lowerer, row_kind
 from .placed import Placed
-from .steps.collective import AllGather, AllReduce
+from .steps.collective import AllGather, AllReduce, Transfer
 
 
 def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
@@ -29,4 +29,14 @@ def all_gather(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
-COLLECTIVE_LOWERING = {OPS["all_reduce"].overload: all_reduce, OPS["all_gather"].overload: all_gather}
+def transfer(low: Lowerer, node: fx.Node) -> Placed:
+    """What one stage gives the next."""
+    x, out = low.dense(low.placed(node.args[0])), low.new(node)
+    step = Transfer(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, stage=node.args[1])  # type: ignore[arg-type]
+    low.emit(step, node)
+    return out
+
+
+COLLECTIVE_LOWERING = {
+    OPS["all_reduce"].overload: all_reduce, OPS["all_gather"].overload: all_gather, OPS["transfer"].overload: transfer,
+}  # fmt: skip

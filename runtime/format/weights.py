@@ -70,12 +70,17 @@ class MappedWeights:
     def _damaged(self, reason: str) -> EngineFormatError:
         return EngineFormatError(f"{self._name} is damaged: {reason}", _HINT)
 
-    def addresses(self, program: Program, pools: Mapping[str, int]) -> list[int]:
+    def addresses(self, program: Program, pools: Mapping[str, int], some: bool = False) -> list[int]:
         """The address of each weight, in the order of `program.weights`. pools: those of what the file does not have.
+        some: whether weights may be missing, which have no address then: 0.
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
-        found = {name: pools.get(name) or self._address(name, entry) for name, entry in program.weights.items()}
+        known = self._entries.keys() if some else program.weights.keys()
+        found = {
+            name: pools.get(name) or (self._address(name, entry) if name in known else 0)
+            for name, entry in program.weights.items()
+        }
         self._check_known(program)
         return list(found.values())
 

@@ -94,6 +94,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "scatter__add_tensor": ("scatter", {"outer": 2, "n": 7, "m": 4, "reduce": "add", "present": ("src",)}),
     "all_reduce__n20": ("all_reduce", {"n": 20}),
     "all_gather__2x7_of_3": ("all_gather", {"n": 7, "outer": 2, "ranks": 3}),
+    "transfer__n20": ("transfer", {"n": 20, "stage": 1}),
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
     "gated_scan__delta": (
         "gated_scan",

@@ -12,7 +12,9 @@ import pytest
 from cpu_harness import Batch, Builder
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
-from icc.compiler.program.steps.collective import AllGather, AllReduce
+from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.collective import AllGather, AllReduce, Transfer
+from icc.compiler.program.steps.pointwise import Pointwise
 from icc.runtime.executor.cpu.device import arrays_of
 from icc.runtime.executor.cpu.library import IccBatch, KernelLibrary
 from icc.runtime.executor.cpu.rank_memory import RankMemory
@@ -44,9 +46,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
 class Rank:
     """A handle of the library with memory of its own."""
 
-    def __init__(self, made: Builder, image: bytes, rank: int, threads: int, memory: RankMemory) -> None:
+    def __init__(
+        self, made: Builder, image: bytes, rank: int, threads: int, memory: RankMemory, most: int = TOKENS
+    ) -> None:
         self.program = made.program()
-        self.arena = np.zeros(self.program.arena_bytes_per_token * TOKENS + 64, np.uint8)
+        self.arena = np.zeros(self.program.arena_bytes_per_token * most + 64, np.uint8)
         self.kv = np.full(4096, 255, np.uint8)
         self.library = KernelLibrary(image, "ranks")
         self.handle = self.library.create(threads, [], self.arena.ctypes.data, self.kv.ctypes.data, [1])
@@ -199,3 +203,60 @@ def test_nobody_waits_for_a_rank_that_is_gone(built: tuple[Builder, bytes], tmp_
         rank.library.step(rank.handle, (IccBatch * 1)(given))
     rank.library.destroy(rank.handle)
     assert kept
+
+
+WIDER, MOST = 3 * WIDE, 450  # elements, tokens: six pieces of a slot, so that who gives must wait for who takes
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
+    made = Builder()
+    made.vocab = WIDER
+    x, a, b = (made.buffer(name, [WIDER]) for name in "xab")
+    made.step(Transfer(x=x, y=a, n=WIDER, stage=1))
+    made.step(Transfer(x=a, y=b, n=WIDER, stage=2))
+    double = Body.parse("t0 = add a0 a0")
+    walks = ((1,), (1,))
+    made.step(Pointwise(args=(b,), y=OutputOperand("logits", "f32", WIDER), body=double, shape=(WIDER,), walks=walks))
+    folder = tmp_path_factory.mktemp("stages")
+    [library] = build_libraries(made.program(), folder / "kernels", host_isas()[:1], optimize="-O1")
+    return made, (folder / library.path).read_bytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_stages_pass_on_what_they_have(threads: int, staged: tuple[Builder, bytes]) -> None:
+    """x goes through three ranks, each of which runs its own steps alone; the last one writes the logits."""
+    made, image = staged
+    memory = RankMemory(RANKS, arrays_of(made.program()), BatchLimits(MOST, 1, 32, 1, 1))
+    ranks = [Rank(made, image, rank, threads, memory, MOST) for rank in range(RANKS)]
+    batches = [batch_of(1) for _ in ranks]
+    logits = np.zeros((MOST, WIDER), np.float32)
+    for raw, _ in batches:
+        raw.logits = logits.ctypes.data
+    ended: list[int] = []
+    followers = [
+        threading.Thread(target=lambda r=r, b=b: ended.append(r.library.follow(r.handle, (IccBatch * 1)(b[0]))))  # type: ignore[misc]
+        for r, b in zip(ranks[1:], batches[1:], strict=True)
+    ]
+    for thread in followers:
+        thread.start()
+    rng = np.random.default_rng(threads)
+    for tokens in (1, MOST, 3, 300):
+        given, kept = batch_of(tokens)
+        given.logits = logits.ctypes.data
+        for rank in ranks:
+            for name in "xab":
+                rank.view(name, tokens)[...] = -7.0
+        value = rng.standard_normal((tokens, WIDER), np.float32)
+        ranks[0].view("x", tokens)[...] = value
+        ranks[0].library.step(ranks[0].handle, (IccBatch * 1)(given))
+        assert np.array_equal(logits[:tokens], value + value)
+        assert (ranks[0].view("a", tokens) == -7).all() and (ranks[1].view("b", tokens) == -7).all()
+        assert np.array_equal(ranks[1].view("a", tokens), value) and np.array_equal(ranks[2].view("b", tokens), value)
+        del kept
+    ranks[0].library.end_ranks(ranks[0].handle)
+    for thread in followers:
+        thread.join(10)
+    assert ended == [0] * (RANKS - 1)
+    for rank in ranks:
+        rank.library.destroy(rank.handle)

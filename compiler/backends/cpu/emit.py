@@ -10,8 +10,9 @@ from ....runtime.format.batch import OPERANDS
 from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, WeightOperand
 from ...program.program import Program
+from ...program.stages import stages_of
 from ...program.steps.base import Step
-from ...program.steps.collective import Collective
+from ...program.steps.collective import Collective, Transfer
 from ..errors import CodegenError
 from ..render import read_header, render
 from .isa import Isa
@@ -31,7 +32,8 @@ PANEL_BYTES = 512 << 10  # activation panels of one M-chunk: half of a common L2
 
 @dataclass(frozen=True)
 class StepParams:
-    """One row of the step table, operands as C++ initialisers."""
+    """One row of the step table, operands as C++ initialisers. stages: a bit for each rank of a pipeline that runs
+    it."""
 
     fn: str
     group: int
@@ -39,6 +41,7 @@ class StepParams:
     kv_block_bytes: int
     inputs: str
     outputs: str
+    stages: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class LayerParams:
 class ProgramParams:
     """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
     that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
-    inputs that come before those the program declares. together: whether this is one rank's of several."""
+    inputs that come before those the program declares. together: whether this is one rank's of several. staged: whether
+    each of them runs only the steps that say so."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
@@ -69,6 +73,7 @@ class ProgramParams:
     layers: tuple[LayerParams, ...]
     group_bytes: tuple[int, ...]
     together: bool = False
+    staged: bool = False
     fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
     max_inputs: int = 10
     max_outputs: int = 4
@@ -116,7 +121,7 @@ def _operand(operand: Operand | None, places: _Places) -> str:
 def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...]:
     places, layers = _Places.of(program), _layers(program)
 
-    def step_params(step: Step) -> StepParams:
+    def step_params(step: Step, stages: frozenset[int]) -> StepParams:
         try:
             ins = [_operand(o, places) for o in step.inputs.values()]
             outs = [_operand(o, places) for o in step.outputs.values()]
@@ -129,9 +134,9 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
             raise CodegenError(f"step of kernel {step.kernel}: there is no KV layer {step.layer}")
         kv = layers.get(step.layer)
         place = (kv.group, kv.offset, kv.block_bytes) if kv is not None else (0, 0, 0)
-        return StepParams(fn, *place, ", ".join(ins), ", ".join(outs))
+        return StepParams(fn, *place, ", ".join(ins), ", ".join(outs), sum(1 << stage for stage in stages))
 
-    return tuple(step_params(step) for step in program.steps)
+    return tuple(map(step_params, program.steps, stages_of(program)))
 
 
 def _layers(program: Program) -> dict[int, LayerParams]:
@@ -189,5 +194,7 @@ def emit_source(program: Program, isa: Isa) -> str:
     layers = tuple(layer for layer in _layers(program).values() if layer.heads)
     instead = tuple(number for number, s in enumerate(program.sections, start=1) if s.instead)
     together = any(isinstance(step, Collective) for step in found.values())
-    table = ProgramParams(_steps(program, functions), _sections(program), instead, layers, group_bytes, together)
+    staged = any(isinstance(step, Transfer) for step in found.values())
+    steps, sections = _steps(program, functions), _sections(program)
+    table = ProgramParams(steps, sections, instead, layers, group_bytes, together, staged)
     return "\n".join([*parts, render(table.template, table)])

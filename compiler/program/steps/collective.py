@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ....runtime.format.operands import Operand
-from .base import FLOATS, Step, step_type
+from .base import FLOATS, VALUES, Step, step_type
 
 
 class Collective(Step, frozen=True, kw_only=True):
@@ -36,3 +36,15 @@ class AllGather(Collective, frozen=True, kw_only=True, tag="all_gather"):
 
     def widths(self) -> dict[str, int]:
         return {"x": self.outer * self.n, "y": self.outer * self.ranks * self.n}
+
+
+@step_type
+class Transfer(Collective, frozen=True, kw_only=True, tag="transfer"):
+    """y [n] on the rank `stage` = x [n] of the rank before it; other ranks leave the step out. x and y are of one
+    type."""
+
+    DTYPES: ClassVar = {"x": VALUES, "y": VALUES}
+    stage: int
+
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "y"), self.n)

@@ -43,7 +43,7 @@ class CpuDevice:
     for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
     section of the program as a step, instead of the program. cores: what the kernels' threads stay on, as does a thread
     that calls `run`, until `close`; None for all. num_blocks: of each KV group; None: as many as fit. arrays: where
-    those of a step lie, `arrays_of` the program; None makes them.
+    those of a step lie, `arrays_of` the program, and logits: where they come to lie; None makes them.
     """
 
     plan, turns = None, 1
@@ -57,6 +57,7 @@ class CpuDevice:
         cores: frozenset[int] | None = None,
         num_blocks: Sequence[int] | None = None,
         arrays: Mapping[str, memoryview] | None = None,
+        logits: memoryview | None = None,
     ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
@@ -78,7 +79,7 @@ class CpuDevice:
         self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
         self._kv = AnonymousMemory(self.cache.nbytes)
-        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4)
+        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4) if logits is None else logits
         self._arrays = plain_arrays(arrays_of(program), self.limits) if arrays is None else arrays
         old = [array.row_bytes for s in program.sections for array in s.outputs.values() if array.at == DRAFTS]
         self._drafts = zeroed(self.limits.logit_rows * sum(old)) if old else None  # of engines of format 2
@@ -93,7 +94,7 @@ class CpuDevice:
         with nullcontext() if self._cores is None else self._cores.starting():
             self._handle: int | None = self._library.create(
                 threads or usable_cores(cores),
-                self._weights.addresses(program, pools),
+                self._weights.addresses(program, pools, engine.manifest.main.is_stage),
                 self._arena.address,
                 self._kv.address,
                 self.cache.num_blocks,

@@ -23,11 +23,17 @@ class RankMemory:
 
     asked: int32 [logit_rows], where rank 0 puts the rows that it asks a section for.
 
-    descriptor: of a memory that another process has made; None makes one.
+    descriptor: of a memory that another process has made; None makes one. logits_bytes: of the logits, where they come
+    from another rank than the one that samples.
     """
 
     def __init__(
-        self, count: int, arrays: Sequence[BatchArray], limits: BatchLimits, descriptor: int | None = None
+        self,
+        count: int,
+        arrays: Sequence[BatchArray],
+        limits: BatchLimits,
+        descriptor: int | None = None,
+        logits_bytes: int = 0,
     ) -> None:
         self.count, self.slot_bytes = count, _SLOT
         places: dict[str, tuple[int, int, Any]] = {}
@@ -38,6 +44,7 @@ class RankMemory:
             at += -(-max(nbytes, 4) // _LINE) * _LINE
         places[_ASKED] = at, 4 * limits.logit_rows, "i"
         at += -(-4 * limits.logit_rows // _LINE) * _LINE
+        rows_at, at = at, at + logits_bytes
         if descriptor is None:
             descriptor = os.memfd_create("icc-ranks", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, at)
@@ -45,6 +52,7 @@ class RankMemory:
         self._map = mmap.mmap(descriptor, at, flags=mmap.MAP_SHARED)
         self._bytes = memoryview(self._map)
         self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * at).from_buffer(self._map)
+        self.logits = self._bytes[rows_at:at] if logits_bytes else None
         self.control = ctypes.addressof(self._anchor)
         self.slots = self.control + _CONTROL
         arrays_by_name = {

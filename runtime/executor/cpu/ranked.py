@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...address import address_of
 from ...errors import DeviceError, IccError
+from ...format.batch import BatchLimits
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.load import Engine
 from ...format.manifest import rank_program
@@ -46,8 +47,13 @@ class RankedDevice(CpuDevice):
         each = max((usable_cores(own) if own else 1) if threads is None else threads // count, 1)
         memory = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
-        self._shared = RankMemory(count, arrays_of(engine.program), limits)
-        super().__init__(engine, each, memory // count, section, own, arrays=self._shared.arrays)
+        staged = engine.manifest.main.is_stage
+        self._shared = RankMemory(count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits))
+        # of stages each touches the caches of its own layers alone: together, all of them once
+        super().__init__(
+            engine, each, memory if staged else memory // count, section, own,
+            arrays=self._shared.arrays, logits=self._shared.logits,
+        )  # fmt: skip
         assert self._handle is not None and engine.library is not None
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
@@ -140,11 +146,12 @@ class FollowingDevice(CpuDevice):
 
     def __init__(self, engine: Engine, hello: CpuRankHello, descriptor: int) -> None:
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
-        self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor)
+        nbytes = _logits_bytes(engine, limits)
+        self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor, nbytes)
         cores = None if hello.cores is None else frozenset(hello.cores)
         super().__init__(
             engine, hello.threads, section=hello.section, cores=cores, num_blocks=hello.num_blocks,
-            arrays=self._shared.arrays,
+            arrays=self._shared.arrays, logits=self._shared.logits,
         )  # fmt: skip
         assert self._handle is not None
         self._library.join_ranks(self._handle, hello.rank, hello.count, hello.threads, self._shared)
@@ -155,3 +162,8 @@ class FollowingDevice(CpuDevice):
         if self._cores is not None:
             self._cores.enter()
         return self._library.follow(self._handle, self._batches)
+
+
+def _logits_bytes(engine: Engine, limits: BatchLimits) -> int:
+    """The size of logits that the last stage writes and rank 0 reads; 0 where each rank has its own."""
+    return limits.logit_rows * engine.program.vocab_size * 4 if engine.manifest.main.is_stage else 0

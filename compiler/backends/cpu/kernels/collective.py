@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from .....runtime.format.operands import OutputOperand
-from ....program.steps.collective import AllGather, AllReduce, Collective
+from ....program.steps.collective import AllGather, AllReduce, Collective, Transfer
 from .base import KernelParams, ctype
 
 C = TypeVar("C", bound=Collective)
@@ -51,3 +51,15 @@ class AllGatherParams(CollectiveParams[AllGather]):
     def merges(self) -> bool:
         """Whether ranks can give the largest of a row in place of the row."""
         return self.first_only and self.step.outer == 1
+
+
+@dataclass(frozen=True)
+class TransferParams(CollectiveParams[Transfer]):
+    """What one stage gives the next."""
+
+    template: ClassVar[str] = "cpp/collective/transfer.cpp.jinja"
+    headers: ClassVar[tuple[str, ...]] = ("ranks.h", "stages.h")
+
+    @classmethod
+    def refusal(cls, step: Transfer) -> str:
+        return "" if step.x.dtype == step.y.dtype else f"{step.x.dtype} does not become {step.y.dtype} on the way"

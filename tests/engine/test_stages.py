@@ -1,0 +1,135 @@
+"""Engines whose ranks work one after the other: the bits of one rank; what each of them has; what is lost with one."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from icc.compiler.options import CompileOptions
+from icc.runtime.errors import DeviceError, UsageError
+from icc.runtime.executor.cpu.ranked import RankedDevice
+from icc.runtime.format.load import read_manifest
+from icc.runtime.llm import LLM
+from sizes import soak
+
+PROMPTS = [[1, 5, 9], [3, 4, 7, 8, 2], [11, 12] * 20, [60, 3]]
+GREEDY = icc.SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+SAMPLED = icc.SamplingParams(max_tokens=16, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True)
+KINDS = [
+    ("llama", {}),
+    *soak(
+        ("llama", {"quant": "rtn4"}), ("mixtral", {}), ("gemma3", {}), ("deepseek_v3-latent_grouped_routing", {}),
+        ("qwen3_next-delta_rule", {}), ("gpt_oss", {}), ("gpt2", {}),
+    ),
+]  # fmt: skip
+Compiled = Callable[..., Any]
+
+
+def tokens(llm: LLM, params: icc.SamplingParams = GREEDY) -> list[list[int]]:
+    return [answer.token_ids for answer in llm.generate(PROMPTS, params)]
+
+
+def ranked(llm: LLM) -> RankedDevice:
+    device = llm.executor.device  # type: ignore[attr-defined]
+    assert isinstance(device, RankedDevice)
+    return device
+
+
+@pytest.mark.parametrize(("name", "options"), KINDS)
+def test_stages_keep_every_bit(name: str, options: dict[str, str], compiled: Compiled) -> None:
+    """Greedy and drawn tokens and logits are those of one rank; n-grams and a prefix from the cache change nothing."""
+    one = compiled(name, max_seq_len=64, **options)
+    two = compiled(name, max_seq_len=64, pipeline_parallel=2, **options)
+    ids = list(range(3, 40))
+    with icc.load(one.engine) as llm:
+        wanted, drawn, logits = tokens(llm), tokens(llm, SAMPLED), llm.logits(ids)
+    with icc.load(two.engine, threads=2) as llm:
+        assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
+        assert tokens(llm) == wanted  # prompts are found in the prefix cache
+        assert np.array_equal(llm.logits(ids), logits)
+    with icc.load(two.engine, threads=2, spec="ngram") as llm:
+        assert tokens(llm) == wanted
+
+
+@pytest.mark.parametrize("count", soak(3, 4))
+def test_more_stages_than_cores(count: int, compiled: Compiled) -> None:
+    with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
+        wanted = tokens(llm)
+    with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=count).engine) as llm:
+        assert len(ranked(llm).group.pids) == count - 1  # type: ignore[union-attr]
+        assert tokens(llm) == wanted
+
+
+def test_each_rank_has_the_weights_of_its_layers(compiled: Compiled) -> None:
+    """Together they have each weight once, but for what positions are looked up in: this model ties none. The report
+    says where the cut is."""
+    one, two = compiled("llama", max_seq_len=64).engine, compiled("llama", max_seq_len=64, pipeline_parallel=2).engine
+    manifest = read_manifest(two)
+    assert manifest.ranks == 2 and all(entry.is_stage for entry in manifest.programs.values())
+    names = [set(_header(two / entry.weights)) for entry in manifest.programs.values()]
+    assert all(name.startswith("position_table") for name in names[0] & names[1])
+    assert names[0] | names[1] == set(_header(one / "weights.safetensors"))
+    layers = [{name.split(".layers.")[1][0] for name in own if ".layers." in name} for own in names]
+    assert layers[0] | layers[1] == {"0", "1"}
+    [report] = [p for p in json.loads((two / "report.json").read_bytes())["passes"] if p["name"] == "stages"]
+    assert [r["reason"].split(" begins")[0] for r in report["refusals"]] == ["stage 0", "stage 1"]
+
+
+def _header(file: Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        return json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+
+
+def test_a_stage_takes_memory_for_its_own_layers(compiled: Compiled) -> None:
+    """Both number the same blocks; rank 0 leaves what is of another's layers as it was."""
+    with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=2).engine, kv_bytes=8 << 20) as llm:
+        device = ranked(llm)
+        tokens(llm)
+        half = device.cache.nbytes // 2  # two layers, one behind the other
+        memory = [ctypes.string_at(device._kv.address + layer * half, half) for layer in (0, 1)]
+    assert [any(layer) for layer in memory] == [True, False]
+
+
+def test_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:
+    llm = icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=2).engine)
+    device = ranked(llm)
+    assert device.group is not None
+    [pid] = device.group.pids
+    llm.generate(PROMPTS[:1], GREEDY)
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(DeviceError, match="rank 1 has ended with -9"):
+        llm.generate(PROMPTS, GREEDY)
+    assert time.monotonic() - began < 5
+    llm.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"tensor_parallel": 2}, "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet"),
+        ({"adapters": "2x8"}, "--adapters does not work with several ranks"),
+        ({"target": "h100"}, "there are no collectives for --target h100 yet"),
+    ],
+)
+def test_what_stages_do_not_do_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        CompileOptions(Path("m"), Path("e"), pipeline_parallel=2, **options)
+    assert said in raised.value.message
+
+
+def test_more_stages_than_the_model_has_parts(compiled: Compiled, tmp_path: Path) -> None:
+    checkpoint = compiled("llama", max_seq_len=64).checkpoint
+    with pytest.raises(UsageError, match="nothing of this model divides among 60 ranks"):
+        icc.compile(checkpoint, tmp_path / "engine", target="native", max_seq_len=64, pipeline_parallel=60)
+    assert not list(tmp_path.iterdir())
