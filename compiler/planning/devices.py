@@ -67,8 +67,7 @@ class ArrangedPlan:
 @dataclass(frozen=True)
 class DevicesPlan:
     """Every arrangement of `devices` of a target for `sequences` at once, each of `length` tokens, in prompt steps of
-    `chunk` tokens. best: the one with the most tokens per second of those that fit; quickest: that with the least time
-    per token; None where none fits."""
+    `chunk` tokens."""
 
     target: Target
     devices: int
@@ -79,11 +78,13 @@ class DevicesPlan:
 
     @property
     def best(self) -> ArrangedPlan | None:
+        """The one with the most tokens per second of those that fit; None where none does."""
         fitting = [found for found in self.arranged if found.fits]
         return max(fitting, key=lambda found: found.tokens_per_s, default=None)
 
     @property
     def quickest(self) -> ArrangedPlan | None:
+        """The one with the least time per token of a single sequence, of those that fit; None where none does."""
         fitting = [found for found in self.arranged if found.fits]
         return min(fitting, key=lambda found: found.decode_seconds, default=None)
 

@@ -71,7 +71,7 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
 
 
 def divided_graph(planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int) -> PlannedGraph | None:
-    """The same for one of several ranks, see `pipelines.parallel`; None where nothing divides so."""
+    """What one of several ranks runs, see `pipelines.parallel`; None where nothing divides so."""
     graph = planned.quantized.copy()
     for phase in (pipelines.attention(options.eviction), pipelines.parallel(tensors, experts), pipelines.fuse()):
         run_passes(graph, phase, PassContext())

@@ -119,7 +119,7 @@ def test_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:
     [
         ({"tensor_parallel": 2}, "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet"),
         ({"adapters": "2x8"}, "--adapters does not work with several ranks"),
-        ({"target": "h100"}, "there are no collectives for --target h100 yet"),
+        ({"target": "h100"}, "there are no kernels of it for --target h100"),
     ],
 )
 def test_what_stages_do_not_do_is_refused(options: dict[str, Any], said: str) -> None:
