@@ -44,6 +44,7 @@ from .options import CompileOptions
 from .phases import Phases
 from .program.context import LowerOptions
 from .program.lower import Lowered, lower
+from .program.stages import weights_of
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
 from .quantization import find_quantization
@@ -101,7 +102,9 @@ class Compilation:
         if self.earlier is not None and self.is_delta:
             writer.write_delta(*facts, self.earlier)
         else:
-            writer.write_weights(*facts, ranks=self.graph.ranks, stages=self.graph.stages)
+            stages = self.graph.stages
+            held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
+            writer.write_weights(*facts, ranks=self.graph.ranks, held=held)
 
     def optimize(self) -> None:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before

@@ -116,7 +116,8 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str, draft_la
     inserted: list[Pass] = [insert_medusa_heads.InsertMedusaHeads(tuple(heads))]
     prefix = insert_medusa_heads.PREFIX
     if draft_layer is not None:
-        inserted, prefix = [insert_draft_layer.InsertDraftLayer(draft_layer)], insert_draft_layer.PREFIX
+        inserted = [insert_draft_layer.InsertDraftLayer(draft_layer)]
+        prefix = insert_draft_layer.PREFIX
     chosen = find_quantization(quant)
     if chosen is not None:
         inserted.append(QuantizeRtn(format=chosen.format, head=head_format(head), only=f"{prefix}."))

@@ -15,7 +15,7 @@ import marshal
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from importlib.metadata import distribution
 from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
@@ -33,7 +33,6 @@ from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
-from ..program.stages import weights_of
 from ..weights.shards import LastParts, of_rank
 from .digests import file_entry, library_digest
 from .earlier import DELTA_WEIGHTS, EarlierEngine
@@ -148,12 +147,13 @@ def write_weights(
     pack: Pack,
     progress: Progress,
     ranks: int = 1,
-    stages: int = 1,
+    held: Sequence[Set[str]] = (),
 ) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
-    file each, with its parts of the weights, or those of its stage."""
-    if stages > 1:
-        return _write_stages(stage, program, sources, pack, progress, stages)
+    file each, with its parts of the weights. held: the names of what each stage of a pipeline has, in place of
+    parts."""
+    if held:
+        return _write_stages(stage, program, sources, pack, progress, held)
     last = LastParts()
     if ranks > 1:
         sources = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in sources.items()}
@@ -174,11 +174,15 @@ def write_weights(
 
 
 def _write_stages(
-    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress, count: int
+    stage: Path,
+    program: Program,
+    sources: dict[str, WeightSource],
+    pack: Pack,
+    progress: Progress,
+    held: Sequence[Set[str]],
 ) -> None:
-    held = [weights_of(program, number) for number in range(count)]
     with contextlib.ExitStack() as open_files:
-        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
+        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(len(held))]
         for file, names in zip(files, held, strict=True):
             file.write(_header({name: w.nbytes for name, w in program.stored.items() if name in names}))
         for name, packed in _packed(program, sources, pack, progress):

@@ -1,13 +1,16 @@
-"""How several devices of one kind can share the work of a model: replicas, ranks that divide tensors or experts, and
-both, by the least time of their steps, memory and what goes over links."""
+"""How several devices of one kind can share the work of a model: replicas, ranks that divide tensors, experts or
+layers, and both, by the least time of their steps, memory and what goes over links."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from ..options import CompileOptions
+from ..program.stages import stages_of, weights_of
 from ..targets import Target
 from .program import PlannedCompile, PlannedGraph, divided_graph, plan_program
 from .room import sequences_that_fit
@@ -17,40 +20,45 @@ from .speed import decode_time, prefill_time
 @dataclass(frozen=True)
 class Arrangement:
     """replicas: engines beside each other. tensors, experts: ranks of each among which these are divided; where both
-    are above 1, they are the same ranks."""
+    are above 1, they are the same ranks. stages: ranks among which layers are divided."""
 
     replicas: int = 1
     tensors: int = 1
     experts: int = 1
+    stages: int = 1
 
     @property
     def ranks(self) -> int:
         """Devices of one replica."""
-        return max(self.tensors, self.experts)
+        return max(self.tensors, self.experts, self.stages)
 
     @property
     def name(self) -> str:
         """In short, for a table."""
-        parts = {"tensors by": self.tensors, "experts by": self.experts, "replicas": self.replicas}
+        parts = {
+            "tensors by": self.tensors, "experts by": self.experts, "layers by": self.stages, "replicas": self.replicas,
+        }  # fmt: skip
         return ", ".join(f"{what} {count}" for what, count in parts.items() if count > 1) or "one device"
 
     @property
     def options(self) -> str:
         """What of `icc compile` and `icc serve` asks for it."""
-        asked = {"--tensor-parallel": self.tensors, "--expert-parallel": self.experts, "--replicas": self.replicas}
+        asked = {
+            "--tensor-parallel": self.tensors, "--expert-parallel": self.experts, "--pipeline-parallel": self.stages,
+            "--replicas": self.replicas,
+        }  # fmt: skip
         return " ".join(f"{option} {count}" for option, count in asked.items() if count > 1) or "one device"
 
 
 @dataclass(frozen=True)
 class ArrangedPlan:
-    """What an arrangement gives. Bytes: weights of one device, kv_per_token of one device for a token of its replica.
+    """What an arrangement gives. weights: bytes of one device, of stages of the one with the most.
     sequences: of full length that fit at once, on all devices; fits: whether as many as asked for do. decode_seconds:
     of a token of a single sequence, link_seconds of it, while link_bytes are read over links by each device;
     prefill_seconds: of one prompt step. tokens_per_s: of all devices, with as many sequences as asked for."""
 
     arrangement: Arrangement
     weights: int
-    kv_per_token: int
     sequences: int
     fits: bool
     decode_seconds: float
@@ -114,7 +122,7 @@ def plan_devices(
     for arrangement in _arrangements(devices, target):
         planned = single
         if arrangement.ranks > 1:
-            divided = divided_graph(graph, options, arrangement.tensors, arrangement.experts)
+            divided = divided_graph(graph, options, arrangement.tensors, arrangement.experts, arrangement.stages)
             if divided is None:
                 continue
             planned = plan_program(divided, options, target)
@@ -126,9 +134,23 @@ def _arrangements(devices: int, target: Target) -> Iterator[Arrangement]:
     for ranks in range(1, devices + 1):
         if devices % ranks or (ranks > 1 and not target.link):
             continue
-        kinds = [(1, 1)] if ranks == 1 else [(ranks, 1), (1, ranks), (ranks, ranks)]
-        for tensors, experts in kinds:
-            yield Arrangement(devices // ranks, tensors, experts)
+        if ranks == 1:
+            yield Arrangement(devices)
+            continue
+        replicas = devices // ranks
+        yield from (Arrangement(replicas, *kind) for kind in ((ranks, 1), (1, ranks), (ranks, ranks)))
+        if target.backend == "cpu":
+            yield Arrangement(replicas, stages=ranks)
+
+
+def _of_stages(planned: PlannedCompile, stages: int) -> tuple[int, float]:
+    """Bytes of the weights of the stage that has the most, and what part of the KV layers the one has that has most."""
+    program = planned.program
+    weights = [sum(program.stored[n].nbytes for n in weights_of(program, stage) if n in program.stored)
+               for stage in range(stages)]  # fmt: skip
+    layers = [{step.layer for step, holders in zip(program.steps, stages_of(program), strict=True)
+               if stage in holders and step.layer >= 0} for stage in range(stages)]  # fmt: skip
+    return max(weights), max(map(len, layers)) / max(len(set().union(*layers)), 1)
 
 
 def _arranged(
@@ -142,11 +164,14 @@ def _arranged(
 ) -> ArrangedPlan:
     own = -(-sequences // arrangement.replicas)  # of one replica
     one, all_ = decode_time(planned, target, 1, length), decode_time(planned, target, own, length)
-    fitting = arrangement.replicas * sequences_that_fit(planned, target, memory)
+    layers = 1.0
+    if arrangement.stages > 1:
+        weights, layers = _of_stages(planned, arrangement.stages)
+        planned = replace(planned, memory=msgspec.structs.replace(planned.memory, weights=weights))
+    fitting = arrangement.replicas * sequences_that_fit(planned, target, memory, layers)
     return ArrangedPlan(
         arrangement,
         planned.memory.weights,
-        planned.program.kv.bytes_per_token(),
         fitting,
         fitting >= sequences,
         one.seconds,

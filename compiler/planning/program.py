@@ -70,10 +70,13 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
     return PlannedGraph(graph, kept, quantized, adapted)
 
 
-def divided_graph(planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int) -> PlannedGraph | None:
+def divided_graph(
+    planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int, stages: int
+) -> PlannedGraph | None:
     """What one of several ranks runs, see `pipelines.parallel`; None where nothing divides so."""
     graph = planned.quantized.copy()
-    for phase in (pipelines.attention(options.eviction), pipelines.parallel(tensors, experts), pipelines.fuse()):
+    divide = pipelines.parallel(tensors, experts, stages)
+    for phase in (pipelines.attention(options.eviction), divide, pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     if graph.ranks == 1 or (experts > 1 and not _has_experts(planned.quantized)):
         return None

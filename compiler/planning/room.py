@@ -7,11 +7,13 @@ from ..targets import Target
 from .program import PlannedCompile
 
 
-def sequences_that_fit(planned: PlannedCompile, target: Target, memory: int) -> int:
-    """How many sequences of full length the KV cache holds at once on a device with `memory` bytes."""
+def sequences_that_fit(planned: PlannedCompile, target: Target, memory: int, layers: float = 1.0) -> int:
+    """How many sequences of full length the KV cache holds at once on a device with `memory` bytes that has so large a
+    part of the KV layers."""
     if memory <= planned.memory.fixed:
         return 0
-    return sequences_within(planned.program.kv, planned.limits, room_for_kv(planned, target, memory))
+    room = int(room_for_kv(planned, target, memory) / layers)
+    return sequences_within(planned.program.kv, planned.limits, room)
 
 
 def room_for_kv(planned: PlannedCompile, target: Target, memory: int) -> int:

@@ -19,7 +19,9 @@ from ..weights.handles import RowConcat, Weight, is_quantized
 from ..weights.shards import Shard
 from .program import PlannedCompile
 
-_PAGED, _EXPERTS, _SUM = (OPS[name].overload for name in ("paged_attention", "expert_linear", "all_reduce"))
+_PAGED, _EXPERTS, _SUM, _TRANSFER = (
+    OPS[name].overload for name in ("paged_attention", "expert_linear", "all_reduce", "transfer")
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def _rate(kind: str, sequences: int, length: int, time: StepTime, tokens: int | 
 
 
 def decode_time(plan: PlannedCompile, target: Target, sequences: int, length: int) -> StepTime:
-    """A step with the next token of `sequences`, each with `length` tokens of context, on one rank."""
+    """A step with the next token of `sequences`, each with `length` tokens of context, on one rank; on all of them
+    where they are stages."""
     time = _calls_time(plan, target, sequences, sequences, length / sequences)
     cache = target.roofline().memory_seconds(sequences * kv_bytes_read(plan.program.kv, length))
     return time + StepTime(memory=cache)
@@ -111,9 +114,11 @@ def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, at
 
 def _exchange_time(node: fx.Node, counts: Mapping[str, int], ranks: int, target: Target) -> StepTime:
     """What ranks do together: each reads what the others have."""
-    kind = type_of(node.args[0])
+    given = node.args[0]
+    assert isinstance(given, fx.Node)
+    kind = type_of(given)
     nbytes = kind.dtype.itemsize * prod(kind.shape) * (1 if kind.rows is None else counts[kind.rows])
-    read = float(nbytes * (ranks - 1))
+    read = float(nbytes if node.target is _TRANSFER else nbytes * (ranks - 1))
     seconds = sum_seconds(nbytes, ranks, target) if node.target is _SUM else read_seconds(read, target)
     return StepTime(link=seconds, link_bytes=read)
 

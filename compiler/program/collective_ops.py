@@ -12,7 +12,7 @@ from .steps.collective import AllGather, AllReduce, Transfer
 
 def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
     """A sum over the ranks."""
-    x, out = low.dense(low.placed(node.args[0])), low.new(node)
+    x, out = _packed(low, node), low.new(node)
     step = AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.ranks)
     low.emit(step, node)
     return out
@@ -20,7 +20,7 @@ def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
 
 def all_gather(low: Lowerer, node: fx.Node) -> Placed:
     """The ranks' parts of lines, one behind the other."""
-    x, out = low.dense(low.placed(node.args[0])), low.new(node)
+    x, out = _packed(low, node), low.new(node)
     n = x.shape[-1]
     step = AllGather(
         rows=row_kind(out), x=x.operand, y=out.operand, n=n, outer=x.size // n, ranks=node.args[1],  # type: ignore[arg-type]
@@ -31,9 +31,20 @@ def all_gather(low: Lowerer, node: fx.Node) -> Placed:
 
 def transfer(low: Lowerer, node: fx.Node) -> Placed:
     """What one stage gives the next."""
-    x, out = low.dense(low.placed(node.args[0])), low.new(node)
+    x, out = _packed(low, node), low.new(node)
     step = Transfer(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, stage=node.args[1])  # type: ignore[arg-type]
     low.emit(step, node)
+    return out
+
+
+def _packed(low: Lowerer, node: fx.Node) -> Placed:
+    """What a call gives others, with its rows one behind the other: copied where it is a slice of wider rows, such as
+    one product of several that were merged."""
+    x = low.dense(low.placed(node.args[0]))
+    if x.row_stride == x.size:
+        return x
+    out = low.builder.buffer(x.shape, x.dtype, x.rows)
+    low.copy(x, out, node)
     return out
 
 

@@ -20,7 +20,7 @@ from .options import RayOptions
 from .resources import ReplicaPlace, replica_place
 
 if TYPE_CHECKING:
-    from ray.serve import Application  # pyright: ignore[reportMissingImports]
+    from ray.serve import Application  # pyright: ignore
 
 HEALTH_S = 2.0  # between two questions whether the engine is ready
 ENGINE = "engine"  # the deployment of the replicas
@@ -88,8 +88,8 @@ def planned(serve: ServeOptions, ray: RayOptions) -> tuple[Manifest, ReplicaPlac
 
 
 def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest, place: ReplicaPlace) -> Application:
-    from ray.serve import deployment as of_class  # pyright: ignore[reportMissingImports]
-    from ray.serve import ingress  # pyright: ignore[reportMissingImports]
+    from ray.serve import deployment as of_class  # pyright: ignore
+    from ray.serve import ingress  # pyright: ignore
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy  # pyright: ignore[reportMissingImports]
 
     from .replica import EngineReplica
@@ -157,8 +157,8 @@ def _routing(serve: ServeOptions, manifest: Manifest, most: int) -> dict[str, An
 
 def _routed(engine: Application) -> Application:
     """With the deployment that HAProxy asks where a request goes."""
-    from ray.serve import deployment as of_class  # pyright: ignore[reportMissingImports]
-    from ray.serve import ingress  # pyright: ignore[reportMissingImports]
+    from ray.serve import deployment as of_class  # pyright: ignore
+    from ray.serve import ingress  # pyright: ignore
 
     from .front import Front
 

@@ -12,7 +12,7 @@ from .app import deployment
 from .options import RayOptions, autoscale
 
 if TYPE_CHECKING:
-    from ray.serve import Application  # pyright: ignore[reportMissingImports]
+    from ray.serve import Application  # pyright: ignore
 
 _RAY = {"autoscale": "scale", "cpus": "cpus", "resources": "resources"}  # of RayOptions
 

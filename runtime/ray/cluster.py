@@ -49,7 +49,7 @@ def _join(ray: Any, address: str) -> None:
 
 def has_room(place: ReplicaPlace) -> bool:
     """Whether a machine of the cluster that this process is of has room for one more replica now."""
-    import ray  # pyright: ignore[reportMissingImports]
+    ray: Any = import_ray()
     from ray._private.state import available_resources_per_node  # pyright: ignore[reportMissingImports]
 
     return ray.is_initialized() and any(place.fits(free) for free in available_resources_per_node().values())

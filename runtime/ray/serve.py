@@ -15,6 +15,7 @@ from ..server.http.serve import check_bind
 from ..server.options import ServeOptions
 from .app import deployment, planned
 from .cluster import address_of, joined
+from .library import import_ray
 from .options import RayOptions
 
 _LISTEN_S = 120.0
@@ -65,8 +66,8 @@ def _signals() -> queue.SimpleQueue[int]:
 
 def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
     """Have Ray Serve listen; where it does."""
-    from ray import serve  # pyright: ignore[reportMissingImports]
-    from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+    serve: Any = import_ray().serve
+    from ray.exceptions import RayError  # pyright: ignore
     from ray.serve.config import HTTPOptions, ProxyLocation  # pyright: ignore[reportMissingImports]
 
     places = {"every": ProxyLocation.EveryNode, "head": ProxyLocation.HeadOnly}
@@ -93,8 +94,7 @@ def _wait_until_listening(host: str, port: int) -> None:
 
 def _deploy(options: ServeOptions, ray_options: RayOptions) -> None:
     """Deploy, or upgrade what runs. IccError if the replicas cannot be started."""
-    from ray import serve  # pyright: ignore[reportMissingImports]
-
+    serve: Any = import_ray().serve
     try:
         serve.run(deployment(options, options=ray_options), name=ray_options.app, route_prefix="/")
     except RuntimeError as error:
@@ -112,8 +112,7 @@ def _again(options: ServeOptions, ray_options: RayOptions) -> None:
 
 def _why(app: str) -> str:
     """What an application could not start for, as a replica said it; "" where none said anything."""
-    from ray import serve  # pyright: ignore[reportMissingImports]
-
+    serve: Any = import_ray().serve
     found = serve.status().applications.get(app)
     text = "" if found is None else "\n".join(one.message for one in found.deployments.values())
     said = _SAID.findall(text)

@@ -67,8 +67,8 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
     if chosen == "mtp":
         from .draft_layer import LayerDrafter
 
-        layered = engine.program.section(DRAFT_LAYER) is not None and isinstance(executor, LayeredExecutor)
-        if own is None or own.drafter != chosen or not layered:
+        has_layer = engine.program.section(DRAFT_LAYER) is not None
+        if own is None or own.drafter != chosen or not has_layer or not isinstance(executor, LayeredExecutor):
             raise UsageError("--spec mtp: the engine has no layer that guesses", "compile it with --spec mtp")
         return LayerDrafter(executor, [group.block_size for group in executor.groups], chosen)
     if chosen == DRAFT:

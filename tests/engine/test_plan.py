@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,12 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
     assert divided.link_seconds > 0 and divided.weights < whole.weights < 2 * divided.weights
     best = found.devices.best
     assert best is not None and best.tokens_per_s == max(plan.tokens_per_s for plan in found.devices.arranged)
+    on_cpus = make_plan(replace(options, target="native", max_step_tokens=16), ["native"], devices=2).targets[0].devices
+    assert on_cpus is not None
+    staged = {plan.arrangement.name: plan for plan in on_cpus.arranged}["layers by 2"]
+    alone = on_cpus.arranged[0]
+    assert alone.weights / 2 < staged.weights < alone.weights and staged.link_bytes == 4 * hidden
+    assert staged.decode_seconds == pytest.approx(alone.decode_seconds + staged.link_seconds, rel=0.01)
     shown = as_text(make_plan(options, ["h200"], devices=2))
     assert "2 x h200, 8 sequences at once, in all:" in shown and f"Take {best.arrangement.options[:2]}" in shown
 
