@@ -7,6 +7,7 @@ list that only `make soak` runs; what they go through, others go through too.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -43,3 +44,10 @@ def size_of(name: str) -> int:
 def soak(*cases: Any) -> list[Any]:
     """These parameters, for `make soak` only. A tuple is one case of several parameters."""
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak) for case in cases]
+
+
+def usual(cases: Iterable[Any], *rare: Any) -> list[Any]:
+    """These parameters, of which the rare ones are for `make soak` only."""
+    found = list(cases)
+    assert set(rare) <= set(found), "a case that is not there"
+    return [*(case for case in found if case not in rare), *soak(*rare)]

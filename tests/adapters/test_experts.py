@@ -17,6 +17,7 @@ from icc.runtime.adapters.reader import read_adapter
 from icc.runtime.errors import AdapterError, RequestError
 from peft_models import adapted_logits, save_adapter
 from safetensors.numpy import load_file, save_file
+from sizes import usual
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 3, 90]
 EXPERTS = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
@@ -59,7 +60,7 @@ def difference(expected: object, found: object) -> float:
     return float(np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", usual(STYLES, "qwen3_moe"))
 def test_merged_and_at_run_time(
     style: str, model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from icc.compiler.merging import merge_adapter, read_for
 from icc.runtime.errors import AdapterError
 from peft_models import adapted_logits, save_adapter
 from safetensors.numpy import load_file, save_file
+from sizes import soak
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 3, 90]
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -71,7 +72,7 @@ def test_of_halves_one_may_stay_as_it_is(model: Callable[[str], Path], tmp_path:
     assert difference(adapted_logits(model("qwen3_moe"), path, IDS), merged(model("qwen3_moe"), file)) < 2e-5
 
 
-@pytest.mark.parametrize("case", ["rows of heads in turns", "order as it is", "gemma", "turned"])
+@pytest.mark.parametrize("case", ["rows of heads in turns", "order as it is", *soak("gemma", "turned")])
 def test_at_run_time(case: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     family, arch, options = CASES[case]
     path = save_adapter(model(family), tmp_path / "adapter", **options)

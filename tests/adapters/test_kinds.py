@@ -15,7 +15,7 @@ from icc import SamplingParams
 from icc.runtime.errors import RequestError
 from icc.runtime.query import Query
 from peft_models import adapted_logits, save_adapter, save_dequantized
-from sizes import soak
+from sizes import soak, usual
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 5, 90]
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -63,7 +63,7 @@ def difference(expected: Any, found: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", usual(CASES, "biases of gemma", "the model's biases"))
 def test_numbers_are_those_of_peft(case: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     family, options = CASES[case]
     path = save_adapter(model(family), tmp_path / "adapter", **options)
@@ -76,7 +76,7 @@ def test_numbers_are_those_of_peft(case: str, engine: Make, model: Callable[[str
         assert np.array_equal(llm.logits(IDS), base)
 
 
-@pytest.mark.parametrize("case", QUANTIZED)
+@pytest.mark.parametrize("case", usual(QUANTIZED, "biases of gemma"))
 def test_over_a_base_of_8_bits(case: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     """Those of peft over the dequantized base; products with 8-bit floats take rows of float32."""
     family, options = CASES[case]

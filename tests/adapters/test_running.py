@@ -23,6 +23,7 @@ from icc.runtime.format.programs import read_program
 from icc.runtime.llm import LLM
 from icc.runtime.query import Query
 from peft_models import adapted_logits, save_adapter
+from sizes import usual
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 7, 90]
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -83,7 +84,7 @@ FAMILIES = {
 ROOM = {"qwen3_moe": "2x16:q_proj,o_proj,experts.*"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", usual(FAMILIES, "lfm2-short_convolutions"))
 def test_families(family: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     path = save_adapter(model(family), tmp_path / "adapter", **FAMILIES[family])
     with icc.load(engine(family, adapters=ROOM.get(family, "2x16"))) as llm:

@@ -20,6 +20,7 @@ from icc.passes.adapters.insert import InsertAdapters
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize.awq import QuantizeAwq
+from sizes import usual
 
 IDS = torch.randint(3, 119, (13,), generator=torch.Generator().manual_seed(1)).tolist()
 TEXTS = [torch.randint(3, 119, (24,), generator=torch.Generator().manual_seed(n)).tolist() for n in range(4)]
@@ -82,7 +83,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", usual(FAMILIES, "deepseek_v3-latent_grouped_routing"))
 def test_as_if_the_change_were_in_the_weights(family: str, tiny: ModuleType, tmp_path: Path) -> None:
     graph = canonical(tiny, family, tmp_path / "model")
     adapted = with_room(graph, AdapterSlots(2, RANK))
