@@ -61,18 +61,19 @@ struct Ranks {
 
     float* slot(int of, uint32_t turn) const { return (float*)(slots + (of * 2 + turn % 2) * slot_bytes); }
 
-    // All threads of all ranks meet. Which slots are read between two meetings is not written before the next.
-    void meet() const {
+    // All threads of all ranks meet. Which slots are read between two meetings is not written before the next. False where a rank
+    // is gone: then slots may hold anything.
+    bool meet() const {
         RankControl& c = *control;
-        if (c.stopped.load(std::memory_order_acquire)) return;
+        if (c.stopped.load(std::memory_order_acquire)) return false;
         const int32_t phase = c.phase.load(std::memory_order_relaxed);
         if (c.arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
             c.arrived.store(0, std::memory_order_relaxed);
             c.phase.fetch_add(1, std::memory_order_seq_cst);
             rank_wake(c.phase, c.phase_sleepers);
-        } else {
-            rank_wait(c, c.phase, c.phase_sleepers, phase);
+            return true;
         }
+        return rank_wait(c, c.phase, c.phase_sleepers, phase);
     }
 };
 

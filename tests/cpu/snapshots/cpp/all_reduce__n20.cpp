@@ -8,6 +8,7 @@ static void k0_all_reduce(const Ctx& ctx) {
     const int64_t total = (int64_t)c.tokens() * 20, piece = r.slot_bytes / (int64_t)sizeof(float);
     for (int64_t first = 0; first < total; first += piece, ++c.turn) {
         const int64_t count = total - first < piece ? total - first : piece;
+        c.given += count * (int64_t)sizeof(float);
         const Range own = share(c, count);
         const float* x = c.input<const float>(0) + first;
         float* y = c.output<float>(0) + first;
