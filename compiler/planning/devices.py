@@ -18,7 +18,7 @@ from .speed import decode_time, prefill_time
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class DeviceArrangement:
     """replicas: engines beside each other. tensors, experts: ranks of each among which these are divided; where both
     are above 1, they are the same ranks. stages: ranks among which layers are divided."""
 
@@ -57,7 +57,7 @@ class ArrangedPlan:
     of a token of a single sequence, link_seconds of it, while link_bytes are read over links by each device;
     prefill_seconds: of one prompt step. tokens_per_s: of all devices, with as many sequences as asked for."""
 
-    arrangement: Arrangement
+    arrangement: DeviceArrangement
     weights: int
     sequences: int
     fits: bool
@@ -130,17 +130,17 @@ def plan_devices(
     return DevicesPlan(target, devices, sequences, length, chunk, arranged)
 
 
-def _arrangements(devices: int, target: Target) -> Iterator[Arrangement]:
+def _arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
     for ranks in range(1, devices + 1):
         if devices % ranks or (ranks > 1 and not target.link):
             continue
         if ranks == 1:
-            yield Arrangement(devices)
+            yield DeviceArrangement(devices)
             continue
         replicas = devices // ranks
-        yield from (Arrangement(replicas, *kind) for kind in ((ranks, 1), (1, ranks), (ranks, ranks)))
+        yield from (DeviceArrangement(replicas, *kind) for kind in ((ranks, 1), (1, ranks), (ranks, ranks)))
         if target.backend == "cpu":
-            yield Arrangement(replicas, stages=ranks)
+            yield DeviceArrangement(replicas, stages=ranks)
 
 
 def _of_stages(planned: PlannedCompile, stages: int) -> tuple[int, float]:
@@ -154,7 +154,7 @@ def _of_stages(planned: PlannedCompile, stages: int) -> tuple[int, float]:
 
 
 def _arranged(
-    arrangement: Arrangement,
+    arrangement: DeviceArrangement,
     planned: PlannedCompile,
     target: Target,
     sequences: int,

@@ -46,7 +46,7 @@ class CutIntoStages(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.ranks > 1 or self.stages < 2:
             return PassResult(False)
-        line = _Line(graph, self.cost)
+        line = _CallLine(graph, self.cost)
         cuts = line.choose(self.stages)
         if not cuts:
             ctx.refusals.append(Refusal(self.name, graph.output.name, f"there are no {self.stages} parts of the graph"))
@@ -62,7 +62,7 @@ class CutIntoStages(Pass):
         return PassResult(True, Counter({"cuts": len(cuts), "values that cross": moved}))
 
 
-class _Line:
+class _CallLine:
     """The calls of a graph in their order, and what crosses each place between two of them."""
 
     def __init__(self, graph: Graph, cost: CostOf) -> None:

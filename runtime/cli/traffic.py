@@ -16,13 +16,13 @@ from ..progress.stream import open_display
 from .fields import PATH, Read
 
 if TYPE_CHECKING:
-    from ..server.sizing.sizing import Outcome, Slo
+    from ..server.sizing.sizing import Outcome, ServiceLevel
     from ..server.sizing.step_table import StepTable
 
 _NAMES = ("traffic", "slo", "step_costs", "write_step_costs", "max_replicas", "threads")
 
 
-def _slo(text: str) -> Slo:
+def _slo(text: str) -> ServiceLevel:
     from ..server.sizing.sizing import read_slo
 
     return read_slo(text)
@@ -54,7 +54,7 @@ def plan_traffic(
     as_json: bool,
     *,
     traffic: Path,
-    slo: Slo | None,
+    slo: ServiceLevel | None,
     step_costs: Path | None,
     write_step_costs: Path | None,
     max_replicas: int,

@@ -18,7 +18,7 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedOfReplica:
     """model: as the request names it, "" where it names none. keys: digests of the beginnings of its prompt, as
     `prefix_keys` makes them. length: about how many tokens it has."""
 
@@ -27,7 +27,7 @@ class Asked:
     length: int = 0
 
 
-def read_asked(body: bytes) -> Asked:
+def read_asked(body: bytes) -> AskedOfReplica:
     """What a body asks for. One that is cut off or no JSON object is answered by a replica, which says what is wrong:
     nothing is known of it here.
 
@@ -40,8 +40,8 @@ def read_asked(body: bytes) -> Asked:
         seed = "\0".join((model, _text(fields.get("lora")) or "", _text(fields.get("cache_salt")) or ""))
         content = b"".join(_content(fields))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Asked()
-    return Asked(model, tuple(chunk_keys(seed.encode(), content)), len(content) // BYTES)
+        return AskedOfReplica()
+    return AskedOfReplica(model, tuple(chunk_keys(seed.encode(), content)), len(content) // BYTES)
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:

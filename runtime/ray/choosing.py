@@ -1,4 +1,4 @@
-"""Chooser: which replica of a deployment gets a request, by the scores of runtime/server's Router.
+"""ReplicaChooser: which replica of a deployment gets a request, by the scores of runtime/server's Router.
 
 Replicas say now and then how they are, every STATS_S; what was sent to one since is counted here. Each process that
 routes remembers by itself what it has sent where.
@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from ..server.engine.router import ReplicaLoad, Router
-from .asked import Asked
+from .asked import AskedOfReplica
 
 STATS_S = 1.0
 _KEPT_S = 1.5 * STATS_S  # a request that was sent so long ago is among what the replica says of itself
@@ -30,7 +30,7 @@ NO_STATS: dict[str, Any] = {
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Chooser(Generic[Name]):
+class ReplicaChooser(Generic[Name]):
     """Ranks replicas, by the names that they have, for requests. models: what requests call the model itself, other
     names are adapters'. now: the clock."""
 
@@ -40,7 +40,7 @@ class Chooser(Generic[Name]):
         self._numbers: dict[Name, int] = {}
         self._next = count()
 
-    def ranked(self, asked: Asked, replicas: Mapping[Name, Mapping[str, Any]]) -> list[Name]:
+    def ranked(self, asked: AskedOfReplica, replicas: Mapping[Name, Mapping[str, Any]]) -> list[Name]:
         """The replicas, each with what it last said of itself, the best first, which is taken to get the request."""
         adapter = "" if asked.model in self._models else asked.model
         names = {self._number(name): name for name in replicas}

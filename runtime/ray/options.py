@@ -34,7 +34,7 @@ class RayOptions:
     names it. detach: leave the application running and return.
     """
 
-    ray: bool = setting(False, "Serve with the machines of a Ray cluster (needs icc-llm[ray]).")
+    ray: bool = setting(False, "Serve with the machines of a Ray cluster; needs Ray.")
     address: str | None = setting(
         None,
         "Join this cluster; auto is the one that this machine is of.",

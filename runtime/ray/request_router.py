@@ -1,4 +1,4 @@
-"""PrefixRouter: Ray Serve's request router by a Chooser."""
+"""PrefixRouter: Ray Serve's request router by a ReplicaChooser."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica  # pyright: ignore[reportMissingImports]
 
-from .asked import Asked
-from .choosing import Chooser
+from .asked import AskedOfReplica
+from .choosing import ReplicaChooser
 
 
 class PrefixRouter(RequestRouter):
-    """Sends a request to the replica that computes it the soonest. What is in the request comes as an Asked among the
-    arguments; a request without one goes to the least load."""
+    """Sends a request to the replica that computes it the soonest. What is in the request comes as an AskedOfReplica
+    among the arguments; a request without one goes to the least load."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Ray has made the router. models: what requests call the model itself; other names are adapters'."""
-        self._chooser: Chooser[ReplicaID] = Chooser(kwargs.get("models", ()))
+        self._chooser: ReplicaChooser[ReplicaID] = ReplicaChooser(kwargs.get("models", ()))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -39,6 +39,6 @@ class PrefixRouter(RequestRouter):
         super().on_replica_actor_died(replica_id)
 
 
-def _asked(request: PendingRequest | None) -> Asked:
+def _asked(request: PendingRequest | None) -> AskedOfReplica:
     found = () if request is None else request.args
-    return next((one for one in found if isinstance(one, Asked)), Asked())
+    return next((one for one in found if isinstance(one, AskedOfReplica)), AskedOfReplica())

@@ -47,7 +47,7 @@ class Swap(_Order, frozen=True, tag="swap"):
     nbytes: int
 
 
-class Run(_Order, frozen=True, tag="run"):
+class RunStep(_Order, frozen=True, tag="run"):
     """phase: its number in the plan. expected: it is only made ready."""
 
     sizes: dict[str, int]
@@ -79,7 +79,7 @@ class WritePool(_Order, frozen=True, tag="write_pool"):
     values: bytes
 
 
-Order = Send | Zero | Copy | Swap | Run | Fetch | Write | WritePool
+Order = Send | Zero | Copy | Swap | RunStep | Fetch | Write | WritePool
 
 
 class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from .driver import Cuda
 from .memory import nbytes_of
 from .nccl import Nccl, find_nccl, join
 from .peers import Peers
-from .rank_orders import Copy, Fetch, Meet, Order, Run, Send, SharedTurns, Swap, Write, WritePool, Zero
+from .rank_orders import Copy, Fetch, Meet, Order, RunStep, Send, SharedTurns, Swap, Write, WritePool, Zero
 from .watchdog import Watchdog
 
 _MOST = 1 << 20  # bytes of a message
@@ -155,7 +155,9 @@ class RankedCudaDevice(CudaDevice):
 
     def _run(self, work: DeviceWork, expected: bool = False) -> None:
         phase = self._phases[id(work.phase)]
-        self._order(Run(dict(work.sizes), phase, work.section, work.moves_only, expected), flush=not work.moves_only)
+        self._order(
+            RunStep(dict(work.sizes), phase, work.section, work.moves_only, expected), flush=not work.moves_only
+        )
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
         """Rank 0 has what was sampled, as the others do."""
@@ -263,7 +265,7 @@ class FollowingCudaDevice(CudaDevice):
                 self.copy(order.source, order.target, order.nbytes)
             case Swap():
                 (self.swap_out if order.out else self.swap_in)(order.cache, order.host, order.nbytes)
-            case Run():
+            case RunStep():
                 work = DeviceWork(order.sizes, self.plan.phases[order.phase], order.section, order.moves_only)
                 (self.expect if order.expected else self.run)(work)
             case Fetch():

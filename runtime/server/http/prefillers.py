@@ -69,7 +69,7 @@ class Prefillers:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await _sent(address, "POST", request.url.path, key, body)
-                params = msgspec.json.decode(answer, type=_Answer).kv_transfer_params
+                params = msgspec.json.decode(answer, type=_PrefillAnswer).kv_transfer_params
                 if params is not None and params.remote_engine_id and is_kv_name(params.remote_engine_id):
                     await fetch(address, params.remote_engine_id, key, self._folder)
                     return params
@@ -78,7 +78,7 @@ class Prefillers:
         return None
 
 
-class _Answer(msgspec.Struct):
+class _PrefillAnswer(msgspec.Struct):
     kv_transfer_params: KVTransferParams | None = None
 
 

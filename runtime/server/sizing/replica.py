@@ -17,7 +17,7 @@ _INTAKE = 16  # prompts per step, as in Worker
 
 
 @dataclass(eq=False)
-class Work:
+class ReplicaWork:
     """A prompt on a replica. cost: tokens to compute, as the router says. told: gets the time of each token. given: is
     told, after each step, how many of the prompt's tokens are in the cache; None where nobody takes them. taken: how
     many were taken from another replica."""
@@ -47,9 +47,9 @@ class VirtualReplica:
         if table.taken is not None:
             self.costs.taken.add(tokens, tokens * table.taken)
         self.next_at: float | None = None
-        self._arrived: list[Work] = []
-        self._parts: list[tuple[Work, int]] = []  # of prompts that run elsewhere, to be taken
-        self._works: dict[int, Work] = {}
+        self._arrived: list[ReplicaWork] = []
+        self._parts: list[tuple[ReplicaWork, int]] = []  # of prompts that run elsewhere, to be taken
+        self._works: dict[int, ReplicaWork] = {}
         self._batch: ScheduledBatch | None = None
         self._began = 0.0
 
@@ -67,12 +67,12 @@ class VirtualReplica:
         if self._batch is None:
             self.costs.add(0, 0.0, 0, now)
 
-    def send(self, work: Work, now: float) -> None:
+    def send(self, work: ReplicaWork, now: float) -> None:
         """A prompt comes; it is taken up before the next step."""
         self._arrived.append(work)
         self._wake(now)
 
-    def take(self, work: Work, length: int, now: float) -> None:
+    def take(self, work: ReplicaWork, length: int, now: float) -> None:
         """The KV of a prompt's first tokens comes."""
         self._parts.append((work, length))
         self._wake(now)

@@ -18,7 +18,7 @@ from ...scheduler.scheduler import Scheduler
 from ..engine.messages import Submit
 from ..engine.router import ReplicaLoad, Router, prefix_keys
 from ..engine.step_costs import Costs
-from .replica import VirtualReplica, Work
+from .replica import ReplicaWork, VirtualReplica
 from .step_table import StepTable
 from .traffic import Arrival
 
@@ -34,7 +34,7 @@ class Fleet:
 
 
 @dataclass
-class Served:
+class SimulatedAnswer:
     """What became of a request: when each of its tokens came, in seconds of the traffic."""
 
     arrival: Arrival
@@ -51,7 +51,7 @@ class Served:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
-def simulate(table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> list[Served]:
+def simulate(table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> list[SimulatedAnswer]:
     """What becomes of each request, in order. UsageError for a request that no replica can ever run."""
     return _Simulation(table, traffic, fleet).run()
 
@@ -60,7 +60,7 @@ class _Simulation:
     def __init__(self, table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> None:
         self._replicas = [VirtualReplica(number, table) for number in range(fleet.replicas)]
         self._prefills, self._router = fleet.prefills, Router()
-        self._served = [Served(arrival) for arrival in traffic]
+        self._served = [SimulatedAnswer(arrival) for arrival in traffic]
         self._prompts = prompts_of(traffic)
         self._unit = lcm(*(group.block_size for group in table.groups))
         sizes = [group.num_blocks * group.block_size for group in table.groups if group.keeps != "state"]
@@ -69,7 +69,7 @@ class _Simulation:
         self._moves = table.taken is not None
         _check(table, traffic)
 
-    def run(self) -> list[Served]:
+    def run(self) -> list[SimulatedAnswer]:
         arriving = 0
         while True:
             turns = [replica for replica in self._replicas if replica.next_at is not None]
@@ -91,7 +91,7 @@ class _Simulation:
         keys, length = prefix_keys(Submit(0, self._prompts[number], SamplingParams())), len(self._prompts[number])
         here, cost = self._router.choose(keys, length, [self._load(one) for one in self._replicas[self._prefills :]])
         self._router.ran(here.replica, keys, self._tokens)
-        answer = Work(self._spec(number), cost, partial(self._told, number))
+        answer = ReplicaWork(self._spec(number), cost, partial(self._told, number))
         there = [self._load(one) for one in self._replicas[: self._prefills]]
         costs = Costs.of([one.costs for one in self._replicas], self._unit)
         target = self._replicas[here.replica]
@@ -104,7 +104,9 @@ class _Simulation:
                 return
         target.send(answer, now)
 
-    def _hand_over(self, answer: Work, cost: int, source: VirtualReplica, target: VirtualReplica, now: float) -> None:
+    def _hand_over(
+        self, answer: ReplicaWork, cost: int, source: VirtualReplica, target: VirtualReplica, now: float
+    ) -> None:
         spec = answer.spec._replace(max_new_tokens=1)
 
         def told(time: float, ended: bool) -> None:
@@ -113,7 +115,7 @@ class _Simulation:
             target.send(answer, time)
 
         self._moving[target.number] += 1
-        source.send(Work(spec, cost, told, lambda time, length: target.take(answer, length, time)), now)
+        source.send(ReplicaWork(spec, cost, told, lambda time, length: target.take(answer, length, time)), now)
 
     def _load(self, replica: VirtualReplica) -> ReplicaLoad:
         found = replica.load()

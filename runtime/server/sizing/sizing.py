@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .simulate import Fleet, Served, simulate
+from .simulate import Fleet, SimulatedAnswer, simulate
 from .step_table import StepTable
 from .traffic import Arrival
 
@@ -17,7 +17,7 @@ _FORM = re.compile(r"(ttft|itl)=(\d+(?:\.\d+)?)(ms|s)?")
 
 
 @dataclass(frozen=True)
-class Slo:
+class ServiceLevel:
     """The most that 99 % may take, in seconds: to the first token, and between tokens."""
 
     ttft: float
@@ -33,12 +33,12 @@ class Outcome:
     itl: dict[str, float]
     meets: bool
 
-    def excess(self, slo: Slo) -> float:
+    def excess(self, slo: ServiceLevel) -> float:
         """By which factor the worse of the two misses or keeps the level."""
         return max(self.ttft[f"p{PERCENTILE}"] / slo.ttft, self.itl.get(f"p{PERCENTILE}", 0.0) / slo.itl)
 
 
-def read_slo(text: str) -> Slo:
+def read_slo(text: str) -> ServiceLevel:
     """ttft=1s,itl=50ms as a level. ValueError for what is none."""
     found: dict[str, float] = {}
     for part in text.split(","):
@@ -48,13 +48,13 @@ def read_slo(text: str) -> Slo:
         found[match[1]] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
     if found.keys() != {"ttft", "itl"} or not min(found.values()) > 0:
         raise ValueError(f"{text!r} is no service level like ttft=1s,itl=50ms")
-    return Slo(**found)
+    return ServiceLevel(**found)
 
 
 def size(
     table: StepTable,
     traffic: Sequence[Arrival],
-    slo: Slo,
+    slo: ServiceLevel,
     most: int,
     progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
@@ -71,14 +71,14 @@ def size(
     return found
 
 
-def best(outcomes: Sequence[Outcome], slo: Slo) -> Outcome:
+def best(outcomes: Sequence[Outcome], slo: ServiceLevel) -> Outcome:
     """The fleet to take: of the fewest replicas that keep the level, or, where none does, of all, the one with most to
     spare."""
     kept = [one for one in outcomes if one.meets]
     return min(kept or outcomes, key=lambda one: (one.fleet.replicas if kept else 0, one.excess(slo)))
 
 
-def outcome(served: Sequence[Served], slo: Slo, fleet: Fleet) -> Outcome:
+def outcome(served: Sequence[SimulatedAnswer], slo: ServiceLevel, fleet: Fleet) -> Outcome:
     """What became of requests, and whether that keeps the level."""
     ttft, itl = percentiles([one.first for one in served]), percentiles([gap for one in served for gap in one.gaps])
     name = f"p{PERCENTILE}"

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from icc.runtime.ray.asked import Asked, read_asked
-from icc.runtime.ray.choosing import STATS_S, Chooser
+from icc.runtime.ray.asked import AskedOfReplica, read_asked
+from icc.runtime.ray.choosing import STATS_S, ReplicaChooser
 from icc.runtime.ray.front import RouteApp
 from icc.runtime.ray.refused import RefuseChanges
 from icc.runtime.server.engine.router import CHUNK
@@ -19,11 +19,11 @@ LONG = "a house stands on a hill, and someone looks out of its window. " * 20
 SYSTEM = {"role": "system", "content": LONG}
 
 
-def asked(**fields: Any) -> Asked:
+def asked(**fields: Any) -> AskedOfReplica:
     return read_asked(json.dumps(fields).encode())
 
 
-def shared(one: Asked, other: Asked) -> int:
+def shared(one: AskedOfReplica, other: AskedOfReplica) -> int:
     """How many chunks two prompts begin with."""
     return sum(a == b for a, b in zip(one.keys, other.keys, strict=False))
 
@@ -88,7 +88,7 @@ def stats(**changes: Any) -> dict[str, Any]:
 
 def test_a_conversation_stays_on_its_replica() -> None:
     clock = Clock()
-    chooser = Chooser[str](["", "m"], clock)
+    chooser = ReplicaChooser[str](["", "m"], clock)
     first = asked(model="m", messages=[SYSTEM])
     assert chooser.ranked(first, {"a": stats(sequences=2), "b": stats()}) == ["b", "a"]
     clock.now += 2 * STATS_S
@@ -102,7 +102,7 @@ def test_a_conversation_stays_on_its_replica() -> None:
 
 def test_what_was_sent_counts_until_the_replica_says_so() -> None:
     clock = Clock()
-    chooser = Chooser[str](["m"], clock)
+    chooser = ReplicaChooser[str](["m"], clock)
     idle = {"a": stats(), "b": stats()}
     got = [chooser.ranked(asked(model="m", prompt=f"{number}" * 4000), idle)[0] for number in range(4)]
     assert got == ["a", "b", "a", "b"]
@@ -114,15 +114,15 @@ def test_what_was_sent_counts_until_the_replica_says_so() -> None:
 
 
 def test_an_adapter_is_where_it_is_resident() -> None:
-    chooser = Chooser[str](["m"], Clock())
+    chooser = ReplicaChooser[str](["m"], Clock())
     both = {"a": stats(), "b": stats(adapters=["sql"])}
     assert chooser.ranked(asked(model="sql", prompt="a"), both) == ["b", "a"]
-    assert Chooser[str](["m"], Clock()).ranked(asked(model="m", prompt="a"), both) == ["a", "b"]
+    assert ReplicaChooser[str](["m"], Clock()).ranked(asked(model="m", prompt="a"), both) == ["a", "b"]
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:
     clock = Clock()
-    chooser = Chooser[str](["m"], clock)
+    chooser = ReplicaChooser[str](["m"], clock)
     long = asked(model="m", prompt=LONG)
     assert chooser.ranked(long, {"a": stats(sequences=1), "b": stats()})[0] == "b"
     chooser.keep({"a"})
@@ -150,10 +150,10 @@ class Handle:
     """A deployment's handle: the one replica that it has, or the error that it raises."""
 
     def __init__(self, where: tuple[str, int] | None = ("10.0.0.1", 30000), error: Exception | None = None) -> None:
-        self.where, self.error, self.got = where, error, Asked()
+        self.where, self.error, self.got = where, error, AskedOfReplica()
 
     @asynccontextmanager
-    async def choose_replica(self, found: Asked, _reserve: bool) -> Any:
+    async def choose_replica(self, found: AskedOfReplica, _reserve: bool) -> Any:
         if self.error is not None:
             raise self.error
         self.got = found

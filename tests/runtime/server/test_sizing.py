@@ -16,7 +16,7 @@ from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.server.sizing.calibrate import calibrate
 from icc.runtime.server.sizing.simulate import Fleet, simulate
-from icc.runtime.server.sizing.sizing import Slo, best, read_slo, size
+from icc.runtime.server.sizing.sizing import ServiceLevel, best, read_slo, size
 from icc.runtime.server.sizing.step_table import StepTable, TableGroup
 from icc.runtime.server.sizing.traffic import Arrival, read_traffic, write_traffic
 
@@ -81,14 +81,14 @@ def test_the_same_traffic_gives_the_same_times() -> None:
 
 
 def test_the_fewest_replicas_that_keep_the_level() -> None:
-    strict, loose = Slo(ttft=4.0, itl=0.12), Slo(ttft=20.0, itl=1.0)
+    strict, loose = ServiceLevel(ttft=4.0, itl=0.12), ServiceLevel(ttft=20.0, itl=1.0)
     found = size(TABLE, mixed(), strict, 4)
     chosen = best(found, strict)
     assert chosen.meets and chosen.fleet.prefills > 0
     assert all(one.fleet.replicas <= chosen.fleet.replicas for one in found)
     assert not any(one.meets for one in found if one.fleet.replicas < chosen.fleet.replicas)
     assert best(size(TABLE, mixed(), loose, 4), loose).fleet == Fleet(1)
-    hopeless = Slo(ttft=1e-6, itl=1e-6)
+    hopeless = ServiceLevel(ttft=1e-6, itl=1e-6)
     assert not best(size(TABLE, mixed(4), hopeless, 2), hopeless).meets
     fixed = msgspec.structs.replace(TABLE, taken=None)  # whose KV cannot move
     assert all(one.fleet.prefills == 0 for one in size(fixed, mixed(4), hopeless, 3))
@@ -157,7 +157,7 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
 def test_traffic_comes_back_as_it_was_written(tmp_path: Path) -> None:
     write_traffic(tmp_path / "traffic", mixed())
     assert read_traffic(tmp_path / "traffic") == mixed()
-    assert read_slo("itl=50ms,ttft=1.5s") == Slo(1.5, 0.05)
+    assert read_slo("itl=50ms,ttft=1.5s") == ServiceLevel(1.5, 0.05)
     for text in ("ttft=1", "ttft=1,itl=0", "ttft=1,ttft=2", "itl=1,ttft=-1", ""):
         with pytest.raises(ValueError, match="no service level"):
             read_slo(text)
