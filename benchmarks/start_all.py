@@ -53,7 +53,7 @@ SMALL: dict[str, str] = {
     "frontier.py": "{model} --text {text} --work {dir} --quant rtn4 --windows 1 --out {dir}/frontier",
     "frontier_peers.py": LIBRARIES,
     "frontier_text.py": "{dir}/docs.txt",
-    "gpu_equality.py": "--only mistral --out {dir}/equality.md",
+    "gpu_equality.py": "--only mistral-odd --out {dir}/equality.md",
     "identity.py": "check pystd/h100/none",
     "perplexity.py": "--quant rtn4 --tokens 600",
     "rank_families.py": "llama --out {dir}/rank_families.md",
