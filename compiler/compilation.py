@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
-from torch import fx
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
@@ -37,7 +36,7 @@ from .frontend.source.pooling import Pooling, read_pooling
 from .frontend.source.scoring import read_scoring
 from .frontend.source.source import ModelSource, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
-from .graph.graph import LOGIT_ROWS, TOKENS, Graph
+from .graph.graph import Graph
 from .kv_formats import read_cache_option
 from .merging import merge_from
 from .options import CompileOptions
@@ -48,7 +47,7 @@ from .program.stages import weights_of
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
 from .quantization import find_quantization
-from .report import CompileReport, make_report, node_cost
+from .report import CompileReport, make_report, token_seconds
 from .request import CompileRequest
 from .sizing import auto_passes
 from .speculate.acceptance import DRAFTS
@@ -151,12 +150,7 @@ class Compilation:
 
     def _parallel(self) -> list[Pass]:
         """What divides the graph among ranks."""
-        options, roof = self.options, self.request.target.roofline()
-
-        def seconds(graph: Graph, node: fx.Node) -> float:
-            cost = node_cost(graph, node, {TOKENS: 1, LOGIT_ROWS: 1}, self.backend.profile)
-            return roof.seconds(cost.bytes, cost.flops) if cost else 0.0
-
+        options, seconds = self.options, token_seconds(self.request.target, self.backend.profile)
         return pipelines.parallel(
             options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1, seconds
         )

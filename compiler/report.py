@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
@@ -18,7 +18,7 @@ from torch import fx
 
 from ..passes.manager import PassReport
 from ..runtime.format.program import Program
-from .graph.graph import Graph, TensorType
+from .graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType
 from .ops import Traits, op_of
 from .ops.base import Cost
 from .options import CompileOptions
@@ -201,6 +201,17 @@ def node_cost(graph: Graph, node: fx.Node, counts: Mapping[str, int], profile: P
     cost = op.cost(*(_argument(graph, a, counts) for a in node.args))
     stored_less = _stored_less(graph, node.args[1], profile) if _streams(op.traits) else 0.0  # type: ignore[arg-type]
     return Cost(cost.flops, cost.bytes - stored_less)
+
+
+def token_seconds(target: Target, profile: Profile) -> Callable[[Graph, fx.Node], float]:
+    """The least seconds that a call takes for one token, by the roofline of a target."""
+    roof = target.roofline()
+
+    def seconds(graph: Graph, node: fx.Node) -> float:
+        cost = node_cost(graph, node, {TOKENS: 1, LOGIT_ROWS: 1}, profile)
+        return roof.seconds(cost.bytes, cost.flops) if cost else 0.0
+
+    return seconds
 
 
 def _streams(traits: Traits) -> bool:

@@ -19,7 +19,8 @@ class Target:
     too where there are instructions for them; on GPUs, per multiprocessor: the shared memory
     that one thread block may take, and the most resident warps. is_here: whether it is this machine,
     where steps can be timed. memory_gib: of a GPU, as its driver reports it. link: GB/s that a GPU sends to others, as
-    its maker states it (half of what both directions give); sees_others: whether its kernels read, write and count in
+    its maker states it (half of what both directions give); of CPUs, at which two ranks add up 32 MB in shared memory
+    (benchmarks/rank_sums.py); sees_others: whether its kernels read, write and count in
     the memory of others, as over NVLink and Infinity Fabric, so that ranks need no communicator.
     """
 

@@ -152,43 +152,21 @@ def write_weights(
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
     file each, with its parts of the weights. held: the names of what each stage of a pipeline has, in place of
     parts."""
-    if held:
-        return _write_stages(stage, program, sources, pack, progress, held)
-    last = LastParts()
+    count, last = len(held) or ranks, LastParts()
     if ranks > 1:
         sources = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in sources.items()}
-    header = _header({name: weight.nbytes for name, weight in program.stored.items()})
     with contextlib.ExitStack() as open_files:
-        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(ranks)]
-        for file in files:
-            file.write(header)
+        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
+        for rank, file in enumerate(files):
+            own_names = held[rank] if held else program.stored.keys()
+            file.write(_header({name: w.nbytes for name, w in program.stored.items() if name in own_names}))
         for name, packed in _packed(program, sources, pack, progress):
-            files[0].write(packed.data)
-            for rank in range(1, ranks):  # one after the other: they are parts of the same values
+            for rank, file in enumerate(files):  # one after the other: they are parts of the same values
+                if held and name not in held[rank]:
+                    continue
                 handle = of_rank(sources[name].handle, rank, last)
                 own = packed if handle is sources[name].handle else pack(replace(sources[name], handle=handle))
-                files[rank].write(own.data)
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _write_stages(
-    stage: Path,
-    program: Program,
-    sources: dict[str, WeightSource],
-    pack: Pack,
-    progress: Progress,
-    held: Sequence[Set[str]],
-) -> None:
-    with contextlib.ExitStack() as open_files:
-        files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(len(held))]
-        for file, names in zip(files, held, strict=True):
-            file.write(_header({name: w.nbytes for name, w in program.stored.items() if name in names}))
-        for name, packed in _packed(program, sources, pack, progress):
-            for file, names in zip(files, held, strict=True):
-                if name in names:
-                    file.write(packed.data)
+                file.write(own.data)
         for file in files:
             file.flush()
             os.fsync(file.fileno())

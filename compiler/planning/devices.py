@@ -11,6 +11,7 @@ import msgspec
 
 from ..options import CompileOptions
 from ..program.stages import stages_of, weights_of
+from ..report import token_seconds
 from ..targets import Target
 from .program import PlannedCompile, PlannedGraph, divided_graph, plan_program
 from .room import sequences_that_fit
@@ -122,7 +123,8 @@ def plan_devices(
     for arrangement in _arrangements(devices, target):
         planned = single
         if arrangement.ranks > 1:
-            divided = divided_graph(graph, options, arrangement.tensors, arrangement.experts, arrangement.stages)
+            ways = arrangement.tensors, arrangement.experts, arrangement.stages
+            divided = divided_graph(graph, options, *ways, token_seconds(target, single.backend.profile))
             if divided is None:
                 continue
             planned = plan_program(divided, options, target)

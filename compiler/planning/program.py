@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
+from ...passes.parallel.stages import CostOf
 from ...passes.quantize.auto import QuantizeAuto
 from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
@@ -71,11 +72,11 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
 
 
 def divided_graph(
-    planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int, stages: int
+    planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int, stages: int, cost: CostOf
 ) -> PlannedGraph | None:
     """What one of several ranks runs, see `pipelines.parallel`; None where nothing divides so."""
     graph = planned.quantized.copy()
-    divide = pipelines.parallel(tensors, experts, stages)
+    divide = pipelines.parallel(tensors, experts, stages, cost)
     for phase in (pipelines.attention(options.eviction), divide, pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     if graph.ranks == 1 or (experts > 1 and not _has_experts(planned.quantized)):

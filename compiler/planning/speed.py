@@ -3,7 +3,7 @@ Williams, Waterman and Patterson 2009), whatever kernels reach of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from math import log, prod, sqrt
 
@@ -15,7 +15,7 @@ from ..links import read_seconds, sum_seconds
 from ..ops import OPS, named_arguments, traits_of
 from ..report import node_cost
 from ..targets import Target
-from ..weights.handles import RowConcat, Weight, is_quantized
+from ..weights.handles import Weight, is_quantized, pieces_of
 from ..weights.shards import Shard
 from .program import PlannedCompile
 
@@ -134,7 +134,7 @@ def _fullest(graph: Graph, node: fx.Node, tokens: int) -> tuple[float, float]:
         return 1.0, 1.0
     named = named_arguments(node)
     weight, index = graph.weight(named["weight"]), named["index"]
-    if index is None or not all(isinstance(piece, Shard) and piece.axis == 0 for piece in _pieces(weight)):
+    if index is None or not all(isinstance(piece, Shard) and piece.axis == 0 for piece in pieces_of(weight)):
         return 1.0, 1.0
     choices, experts = tokens * prod(type_of(index).shape), weight.shape[0]
     even = choices / graph.ranks
@@ -142,10 +142,5 @@ def _fullest(graph: Graph, node: fx.Node, tokens: int) -> tuple[float, float]:
     return min(fullest, experts) / min(choices, experts), fullest / choices
 
 
-def _pieces(weight: Weight) -> Iterator[Weight]:
-    """The weights that one is joined of."""
-    yield from weight.pieces if isinstance(weight, RowConcat) else (weight,)
-
-
 def _has_codes(weight: Weight) -> bool:
-    return any(is_quantized(piece.source if isinstance(piece, Shard) else piece) for piece in _pieces(weight))
+    return any(is_quantized(piece.source if isinstance(piece, Shard) else piece) for piece in pieces_of(weight))

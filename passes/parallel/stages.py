@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, TensorType
-from ...compiler.ops import OPS, named_arguments, traits_of
+from ...compiler.graph.graph import Graph, TensorType, layer_of
+from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult, Refusal
 
 TRANSFER = OPS["transfer"].overload
@@ -122,10 +122,10 @@ class _CallLine:
         return len(crossing)
 
     def _measure(self) -> None:
-        layers: dict[Any, tuple[int, int]] = {}
+        layers: dict[int, tuple[int, int]] = {}
         for place, node in enumerate(self.calls):
             if traits_of(node.target).stateful:
-                layer = _layer(node)
+                layer = layer_of(node)
                 layers[layer] = layers.get(layer, (place, place))[0], place
             kind = node.meta["type"]
             if node not in self._own:
@@ -165,11 +165,6 @@ class _CallLine:
 
 def _multiplies(node: fx.Node) -> bool:
     return bool(traits_of(node.target).product)
-
-
-def _layer(node: fx.Node) -> Any:
-    found = named_arguments(node)
-    return found["spec"].layer if "spec" in found else found.get("layer")
 
 
 def _depend_on_tokens(graph: Graph) -> set[fx.Node]:

@@ -190,9 +190,10 @@ def test_a_changed_file_of_another_rank_is_refused(compiled: Compiled, tmp_path:
         icc.load(engine)
 
 
-def test_a_rank_that_dies_ends_the_engine(compiled: Compiled) -> None:
+@pytest.mark.parametrize("divided", ["tensor_parallel", "pipeline_parallel"])
+def test_a_rank_that_dies_ends_the_engine(divided: str, compiled: Compiled) -> None:
     """Within a second, with an error that says which rank; nothing waits for ever, and no process is left."""
-    llm = icc.load(compiled("llama", max_seq_len=64, tensor_parallel=2).engine)
+    llm = icc.load(compiled("llama", max_seq_len=64, **{divided: 2}).engine)
     device = ranked(llm)
     assert device.group is not None
     [pid] = device.group.pids

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import icc
 import numpy as np
 import pytest
 from icc.compiler.options import CompileOptions
-from icc.runtime.errors import DeviceError, UsageError
+from icc.runtime.errors import UsageError
 from icc.runtime.executor.cpu.ranked import RankedDevice
 from icc.runtime.format.load import read_manifest
 from icc.runtime.llm import LLM
@@ -98,21 +95,6 @@ def test_a_stage_takes_memory_for_its_own_layers(compiled: Compiled) -> None:
         half = device.cache.nbytes // 2  # two layers, one behind the other
         memory = [ctypes.string_at(device._kv.address + layer * half, half) for layer in (0, 1)]
     assert [any(layer) for layer in memory] == [True, False]
-
-
-def test_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:
-    llm = icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=2).engine)
-    device = ranked(llm)
-    assert device.group is not None
-    [pid] = device.group.pids
-    llm.generate(PROMPTS[:1], GREEDY)
-    os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises(DeviceError, match="rank 1 has ended with -9"):
-        llm.generate(PROMPTS, GREEDY)
-    assert time.monotonic() - began < 5
-    llm.close()
-    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ _COMING = 0.25  # sequences that come while a long prompt runs, at least, also w
 _OTHER_STEPS = 2  # of the replica that answers: one ends before KV is taken, one computes the rest of the prompt
 
 
-class ArrivalRate:
+class UnitCost:
     """Seconds per unit of some work, of which the latest counts the most; None before any was measured."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StepCosts:
     from elsewhere; step, seconds of a step in which sequences go on by a token. busy: sequences at once, on average."""
 
     def __init__(self) -> None:
-        self.prompt, self.taken, self.step = ArrivalRate(), ArrivalRate(), ArrivalRate()
+        self.prompt, self.taken, self.step = UnitCost(), UnitCost(), UnitCost()
         self.busy = 0.0
         self._at: float | None = None
         self._arrivals, self._arrived = 0.0, 0.0  # per second, at a time

@@ -26,10 +26,10 @@ _SHORT = 8  # tokens of prompts whose context hardly counts
 
 def calibrate(llm: LLM, progress: Callable[[str, int, int], None] = lambda text, done, total: None) -> StepTable:
     """Run steps of some sizes on an idle engine, whose prefix cache is emptied. progress: is told of each."""
-    return _StepTimes(llm, progress).run()
+    return _StepTimer(llm, progress).run()
 
 
-class _StepTimes:
+class _StepTimer:
     def __init__(self, llm: LLM, progress: Callable[[str, int, int], None]) -> None:
         self._llm, self._loop, self._progress = llm, llm.loop, progress
         limits = llm.manifest.limits
