@@ -26,6 +26,7 @@ from ..parent import die_with_parent
 
 START_S = 120.0  # seconds until a rank has loaded its weights
 _END_S = 5.0
+_TOLD_S = 1.0  # seconds from the end of a process's socket until the process itself has ended
 _MOST = 1 << 20  # bytes of a message
 
 
@@ -73,8 +74,12 @@ class RankProcesses:
         except BaseException:
             self.kill()
             raise
-        for number, process in enumerate(self._processes, 1):
-            Thread(target=self._watch, args=(number, process), daemon=True, name=f"icc-rank-{number}").start()
+        self._watchers = [
+            Thread(target=self._watch, args=(number, process), daemon=True, name=f"icc-rank-{number}")
+            for number, process in enumerate(self._processes, 1)
+        ]
+        for watcher in self._watchers:
+            watcher.start()
 
     @property
     def pids(self) -> list[int]:
@@ -100,6 +105,12 @@ class RankProcesses:
         code = process.wait()
         if not self._closing:
             self.lose(f"rank {number} has ended with {code}")
+
+    def lose_unreachable(self, rank: int, error: OSError) -> None:
+        """A rank does not listen. Where its process has ended, the code that it ended with is the reason."""
+        self._watchers[rank - 1].join(_TOLD_S)
+        if not self.lost:
+            self.lose(f"rank {rank} takes no more orders: {error}")
 
     def lose(self, reason: str) -> None:
         """Tell all that wait that a rank is gone. The first reason is kept."""

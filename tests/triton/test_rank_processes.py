@@ -79,6 +79,25 @@ def test_a_rank_that_dies_ends_requests_and_the_engine_is_loaded_again(engine: P
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_what_a_rank_ended_with_is_told_though_its_socket_is_gone_first(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = GpuRanks._watch
+
+    def late(self: GpuRanks, *args: Any) -> None:
+        os.waitid(os.P_PID, args[1].pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.3)
+        watch(self, *args)
+
+    monkeypatch.setattr(GpuRanks, "_watch", late)
+    with loaded(engine) as llm:
+        [pid] = device_of(llm).group.pids  # type: ignore[union-attr]
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(DeviceError, match="rank 1 has ended with -9"):
+            llm.generate([[1, 5, 9]], PARAMS)
+
+
 def test_a_rank_that_cannot_start_says_why(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ICC_RANK_FAULT", "start")
     with pytest.raises(EngineFormatError, match="rank 1: GPU 1 is full") as raised:

@@ -60,9 +60,7 @@ class GpuRanks(RankProcesses):
             try:
                 connection.send(message)
             except OSError as error:
-                if not self.lost:
-                    self.lose(f"rank {rank} takes no more orders: {error}")
-                return
+                return self.lose_unreachable(rank, error)
 
 
 class RankedCudaDevice(CudaDevice):
