@@ -52,7 +52,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 QUANTIZED = (
-    "table and head", "dora", "tokens", "dora of gemma", "tokens of a tied table",
+    "table and head", "dora", "tokens",
+    *soak("dora of gemma", "tokens of a tied table"),
     *soak("biases of gemma", "biases beside biases", "dora of conv1d with biases"),
 )  # fmt: skip
 SCORED = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -63,7 +64,7 @@ def difference(expected: Any, found: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("case", usual(CASES, "biases of gemma", "the model's biases"))
+@pytest.mark.parametrize("case", usual(CASES, "biases of gemma", "the model's biases", "dora beside biases"))
 def test_numbers_are_those_of_peft(case: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     family, options = CASES[case]
     path = save_adapter(model(family), tmp_path / "adapter", **options)

@@ -84,7 +84,8 @@ FAMILIES = {
 ROOM = {"qwen3_moe": "2x16:q_proj,o_proj,experts.*"}
 
 
-@pytest.mark.parametrize("family", usual(FAMILIES, "lfm2-short_convolutions"))
+# gemma3 and gpt2 are in test_kinds.py
+@pytest.mark.parametrize("family", usual(FAMILIES, "lfm2-short_convolutions", "gemma3", "gpt2"))
 def test_families(family: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     path = save_adapter(model(family), tmp_path / "adapter", **FAMILIES[family])
     with icc.load(engine(family, adapters=ROOM.get(family, "2x16"))) as llm:

@@ -19,7 +19,8 @@ PROMPT = [1, 17, 93, 44, 8, 61, 30, 30, 5, 77, 12]
 ENDS = [2, 9, 23, 31, 40, 58, 66, 71, 84, 95, 101, 110]
 # one of keys and values, of windows, of latents, of recurrent states of three kinds, of learned positions
 MODELS = [
-    *((name, {}) for name in ("llama", "gemma3", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule")),
+    *((name, {}) for name in ("llama", "gemma3", "qwen3_next-delta_rule")),
+    *soak(("deepseek_v3-latent_grouped_routing", {})),
     *soak(("lfm2-short_convolutions", {}), ("gpt2", {}), ("llama", {"tensor_parallel": 2})),
 ]
 CASES: dict[str, dict[str, Any]] = {
@@ -125,10 +126,10 @@ class Forced:
     ("model", "options"),
     [
         ("gemma3", {}),
-        ("deepseek_v3-latent_grouped_routing", {}),
         ("qwen3_next-delta_rule", {}),
         ("llama", {"kv_policy": "h2o:budget=64,recent=16"}),
         *soak(
+            ("deepseek_v3-latent_grouped_routing", {}),
             ("llama", {"kv_policy": "snapkv:budget=64,recent=16"}),
             ("llama", {"kv_policy": "streaming:sinks=4,window=32"}),
             ("llama", {"kv_cache": "int4"}),

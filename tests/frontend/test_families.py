@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 2e-5
 IDS = torch.randint(3, 119, (21,), generator=torch.Generator().manual_seed(1)).tolist()
 NAMES = """
-    llama-yarn opt-post_norm_no_bias qwen3_moe-mixed_renormalized bloom-alibi gptj-written_out_attention
-    falcon-written_out_mqa bamba-state_space recurrent_gemma-linear_recurrence rwkv-shifted_tokens
+    llama-yarn opt-post_norm_no_bias qwen3_moe-mixed_renormalized gptj-written_out_attention
+    bamba-state_space recurrent_gemma-linear_recurrence rwkv-shifted_tokens
     llama4-chunks_and_scaled_inputs inkling-bias_of_queries
 """.split()
 # tests of engines go through the same traces
@@ -28,8 +28,9 @@ COMPILED = """
     llama-mqa_tied_biases_llama3 gemma2 gemma3-odd_untied phi3-mha_partial_tied gpt2 gpt_neox opt mixtral
     gpt_oss-yarn_odd cohere-interleaved_rotary deepseek_v3-latent_grouped_routing
 """.split()
-# others have what is special of each
+# others have what is special of each; bloom is in test_alibi_becomes_slopes
 OTHERS = """
+    bloom-alibi falcon-written_out_mqa
     llama-dynamic qwen3-odd_tied_biases granite-multipliers
     llama llama-odd llama-mha mistral mistral-odd mistral-no_window_tied qwen2-window gemma2-no_caps phi3-longrope
     gpt2-untied_scaled_relu gpt_neo-local_attention qwen2 qwen2-tied_yarn qwen3 gemma2-odd gemma3 phi3 gpt2-odd

@@ -167,7 +167,7 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
     plan = built.program.adapters
     assert plan is not None
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
-    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     with LLM(built.manifest, executor := built.executor()) as llm:
         llm.adapters = llm.driver.adapters = ResidentAdapters(plan, executor, BaseWeights({}, np.zeros))
         llm.load_adapter("one", "1")

@@ -19,7 +19,7 @@ from icc.compiler.program.steps.attention import Rotary
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.kv import KVLayer
 from interpreting import TUNER
-from sizes import soak
+from sizes import soak, usual
 
 # Of the largest output: one rounding of q, of the weights and of the output.
 TOLERANCE = {"f32": 2e-6, "bf16": 1e-2, "f16": 1e-3, "i8": 1e-2, "f8": 1e-2, "i4": 1e-2, "i2": 1e-2}
@@ -74,7 +74,11 @@ TREES = {
 VERIFYING = [(37, 11), (0, 19), (90, 1), (5, 48), (60, 10), (64, 5)]
 
 
-@pytest.mark.parametrize("name", LAYERS)
+# without trees, each of the others is in test_mixed
+@pytest.mark.parametrize(
+    "name",
+    usual(LAYERS, "grouped", "single, softcap", "sinks, window", "chunk, wide", "alibi", "alibi, softcap, sinks"),
+)
 def test_trees_of_guesses(name: str) -> None:
     check(Step(LAYERS[name], VERIFYING, "bf16", trees=TREES), False)
 
@@ -92,7 +96,7 @@ def test_decode(name: str) -> None:
     check(Step(LAYERS[name], DECODE, "bf16"), True)
 
 
-@pytest.mark.parametrize("name", ["odd", "multi-query, interleaved, window", "alibi, softcap, sinks"])
+@pytest.mark.parametrize("name", ["odd", *soak("multi-query, interleaved, window", "alibi, softcap, sinks")])
 def test_float32(name: str) -> None:
     check(Step(LAYERS[name], [(0, 9), (17, 21), (60, 1)], "f32"), False)
     check(Step(LAYERS[name], [(0, 1), (77, 1), (0, 0)], "f32"), True)
@@ -105,14 +109,14 @@ def test_cache_types(cache: str) -> None:
     check(Step(layer, DECODE, cache, 8), True)
 
 
-@pytest.mark.parametrize(("cache", "key_dim"), [("bf16", 80), ("i4", 80), ("i8", 80), *soak(("i2", 96), ("i4", 192))])
+@pytest.mark.parametrize(("cache", "key_dim"), [("bf16", 80), ("i8", 80), *soak(("i4", 80), ("i2", 96), ("i4", 192))])
 def test_values_that_are_the_beginning_of_keys(cache: str, key_dim: int) -> None:
     layer = Layer(6, 1, key_dim, 64 if key_dim < 128 else 128, shared=True)
     check(Step(layer, MIXED, cache), False)
     check(Step(layer, DECODE, cache), True)
 
 
-@pytest.mark.parametrize("cache", ["bf16", "i8"])
+@pytest.mark.parametrize("cache", ["i8", *soak("bf16")])
 def test_float_queries_over_a_narrower_cache(cache: str) -> None:
     check(Step(LAYERS["odd"], MIXED, cache, kind="f32"), False)
     check(Step(LAYERS["odd"], DECODE, cache, kind="f32"), True)
@@ -147,7 +151,7 @@ class Split(Tuner):
 @pytest.mark.parametrize(
     ("name", "cache", "splits"),
     [("sinks, window", "bf16", 2), ("chunk, wide", "bf16", 3),
-     ("first tokens and a window", "bf16", 3), *soak(("grouped", "i4", 2)),
+     *soak(("first tokens and a window", "bf16", 3), ("grouped", "i4", 2)),
      *soak(*((name, "bf16", splits) for name in LAYERS for splits in (2, 64)))],
 )  # fmt: skip
 def test_mixed_steps_whose_keys_are_split(name: str, cache: str, splits: int) -> None:
