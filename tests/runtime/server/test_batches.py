@@ -35,7 +35,7 @@ def client_of(server: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key or "none", max_retries=0)
 
 
-def finished(client: openai.OpenAI, batch_id: str, seconds: float = 40) -> Any:
+def finished(client: openai.OpenAI, batch_id: str, seconds: float = 120) -> Any:
     end = time.monotonic() + seconds
     while (batch := client.batches.retrieve(batch_id)).status not in ("completed", "failed", "cancelled"):
         assert time.monotonic() < end, batch
@@ -101,7 +101,7 @@ def test_a_batch_outlasts_a_server_that_is_killed(start: StartServer, tmp_path: 
     again = start("--batch-store", store, key=KEY)
     client = client_of(again)
     before = client.batches.retrieve(batch.id)
-    assert before.status == "in_progress" and 4 < before.request_counts.completed <= 60
+    assert before.status in ("in_progress", "finalizing", "completed") and 4 < before.request_counts.completed <= 60
     done = finished(client, batch.id)
     assert done.status == "completed" and done.request_counts.completed == 60
     assert len(by_id(client.files.content(done.output_file_id).content)) == 60
@@ -150,7 +150,7 @@ def test_offline_goes_on_where_it_was_stopped(chat_engine: Path, tmp_path: Path)
     lines = [line(number, chr(97 + number % 20), max_tokens=700, ignore_eos=True) for number in range(50)]
     source.write_bytes(jsonl([*lines, line(50, url="/v1/chat/completions")]))
     process = subprocess.Popen(offline(chat_engine, source, target), stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not target.exists() or target.read_bytes().count(b"\n") < 5:
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.01)

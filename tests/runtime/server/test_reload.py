@@ -86,4 +86,4 @@ def test_it_dies_before_it_is_replaced() -> None:
             await ready(client)
         await client.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 60))
