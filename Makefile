@@ -94,13 +94,15 @@ $(PEERS)-avx2/.made: benchmarks/cpu/peers.txt
 clean:
 	rm -rf build $(VENV)
 
+# Kernels are compiled by g++, or by the clang of PyPI's ziglang where there is none.
+comma := ,
+CXX_EXTRA := $(if $(shell command -v g++),,$(comma)zig)
 # The stamps say what is installed; a change of the dependencies makes them old.
 $(VENV)/.compile: pyproject.toml constraints.txt
-	@test -n "$$(command -v g++)" || { echo 'icc compiles kernels with g++: install it first (Debian: apt install g++)' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'installing icc and what it needs into $(VENV) (once)'
 	$(INSTALL) setuptools
-	$(INSTALL) --no-build-isolation --editable '.[compile]'
+	$(INSTALL) --no-build-isolation --editable '.[compile$(CXX_EXTRA)]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.compile

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..runtime.errors import MissingExtraError, install
-from .backends.errors import ToolchainError
+from .backends.cpu.toolchain import find_compiler
 from .calibration import check_text
 from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
@@ -126,9 +124,8 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
     if options.dump_passes is not None and options.dump_passes.exists() and not options.dump_passes.is_dir():
         raise UsageError(f"--dump-passes {options.dump_passes} is not a directory")
     check_output(options.output, options.force)
-    compiler = os.environ.get("CXX", "g++")
-    if target.backend == "cpu" and shutil.which(compiler) is None:
-        raise ToolchainError([compiler], f"error: {compiler} is not installed")
+    if target.backend == "cpu":
+        find_compiler()
 
 
 def _check_device(options: CompileOptions) -> None:

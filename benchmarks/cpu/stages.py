@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from icc.compiler.backends.cpu.build import compile_command
 from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL
+from icc.compiler.backends.cpu.toolchain import compile_commands
 from icc.compiler.program.program import Program, program_of
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from icc.runtime.batch.tables import plain_tables
@@ -56,7 +56,8 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Progr
     program = program_of(opened)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "t.cpp").write_text(timed_source(emit_source(program, isa)))
-        subprocess.run(compile_command(isa, "t.cpp", "t.so", None, "-O3"), cwd=folder, check=True)
+        for command in compile_commands(isa, "t.cpp", "t.so", None, "-O3"):
+            subprocess.run(command, cwd=folder, check=True)
         image = (Path(folder) / "t.so").read_bytes()
     opened.files.read = lambda path: image  # type: ignore[method-assign]
     device = CpuDevice(opened, threads=threads)

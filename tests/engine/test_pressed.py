@@ -12,7 +12,7 @@ from typing import Any
 
 import icc
 import pytest
-from icc.compiler.backends.cpu.build import SANITIZER_FLAGS
+from icc.compiler.backends.cpu.toolchain import SANITIZER_FLAGS
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.requests.generation import Generation
 from icc.runtime.speculate.speculator import Speculator

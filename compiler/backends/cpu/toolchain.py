@@ -1,0 +1,70 @@
+"""The C++ compiler of the CPU back end: the one CXX names, else g++, else clang from PyPI's package `ziglang`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+
+from ..errors import ToolchainError
+from .isa import Isa
+
+ZIG = "zig"  # as CXX: the package's clang, even where g++ is installed
+# -ffp-contract=off: a compiler that fuses a*b+c here and not there would make a row's bits depend on its batch.
+COMMON_FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-ident", "-w", "-pthread",
+)  # fmt: skip
+# For tests, and so that they build fast: checks are calls instead of inline code, and without those of pointers that
+# AddressSanitizer makes again when the pointer is used.
+SANITIZER_FLAGS = (
+    "-fno-sanitize-recover=all", "--param=asan-instrumentation-with-call-threshold=0",
+    "-fno-sanitize=null,object-size,pointer-overflow", "-fno-sanitize-address-use-after-scope", "-g1",
+    "-fno-omit-frame-pointer",
+)  # fmt: skip
+LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--build-id=none", "-Wl,-s", "-Wl,--as-needed")
+# An old glibc, whose headers promise no function that a machine of today might lack.
+ZIG_TARGET = ("-target", "x86_64-linux-gnu.2.17")
+ZIG_FLAGS = ("-fno-sanitize=all", "-fno-stack-protector")  # what zig adds on its own when it does not optimize most
+# What a library may take from the process that loads it; zig's link leaves it open: libc's, and libm's expf.
+IMPORTS = frozenset(
+    "aligned_alloc calloc expf free madvise malloc memcpy memmove memset pthread_create pthread_join sched_yield"
+    " syscall".split()
+)
+
+
+def find_compiler() -> list[str]:
+    """How the compiler is called, without arguments; ToolchainError if there is none."""
+    named = os.environ.get("CXX")
+    zig = [sys.executable, "-m", "ziglang"] if find_spec("ziglang") else None
+    if named == ZIG and zig:
+        return zig
+    compiler = named or "g++"
+    if shutil.which(compiler):
+        return [compiler]
+    if zig and not named:
+        return zig
+    package = "ziglang" if named in (None, ZIG) else ""
+    raise ToolchainError([compiler], f"error: {compiler} is not installed", package)
+
+
+def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, optimize: str) -> list[list[str]]:
+    """The calls that make the library `output`, in order, with paths relative to the directory they run in. Files
+    that they leave beside it end in `.o`.
+
+    zig links without any library: its own libc and libc++ would be built for a minute first, and kernels need neither.
+    """
+    compiler = find_compiler()
+    if len(compiler) > 1:  # the package
+        machine = "-mcpu=x86_64" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
+        object_file = f"{isa.name}.o"
+        flags = [*ZIG_TARGET, machine, *COMMON_FLAGS, optimize, *ZIG_FLAGS]
+        return [
+            [*compiler, "c++", "-c", *flags, source, "-o", object_file],
+            [*compiler, "cc", *ZIG_TARGET, "-nostdlib", "-shared", "-s", object_file, "-o", output],
+        ]
+    cmd = [*compiler, *COMMON_FLAGS, "-shared", optimize, *isa.flags, f"-frandom-seed={isa.name}"]
+    if sanitize:
+        return [[*cmd, f"-fsanitize={sanitize}", *SANITIZER_FLAGS, source, "-o", output]]
+    return [[*cmd, "-ffile-prefix-map=./=", *LINK_FLAGS, source, "-o", output]]
