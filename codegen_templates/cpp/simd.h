@@ -9,20 +9,6 @@
 
 #define ICC_INLINE static inline __attribute__((always_inline))
 
-#if defined(__clang__)  // g++'s shuffle of vectors by a vector, which clang makes one instruction of where the lanes are constants
-template <typename V, typename L> ICC_INLINE V __builtin_shuffle(V x, L lanes) {
-    V y;
-    for (int i = 0; i < (int)(sizeof(L) / sizeof(lanes[0])); ++i) y[i] = x[lanes[i]];
-    return y;
-}
-template <typename V, typename L> ICC_INLINE V __builtin_shuffle(V a, V b, L lanes) {
-    constexpr int n = (int)(sizeof(L) / sizeof(lanes[0]));
-    V y;
-    for (int i = 0; i < n; ++i) y[i] = (int)lanes[i] < n ? a[lanes[i]] : b[lanes[i] - n];
-    return y;
-}
-#endif
-
 #if defined(__AVX512F__)
 #include "simd_avx512.h"
 #else

@@ -59,7 +59,7 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
     if len(compiler) > 1:  # the package
         machine = "-mcpu=x86_64" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
         object_file = f"{isa.name}.o"
-        flags = [*ZIG_TARGET, machine, *COMMON_FLAGS, optimize, *ZIG_FLAGS]
+        flags = [*ZIG_TARGET, machine, *COMMON_FLAGS, optimize, *ZIG_FLAGS, "-include", str(CLANG_HEADER)]
         return [
             [*compiler, "c++", "-c", *flags, source, "-o", object_file],
             [*compiler, "cc", *ZIG_TARGET, "-nostdlib", "-shared", "-s", object_file, "-o", output],
