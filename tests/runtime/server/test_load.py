@@ -18,9 +18,9 @@ from .conftest import Served, StartServer
 
 # shorter than the server's own, which `make soak` waits for
 REAL = bool(size_of("real_limits"))
-TIMES = {} if REAL else {"HEADER_S": 0.6, "BODY_S": 0.6, "WRITE_S": 0.5}
+TIMES = {} if REAL else {"HEADER_S": 2.0, "BODY_S": 2.0, "WRITE_S": 0.5}
 HEADER_S, BODY_S, WRITE_S = (TIMES.get(name, getattr(limits, name)) for name in ("HEADER_S", "BODY_S", "WRITE_S"))
-SLACK_S = 3.0  # of a busy machine
+SLACK_S = 60.0  # of a busy machine
 RAW_REQUESTS = size_of("raw_requests")
 REQUESTS = size_of("soak_requests")
 
@@ -29,9 +29,9 @@ def test_overload_sheds_and_what_is_accepted_ends(start_faulty: StartServer) -> 
     server = start_faulty("none", max_queue=4)  # 8 run, 4 wait
 
     def ask(_: int) -> tuple[int, str | None]:
-        reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "0", "max_tokens": 12})
+        reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "0", "max_tokens": 60})
         if reply.status == 200:
-            assert reply.json["choices"][0]["text"] == "123456789:;<"
+            assert reply.json["choices"][0]["text"] == "".join(map(chr, range(49, 109)))
         return reply.status, reply.headers.get("retry-after")
 
     with ThreadPoolExecutor(40) as pool:
@@ -63,7 +63,7 @@ def test_a_queue_is_bounded_by_tokens_too(start_faulty: StartServer) -> None:
 
 
 def raw(server: Served) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=BODY_S + 20)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=BODY_S + SLACK_S)
 
 
 def ends(connection: socket.socket) -> bytes:
@@ -122,10 +122,9 @@ def test_a_client_that_does_not_read_is_cut_off(start_faulty: StartServer) -> No
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-    server.wait_until(lambda: server.metric("icc:num_requests_running") == 8)
-    server.wait_until(server.idle, WRITE_S + 60)
-    text = server.ask("GET", "/metrics").raw.decode()
-    assert 'icc:request_success_total{finished_reason="abort",model_name="toy"} 8.0' in text
+    cut_off = b'icc:request_success_total{finished_reason="abort",model_name="toy"} 8.0'
+    server.wait_until(lambda: cut_off in server.ask("GET", "/metrics").raw, WRITE_S + 60)
+    server.wait_until(server.idle)
     connection.close()
 
 

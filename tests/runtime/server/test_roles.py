@@ -91,7 +91,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_fa
     assert of_replica(server, "generation_tokens_total")[0] == 0  # nobody was kept waiting: it stayed
     whole = server.complete(LONG, max_tokens=8)["choices"][0]["text"]
     before = taken(server)
-    chat = server.stream("a", max_tokens=100)
+    chat = server.stream("a", max_tokens=400)  # it outlasts what follows, also where the machine is busy
     chat.event()
     for number in range(3):
         prompt = f"{number}" + LONG
@@ -101,7 +101,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_fa
     short = of_replica(server, "prompt_tokens_total")[0]
     assert server.complete("abc", max_tokens=4)["choices"][0]["text"] == "defg"
     assert of_replica(server, "prompt_tokens_total")[0] == short  # it stays
-    chat.rest()
+    chat.drop()
     server.wait_until(server.idle)
     assert not left(server)
 
@@ -119,7 +119,7 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
     server = start_faulty("none", replicas=2, prefill_replicas=1)
     measured(server)
     expected = server.complete(LONG, max_tokens=4)["choices"][0]["text"]
-    chat = server.stream("a", max_tokens=100)
+    chat = server.stream("a", max_tokens=250)
     chat.event()
     answers: dict[int, Any] = {}
 
@@ -145,7 +145,7 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
 def test_a_client_that_goes_ends_what_is_computed_for_it(start_faulty: StartServer) -> None:
     server = start_faulty("none", replicas=2, prefill_replicas=1)
     measured(server)
-    chat = server.stream("a", max_tokens=60)
+    chat = server.stream("a", max_tokens=400)
     chat.event()
     before = of_replica(server, "prompt_tokens_total")[0]
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -153,7 +153,7 @@ def test_a_client_that_goes_ends_what_is_computed_for_it(start_faulty: StartServ
     connection.request("POST", "/v1/completions", body)
     server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)
     connection.close()
-    chat.rest()
+    chat.drop()
     server.wait_until(server.idle)
     assert not left(server)
 
