@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from ..errors import ToolchainError
+from ..render import TEMPLATES
 from .isa import Isa
 
 ZIG = "zig"  # as CXX: the package's clang, even where g++ is installed
@@ -59,7 +60,7 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
     if len(compiler) > 1:  # the package
         machine = "-mcpu=x86_64" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
         object_file = f"{isa.name}.o"
-        flags = [*ZIG_TARGET, machine, *COMMON_FLAGS, optimize, *ZIG_FLAGS, "-include", str(CLANG_HEADER)]
+        flags = [*ZIG_TARGET, machine, *COMMON_FLAGS, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
         return [
             [*compiler, "c++", "-c", *flags, source, "-o", object_file],
             [*compiler, "cc", *ZIG_TARGET, "-nostdlib", "-shared", "-s", object_file, "-o", output],

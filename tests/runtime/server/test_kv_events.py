@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +58,37 @@ class Follower:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.SUBSCRIBE, topic)
+        seen = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
+        assert seen.poll(60_000), "no publisher"
+        self.socket.disable_monitor()
+        time.sleep(0.3)  # the subscription follows the handshake
         self.topic, self.numbers, self.ranks = topic, list[int](), set[int]()
         self.blocks: dict[int, tuple[int | None, list[int]]] = {}
         self.names: dict[int, str | None] = {}
         self.batches: list[bytes] = []
 
-    def read(self, seconds: float = 0.3) -> None:
-        """Take what comes until it is silent for so long."""
-        while self.socket.poll(seconds * 1000):
-            topic, number, batch = self.socket.recv_multipart()
-            assert topic == self.topic and len(number) == 8
-            self.numbers.append(int.from_bytes(number, "big"))
-            self.batches.append(batch)
-            stamp, events, rank = msgspec.msgpack.decode(batch)
-            assert abs(stamp - time.time()) < 60
-            self.ranks.add(rank)
-            for event in events:
-                self.apply(event)
+    def read_until(self, told: Callable[[], bool]) -> None:
+        """Take what comes until enough is told."""
+        while not told():
+            assert self.socket.poll(60_000), "nothing comes"
+            self._take()
+
+    def catch_up(self, replay_port: int) -> None:
+        """Take what comes until all is known that has been published."""
+        published = [number for number, _ in replayed(replay_port, 0)]
+        self.read_until(lambda: not published or self.numbers[-1:] >= published[-1:])
+
+    def _take(self) -> None:
+        topic, number, batch = self.socket.recv_multipart()
+        assert topic == self.topic and len(number) == 8
+        self.numbers.append(int.from_bytes(number, "big"))
+        self.batches.append(batch)
+        stamp, events, rank = msgspec.msgpack.decode(batch)
+        assert abs(stamp - time.time()) < 600
+        self.ranks.add(rank)
+        for event in events:
+            self.apply(event)
 
     def apply(self, event: dict[str, Any]) -> None:
         if event["type"] == "AllBlocksCleared":
@@ -125,7 +138,7 @@ def replayed(port: int, first: int) -> list[tuple[int, bytes]]:
         asker.send_multipart([b"", first.to_bytes(8, "big")])
         found: list[tuple[int, bytes]] = []
         while True:
-            assert asker.poll(5000)
+            assert asker.poll(60_000)
             empty, number, batch = asker.recv_multipart()
             assert empty == b""
             if int.from_bytes(number, "big", signed=True) == -1:
@@ -164,12 +177,10 @@ def test_who_follows_knows_what_the_server_has(start_faulty: StartServer, follow
     addresses = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_events_replay": f"tcp://127.0.0.1:{port + 1}"}
     server = start_faulty("none", **addresses, kv_events_topic="kv@here")
     follower = follow(port, b"kv@here")
-    time.sleep(0.3)
     texts = [f"{chr(97 + number)} " * 60 for number in range(14)]  # more than the cache holds
     for text in texts:
         server.complete(text, max_tokens=8)
-        follower.read(0.1)
-    follower.read()
+        follower.catch_up(port + 1)
     assert len(follower.blocks) <= 256 and follower.ranks == {0}
     known = {text: follower.cached(tokens_of(server, text)) for text in texts}
     assert known[texts[0]] < known[texts[-1]] == len(tokens_of(server, texts[-1])) // 4 * 4
@@ -177,17 +188,16 @@ def test_who_follows_knows_what_the_server_has(start_faulty: StartServer, follow
         told = follower.cached(tokens_of(server, text))
         most = (len(tokens_of(server, text)) - 1) // 4 * 4  # one token is always computed
         assert cached_by(server, text) == min(told, most), text
-        follower.read(0.1)
+        follower.catch_up(port + 1)
     assert follower.numbers == list(range(follower.numbers[0], follower.numbers[0] + len(follower.numbers)))
     pid = server.engine_pid
     os.kill(pid, signal.SIGKILL)
     server.wait_until(
         lambda: server.metric("icc:engine_restarts_total") == 1 and server.metric("icc:engine_ready") == 1
     )
-    follower.read()
-    assert not follower.blocks
+    follower.read_until(lambda: not follower.blocks)
     server.complete(texts[0], max_tokens=1)
-    follower.read()
+    follower.catch_up(port + 1)
     assert follower.cached(tokens_of(server, texts[0])) == len(tokens_of(server, texts[0])) // 4 * 4
     first = follower.numbers[3]
     assert replayed(port + 1, first) == list(zip(follower.numbers[3:], follower.batches[3:], strict=True))
@@ -199,32 +209,34 @@ def test_who_follows_knows_what_the_server_has(start_faulty: StartServer, follow
 
 
 def test_each_replica_has_a_port(start_faulty: StartServer, follow: Any) -> None:
-    port = free_ports(2)
-    server = start_faulty("none", replicas=2, kv_events=f"tcp://127.0.0.1:{port}")
+    port = free_ports(4)
+    addresses = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_events_replay": f"tcp://127.0.0.1:{port + 2}"}
+    server = start_faulty("none", replicas=2, **addresses)
     followers = [follow(port), follow(port + 1)]
-    time.sleep(0.3)
     text = "abc " * 10
     for _ in range(2):
         server.complete(text, max_tokens=1)
     for number, follower in enumerate(followers):
-        follower.read()
+        follower.catch_up(port + 2 + number)
         assert follower.ranks <= {number}
     found = [follower.cached(tokens_of(server, text)) for follower in followers]
     assert sorted(found) == [0, 40]  # where it went the second time, too
+
+
+def begins(follower: Follower) -> list[dict[str, Any]]:
+    """The events that tell of a prompt's first block."""
+    events = [event for batch in follower.batches for event in msgspec.msgpack.decode(batch)[1]]
+    return [event for event in events if event["type"] == "BlockStored" and event["parent_block_hash"] is None]
 
 
 def test_salts_of_requests_set_blocks_apart(start: StartServer, follow: Any) -> None:
     port = free_ports(1)
     server = start("--kv-events", f"tcp://127.0.0.1:{port}", key=KEY)
     follower = follow(port)
-    time.sleep(0.3)
     server.complete("abc " * 20, max_tokens=1)
     server.complete("xyz " * 20, max_tokens=1, cache_salt="mine")
-    follower.read()
-    events = [event for batch in follower.batches for event in msgspec.msgpack.decode(batch)[1]]
-    stored = [event for event in events if event["type"] == "BlockStored"]
-    begins = [event for event in stored if event["parent_block_hash"] is None]
-    plain, salted = (event.get("extra_keys") for event in begins)
+    follower.read_until(lambda: len(begins(follower)) == 2)
+    plain, salted = (event.get("extra_keys") for event in begins(follower))
     assert plain is None and len(salted[0][0]) == 64 and set(salted[1:]) <= {None}
 
 

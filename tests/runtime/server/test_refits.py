@@ -54,24 +54,25 @@ def serving(path: Path, *options: str) -> Iterator[tuple[Ask, subprocess.Popen[b
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([*command, "--api-key-file", str(tmp_path / "keys")], stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not (found := re.search(r"serving model on (http://\S+)", (tmp_path / "log").read_text())):
             assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
             time.sleep(0.05)
 
         def ask(route: str, key: str = KEY, **body: Any) -> tuple[int, Any]:
-            request = urllib.request.Request(found[1] + route, json.dumps(body).encode())
+            data = None if route == "/metrics" else json.dumps(body).encode()
+            request = urllib.request.Request(found[1] + route, data)
             request.add_header("Authorization", f"Bearer {key}")
             try:
                 with urllib.request.urlopen(request, timeout=60) as reply:
-                    return reply.status, json.load(reply)
+                    return reply.status, json.load(reply) if data else reply.read().decode()
             except urllib.error.HTTPError as error:
                 return error.code, json.load(error)
 
         yield ask, process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
 
 
 def answer(ask: Ask, tokens: int = 4) -> list[float]:
@@ -95,7 +96,8 @@ def test_new_weights(served: tuple[Ask, Path], engines: list[Path]) -> None:
     running: list[list[float]] = []
     thread = threading.Thread(target=lambda: running.append(answer(ask, 400)))
     thread.start()
-    time.sleep(0.1)
+    while not re.search(r"^icc:num_requests_running\S* [1-9]", ask("/metrics")[1], re.MULTILINE):
+        assert thread.is_alive()
     put(engines[1], path)
     assert ask("/v1/refit") == (200, {"status": "refitted"})
     thread.join()
@@ -137,7 +139,7 @@ def test_another_engine_under_load(engines: list[Path], tmp_path: Path, tiny: An
         path.unlink()
         path.symlink_to("1.engine")
         process.send_signal(signal.SIGHUP)
-        log, end = tmp_path / "log", time.monotonic() + 30
+        log, end = tmp_path / "log", time.monotonic() + 120
         while "loaded anew" not in log.read_text():
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.05)
