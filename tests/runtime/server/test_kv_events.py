@@ -74,6 +74,12 @@ class Follower:
             assert self.socket.poll(60_000), "nothing comes"
             self._take()
 
+    def drained(self) -> Follower:
+        """With what has come."""
+        while self.socket.poll(0):
+            self._take()
+        return self
+
     def catch_up(self, replay_port: int) -> None:
         """Take what comes until all is known that has been published."""
         published = [number for number, _ in replayed(replay_port, 0)]
@@ -209,18 +215,17 @@ def test_who_follows_knows_what_the_server_has(start_faulty: StartServer, follow
 
 
 def test_each_replica_has_a_port(start_faulty: StartServer, follow: Any) -> None:
-    port = free_ports(4)
-    addresses = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_events_replay": f"tcp://127.0.0.1:{port + 2}"}
-    server = start_faulty("none", replicas=2, **addresses)
+    port = free_ports(2)
+    server = start_faulty("none", replicas=2, kv_events=f"tcp://127.0.0.1:{port}")
     followers = [follow(port), follow(port + 1)]
     text = "abc " * 10
     for _ in range(2):
         server.complete(text, max_tokens=1)
+    tokens = tokens_of(server, text)
+    # where it went the second time, too
+    server.wait_until(lambda: sorted(follower.drained().cached(tokens) for follower in followers) == [0, 40])
     for number, follower in enumerate(followers):
-        follower.catch_up(port + 2 + number)
         assert follower.ranks <= {number}
-    found = [follower.cached(tokens_of(server, text)) for follower in followers]
-    assert sorted(found) == [0, 40]  # where it went the second time, too
 
 
 def begins(follower: Follower) -> list[dict[str, Any]]:
