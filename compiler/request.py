@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..runtime.errors import MissingExtraError, install
-from .backends.cpu.toolchain import find_compiler
+from .backends.cxx import find_compiler
 from .calibration import check_text
 from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError

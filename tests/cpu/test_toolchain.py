@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cpu_cases import add_linear, add_linear_q
 from cpu_harness import Builder, Runner, flat_batch
+from icc.compiler.backends import cxx
 from icc.compiler.backends.cpu import toolchain
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import ALL, AVX2, host_isas
@@ -34,30 +35,30 @@ def by_zig(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of libraries of every level."""
     folder = tmp_path_factory.mktemp("zig") / "kernels"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXX", toolchain.ZIG)
+        patch.setenv("CXX", cxx.ZIG)
         build_libraries(small().program(), folder, ALL, optimize="-O1")
     return folder
 
 
 def test_the_compiler_is_the_one_named_else_gxx_else_clang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "sh")
-    assert toolchain.find_compiler() == ["sh"]
-    monkeypatch.setenv("CXX", toolchain.ZIG)
-    assert toolchain.find_compiler() == CLANG
+    assert cxx.find_compiler() == ["sh"]
+    monkeypatch.setenv("CXX", cxx.ZIG)
+    assert cxx.find_compiler() == CLANG
     monkeypatch.delenv("CXX")
-    assert toolchain.find_compiler() == ["g++"]
+    assert cxx.find_compiler() == ["g++"]
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert toolchain.find_compiler() == CLANG
-    monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+    assert cxx.find_compiler() == CLANG
+    monkeypatch.setattr(cxx, "find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match=r"g\+\+ is not installed") as error:
-        toolchain.find_compiler()
+        cxx.find_compiler()
     assert "pip install ziglang" in str(error.value.hint) and error.value.exit_code == 31
 
 
 def test_a_named_compiler_that_is_missing_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ToolchainError, match="no-such-compiler is not installed"):
-        toolchain.find_compiler()
+        cxx.find_compiler()
 
 
 def test_a_library_by_zig_leaves_open_only_what_every_process_has(by_zig: Path) -> None:
@@ -95,6 +96,6 @@ def _outputs(library: Path) -> dict[str, np.ndarray]:
 
 
 def test_libraries_by_zig_are_the_same_bytes(by_zig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", toolchain.ZIG)
+    monkeypatch.setenv("CXX", cxx.ZIG)
     build_libraries(small().program(), tmp_path / "elsewhere" / "kernels", [AVX2], optimize="-O1")
     assert (tmp_path / "elsewhere/kernels/avx2.so").read_bytes() == (by_zig / "avx2.so").read_bytes()

@@ -1,17 +1,11 @@
-"""The C++ compiler of the CPU back end: the one CXX names, else g++, else clang from PyPI's package `ziglang`."""
+"""How the C++ compiler of the CPU back end is called: g++, or the clang of PyPI's package `ziglang`."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-from importlib.util import find_spec
-
-from ..errors import ToolchainError
+from ..cxx import find_compiler
 from ..render import TEMPLATES
 from .isa import Isa
 
-ZIG = "zig"  # as CXX: the package's clang, even where g++ is installed
 # -ffp-contract=off: a compiler that fuses a*b+c here and not there would make a row's bits depend on its batch.
 COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -33,21 +27,6 @@ IMPORTS = frozenset(
     "aligned_alloc calloc expf free madvise malloc memcpy memmove memset pthread_create pthread_join sched_yield"
     " syscall".split()
 )
-
-
-def find_compiler() -> list[str]:
-    """How the compiler is called, without arguments; ToolchainError if there is none."""
-    named = os.environ.get("CXX")
-    zig = [sys.executable, "-m", "ziglang"] if find_spec("ziglang") else None
-    if named == ZIG and zig:
-        return zig
-    compiler = named or "g++"
-    if shutil.which(compiler):
-        return [compiler]
-    if zig and not named:
-        return zig
-    package = "ziglang" if named in (None, ZIG) else ""
-    raise ToolchainError([compiler], f"error: {compiler} is not installed", package)
 
 
 def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, optimize: str) -> list[list[str]]:

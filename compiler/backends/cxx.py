@@ -1,0 +1,27 @@
+"""The C++ compiler of CPU targets: the one CXX names, else g++, else clang from PyPI's package `ziglang`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+
+from .errors import ToolchainError
+
+ZIG = "zig"  # as CXX: the package's clang, even where g++ is installed
+
+
+def find_compiler() -> list[str]:
+    """How the compiler is called, without arguments; ToolchainError if there is none."""
+    named = os.environ.get("CXX")
+    zig = [sys.executable, "-m", "ziglang"] if find_spec("ziglang") else None
+    if named == ZIG and zig:
+        return zig
+    compiler = named or "g++"
+    if shutil.which(compiler):
+        return [compiler]
+    if zig and not named:
+        return zig
+    package = "ziglang" if named in (None, ZIG) else ""
+    raise ToolchainError([compiler], f"error: {compiler} is not installed", package)
