@@ -13,6 +13,7 @@ from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phas
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
+from .arrived import arrived
 from .bounds.forms import Number
 from .dependent import dependent
 from .kernels.pending import PendingKernel
@@ -115,7 +116,9 @@ def plan_program(
             first = len(tuner.taken)
             offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
             scratch_bytes = max(scratch_bytes, total)
-            specs = [_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner)]
+            specs = [
+                arrived(_with_offsets(spec, offsets), tuner.target) for spec in kernel.launches(shape, limits, tuner)
+            ]
             if len(tuner.taken) > first:
                 picks[name] = tuner.taken[first]
             return tuple(map(dependent, specs) if tuner.target.dependent_launch else specs)

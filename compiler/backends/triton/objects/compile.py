@@ -22,6 +22,7 @@ from ....interrupt import Processes
 from ....targets import Target
 from ...errors import CodegenError, KernelRefused
 from ..spec import LaunchSpec
+from .amdgcn import check_stores
 from .loops import MatrixLoop, matrix_loops
 
 _CACHE_FORMAT = "6"  # of the facts beside a cached object
@@ -110,6 +111,8 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
             raise kind(f"kernel {key} does not compile for {target.name}: {answer['error']}")
         shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
         binary = file.read_bytes()
+        if target.backend == "hip":
+            check_stores(ir.read_text())
         loops = matrix_loops(binary, ir.read_text(), spec.num_warps) if target.backend == "cuda" else ()
         return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops, plain.read_text())
 
