@@ -86,7 +86,7 @@ def settled(bits):
     """
     if not INTERPRETED:
         bits = tl.inline_asm_elementwise(
-            "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;", "=r,r", [bits], bits.dtype, is_pure=False, pack=1
+            "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;", "=r,r", [bits], bits.dtype, is_pure=True, pack=1
         )
     return bits
 
