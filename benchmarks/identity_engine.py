@@ -23,7 +23,7 @@ import icc.compiler.compilation as compilation
 import numpy as np
 import torch
 from icc.compiler.backends.cpu.isa import host_isas
-from icc.compiler.backends.triton import backend as triton_backend
+from icc.compiler.backends.triton import fallback
 from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
 
 CXX = Path(__file__).with_name("identity_cxx")
@@ -98,9 +98,9 @@ class Compiler:
             return {key: Compiled(spec.entry, b"", 0, 0, 0, 0) for key, spec in self.specs.items()}
 
         with (
-            mock.patch.object(triton_backend, "compile_specs", compile_specs),
-            mock.patch.object(triton_backend, "check_launch", lambda *_: None),
-            mock.patch.object(triton_backend, "check_addresses", lambda *_: None),  # reads what is compiled
+            mock.patch.object(fallback, "compile_specs", compile_specs),
+            mock.patch.object(fallback, "check_launch", lambda *_: None),
+            mock.patch.object(fallback, "check_addresses", lambda *_: None),  # reads what is compiled
         ):
             yield
 

@@ -217,6 +217,7 @@ class Compilation:
         options, target = self.options, self.request.target
         program = self._with_speculation(built, stage)
         report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
+        report = replace(report, refused=list(built.refused))
         if options.adapter_slots is not None:
             report = replace(report, model=published_name(self.request.options.model))
         if not self.is_delta:

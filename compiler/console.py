@@ -76,6 +76,8 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
             f"{len(tree['parents'])} guesses, {tree['expected_tokens']:.2f} tokens per step, {tree['speedup']:.2f}x"
         )
         table.add_row(f"batch {tree['batch']}", guesses if tree["parents"] else "none pay (see --spec-guesses)")
+    if report.refused:
+        table.add_row("refused", "\n".join(f"tiling {line}" for line in report.refused))
     if options.quant != "none":
         table.add_row("kept", "\n".join(report.kept) or "nothing: every linear is quantized")
     console.print(table)

@@ -56,8 +56,14 @@ class Target:
 
     @property
     def level(self) -> int:
-        """Compute capability, 90 for sm_90; 0 for what is not CUDA's."""
-        return int(self.arch.removeprefix("sm_")) if self.backend == "cuda" else 0
+        """The compute capability whose matrix instructions it has, 90 for sm_90; 0 for what is not CUDA's.
+
+        sm_120 and sm_121 multiply as sm_89 does, by warps: they have neither tensor memory nor instructions of a group.
+        """
+        if self.backend != "cuda":
+            return 0
+        number = int(self.arch.removeprefix("sm_"))
+        return FLOAT8_LEVEL if number >= 120 else number
 
     @property
     def float8(self) -> bool:
@@ -86,12 +92,21 @@ class Target:
 
 
 CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
+# bandwidths and dense peaks as the makers state them: NVIDIA's data sheets and architecture white papers (GA102, Ada,
+# Blackwell RTX, DGX Spark, Blackwell Ultra), AMD's product pages; compute units and shared memory of AMD's by ROCm's
+# "AMD GPU specifications"
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),
     Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64, memory_gib=80.0, link=300.0, sees_others=True),
     Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48, memory_gib=22.5, link=32.0),
     Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48, memory_gib=24.0, link=32.0),
+    # of GeForce cards with sums in float32, at which they have half of the rate
+    Target("rtx3090", "cuda", "sm_86", 936.0, 71.0, 284.0, 99, 82, 48, memory_gib=24.0, link=32.0),
+    Target("rtx4060ti", "cuda", "sm_89", 288.0, 44.0, 88.0, 99, 34, 48, memory_gib=16.0, link=16.0),
+    Target("rtx5090", "cuda", "sm_120", 1792.0, 209.5, 419.0, 99, 170, 48, memory_gib=31.8, link=64.0),
+    Target("rtxpro6000", "cuda", "sm_120", 1792.0, 503.8, 1007.6, 99, 188, 48, memory_gib=95.6, link=64.0),
+    Target("gb10", "cuda", "sm_121", 273.0, 125.0, 250.0, 99, 48, 48, memory_gib=119.0, link=25.0),
     Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99, 58, 48, memory_gib=22.5, link=32.0),
     Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99, 142, 48, memory_gib=45.0, link=32.0),
     Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227, 132, 64, memory_gib=79.6, link=450.0, sees_others=True),
@@ -101,8 +116,18 @@ _TABLE = (
     Target(
         "b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=179.1, link=900.0, sees_others=True
     ),
+    # peak_i8 of 8-bit floats; of int8 it does no more than 150
+    Target(
+        "b300", "cuda", "sm_103", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=268.0, link=900.0, sees_others=True
+    ),
     Target(
         "mi300x", "hip", "gfx942", 5300.0, 1307.0, 2615.0, 64, 304, 32, memory_gib=192.0, link=448.0, sees_others=True
+    ),
+    Target(
+        "mi325x", "hip", "gfx942", 6000.0, 1307.0, 2615.0, 64, 304, 32, memory_gib=256.0, link=448.0, sees_others=True
+    ),
+    Target(
+        "mi355x", "hip", "gfx950", 8000.0, 2517.0, 5033.0, 160, 256, 32, memory_gib=288.0, link=537.0, sees_others=True
     ),
 )
 TARGETS = {target.name: target for target in _TABLE}

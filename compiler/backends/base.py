@@ -21,11 +21,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Built:
-    """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and what a GPU must have."""
+    """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and what a GPU must have.
+
+    refused: tilings of GPU kernels that a check refused, so that others were taken, each with the reason.
+    """
 
     program: Program
     libraries: tuple[Library, ...] = ()
     gpu: GpuFacts | None = None
+    refused: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

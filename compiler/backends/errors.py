@@ -11,6 +11,10 @@ class CodegenError(IccError):
     exit_code = 30
 
 
+class KernelRefused(CodegenError):
+    """One kernel that its compiler cannot make, or whose object a check refuses: another tiling may do."""
+
+
 class ToolchainError(IccError):
     """The C++ compiler could not be run or refused generated code. `cmd` and `stderr` hold the details.
 

@@ -139,7 +139,7 @@ def _compile_all(
     specs: list[LaunchSpec], target: Target, progress: Callable[[str, int, int], None]
 ) -> dict[str, Compiled]:
     """Objects of all specs that compile and fit."""
-    compiled = compile_specs(specs, target, progress, skip_refused=True)
+    compiled = compile_specs(specs, target, progress, refused={})
     limit = target.shared_memory_kib * 1024
     return {key: found for key, found in compiled.items() if found.shared_bytes <= limit}
 

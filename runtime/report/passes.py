@@ -103,6 +103,8 @@ def extra_sections(facts: EngineFacts) -> list[tuple[str, str, list[Markup]]]:
         found.append(("objects", "Kernel objects", [table(head, rows)]))
     if speculation := facts.report.get("speculation"):
         found.append(("speculation", "Speculation", [el("div", _facts_of(speculation))]))
+    if refused := facts.report.get("refused"):
+        found.append(("refused", "Refused tilings", [el("ul", [el("li", line) for line in refused])]))
     if tuned := facts.report.get("tuned"):
         found.append(("tuned", "Tuned", [el("ul", [el("li", line) for line in tuned])]))
     return found

@@ -126,7 +126,7 @@ def test_gpus(gpu_engine: Path, make_engine: Make) -> None:
         assert words in next(check.found for check in found.checks if check.state == "failed")
     hip = make_engine("hip.engine", target="mi300x", backend="hip", gpu=GpuFacts("gfx942", 0), libraries=[])
     [failed] = [check for check in diagnose(hip, cuda=gpu()).checks if check.state == "failed"]
-    assert failed.exit_code == 25 and "is for mi300x (gfx942), this GPU is NVIDIA H100" in failed.found
+    assert failed.exit_code == 25 and "was compiled for mi300x (gfx942), this GPU is NVIDIA H100" in failed.found
     found = diagnose(hip, cuda=gpu(replace(H100, capability=(9, 4), name="AMD Instinct MI300X")))
     assert found.exit_code == 0 and any("MI300X (gfx94x)" in check.found for check in found.checks)
 

@@ -128,4 +128,12 @@ def test_another_gpu_and_an_older_driver() -> None:
         check_device("h100", GpuFacts("sm_90", 12000), device)
     with pytest.raises(DriverError, match=r"driver supports CUDA 12.4, the engine needs 12.8") as driver:
         check_device("l4", GpuFacts("sm_89", 12080), device)
+    for target, arch, found, name in (  # of one major capability, and of AMD
+        ("a100", "sm_80", (8, 9), "sm_89"), ("a10g", "sm_86", (8, 9), "sm_89"), ("h100", "sm_90", (10, 0), "sm_100"),
+        ("mi300x", "gfx942", (9, 5), "gfx95x"),
+    ):  # fmt: skip
+        with pytest.raises(DeviceError, match=rf"compiled for {target} \({arch}\), this GPU is X \({name}\)") as other:
+            check_device(target, GpuFacts(arch, 0), DeviceFacts("X", found, 13000, 24 << 30, 20 << 30))
+        assert "\n" not in other.value.message
+    check_device("a100", GpuFacts("sm_80", 0), DeviceFacts("A100", (8, 0), 13000, 80 << 30, 80 << 30))
     assert (gpu.value.exit_code, driver.value.exit_code) == (25, 27) and gpu.value.hint and driver.value.hint

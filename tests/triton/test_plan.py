@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,18 @@ from building import TARGET, GpuEngine, build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.backend import check_resources
-from icc.compiler.backends.triton.objects.compile import Compiled
-from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
+from icc.compiler.backends.triton import fallback
+from icc.compiler.backends.triton.bounds.addresses import IndexFault
+from icc.compiler.backends.triton.fallback import Compilation, refusals
+from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
+from icc.compiler.backends.triton.plan import Planned, make_plan, occupancy, phase_shapes, plan_program
+from icc.compiler.backends.triton.spec import LaunchSpec
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
-from icc.compiler.targets import TARGETS
+from icc.compiler.targets import TARGETS, Target
 from icc.runtime.errors import EngineFieldError
 from icc.runtime.executor.walk import LaunchPointer, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
@@ -147,18 +153,84 @@ def test_a_plan_survives_json(engine: GpuEngine) -> None:
     assert isinstance(engine.program.plan, LaunchPlan)
 
 
-def test_what_exceeds_the_target_or_spills_while_decoding_fails_the_build(engine: GpuEngine) -> None:
+def _fine(planned: Planned) -> dict[str, Compiled]:
+    return {key: Compiled(spec.entry, b"", 1024, 64, 0, 12000) for key, spec in planned.specs().items()}
+
+
+def test_what_exceeds_the_target_or_spills_while_decoding_is_refused(engine: GpuEngine) -> None:
     planned = plan_program(engine.program, LIMITS, Tuner(TARGET))
-    fine = {key: Compiled(spec.entry, b"", 1024, 64, 0, 12000) for key, spec in planned.specs().items()}
-    check_resources(planned, fine, TARGET)
+    fine = _fine(planned)
+    assert refusals(planned, fine, {}, TARGET) == []
     assert make_plan(planned, TARGET, fine).resources()[0]["registers"] == 64
-    decoding = next(iter(planned.phases[0].all()))
-    spilling = {**fine, decoding: Compiled("x", b"", 0, 255, 8, 12000)}
-    with pytest.raises(CodegenError, match="spills 8 bytes"):
-        check_resources(planned, spilling, TARGET)
-    large = {**fine, decoding: Compiled("x", b"", 300 << 10, 64, 0, 12000)}
-    with pytest.raises(CodegenError, match="shared memory"):
-        check_resources(planned, large, TARGET)
+    decode, mixed = planned.phases[0], planned.phases[-1]
+    key = next(key for key in decode.all() if key.startswith("linear_decode") and key not in mixed.all())
+    bad = Compiled("x", b"", 0, 255, 8, 12000)
+    [found] = {r.config["decode"] for r in refusals(planned, {**fine, key: bad}, {}, TARGET)}
+    assert found == 1 and "spills 8 bytes" in str(refusals(planned, {**fine, key: bad}, {}, TARGET)[0])
+    large = replace(bad, shared_bytes=300 << 10, spill_bytes=0)
+    assert "bytes of shared memory" in refusals(planned, {**fine, key: large}, {}, TARGET)[0].reason
+    only = next(iter(mixed.all().keys() - decode.all().keys()))
+    assert refusals(planned, {**fine, only: bad}, {}, TARGET) == [], "prompts may spill"
+    norm = next(key for key in decode.all() if key.startswith("norm"))
+    with pytest.raises(CodegenError, match="spills 8 bytes"):  # has but one form
+        refusals(planned, {**fine, norm: bad}, {}, TARGET)
+
+
+def _compile(engine: GpuEngine, monkeypatch: pytest.MonkeyPatch, planted: Callable[[LaunchSpec], str]) -> Any:
+    """A compile whose objects are refused for the reasons that `planted` gives."""
+
+    def compile_specs(specs: Any, target: Target, progress: Any, refused: dict[str, str]) -> dict[str, Compiled]:
+        found = {spec_key(spec): spec for spec in specs}
+        assert not found.keys() & tried, "nothing is compiled twice"
+        tried.update(found)
+        refused.update({key: reason for key, spec in found.items() if (reason := planted(spec))})
+        return {key: Compiled(s.entry, b"", 1024, 64, 0, 12000) for key, s in found.items() if key not in refused}
+
+    tried: set[str] = set()
+    monkeypatch.setattr(fallback, "compile_specs", compile_specs)
+    monkeypatch.setattr(fallback, "check_launch", lambda *_: None)
+    monkeypatch.setattr(fallback, "plan_faults", lambda *_: {})
+    plan = partial(plan_program, engine.program, LIMITS)
+    return Compilation(engine.program, LIMITS, TARGET, plan, lambda *_: None).run(Tuner(TARGET))
+
+
+def test_a_tiling_that_is_refused_is_out_and_the_next_one_is_taken(
+    engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the first tiling of each product of the first phase is refused."""
+    first = plan_program(engine.program, LIMITS, Tuner(TARGET))
+    bad = {key for key in first.phases[0].all() if key.startswith("linear_decode")}
+    objects = _compile(engine, monkeypatch, lambda spec: "does not compile: planted" if spec_key(spec) in bad else "")
+    assert (
+        bad and not bad & objects.planned.specs().keys() and objects.compiled.keys() == objects.planned.specs().keys()
+    )
+    assert {r.reason for r in objects.refused} == {f"does not compile: planted ({key})" for key in bad}
+    taken = {key: config for phase in objects.planned.phases for key, config in phase.picks.values()}
+    for refusal in objects.refused:
+        assert taken[refusal.key] != refusal.config and str(refusal.config["warps"]) in str(refusal)
+    others = {key for key, *_ in map(astuple, objects.refused)}
+    before = {key: config for phase in first.phases for key, config in phase.picks.values()}
+    assert all(taken[key] == config for key, config in before.items() if key not in others), "other choices stay"
+
+
+def test_only_where_no_tiling_is_left_a_compile_ends(engine: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        CodegenError, match=r"all \d+ tilings of linear .* are refused, the first because it planted"
+    ) as e:
+        _compile(engine, monkeypatch, lambda spec: "planted" if spec.entry.startswith("linear_") else "")
+    assert "\n" not in e.value.message and e.value.exit_code == 30
+
+
+def test_an_index_beyond_32_bits_refuses_its_tiling(engine: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plan_program(engine.program, LIMITS, Tuner(TARGET))
+    bad = next(key for key in first.phases[0].all() if key.startswith("linear_decode"))
+    reasons: dict[str, str] = {}
+    with monkeypatch.context() as patch:
+        fault = IndexFault("x + y may leave 32 bits")
+        patch.setattr(fallback, "plan_faults", lambda *_: {bad: {fault: "decode up to 1"}})
+        fallback.check_addresses(engine.program, LIMITS, first, {}, reasons)
+    assert "32 bits, in decode up to 1" in reasons[bad]
+    assert refusals(first, _fine(first), reasons, TARGET)[0].reason.startswith("x + y")
 
 
 def test_occupancy_is_what_the_scarcest_resource_allows() -> None:

@@ -35,7 +35,7 @@ def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for name in plan.objects:
         table[name.encode()] = built.specs[name]
 
-    def pretend(specs: Any, *_: Any, skip_refused: bool) -> dict[str, Compiled]:
+    def pretend(specs: Any, *_: Any, refused: dict[str, str]) -> dict[str, Compiled]:
         found = {spec_key(spec): spec for spec in specs}
         table.update({key.encode(): spec for key, spec in found.items()})
         return {key: Compiled(spec.entry, key.encode(), 1024, 32, 0, 12000) for key, spec in found.items()}

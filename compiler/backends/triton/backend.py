@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,13 @@ from ...program.steps.base import Step
 from ...targets import Target
 from ...weights.formats.base import StorageFormat
 from ..base import Built
-from ..errors import CodegenError
 from ..values import pack
-from .bounds.addresses import IndexFault
+from .fallback import Compilation
 from .kernels.caches import KV_ALIGN, TRITON_CACHES
 from .kernels.table import TRITON_KERNELS
 from .layouts.codes import CodeGroups
 from .layouts.registry import LAYOUTS
-from .objects.compile import Compiled, compile_specs
-from .objects.cubin import check_launch
 from .plan import Planned, make_plan, plan_program
-from .reach import plan_faults
 from .tiling.choice import Tuner
 from .tiling.tuned import load_tuned
 
@@ -72,23 +69,22 @@ class TritonBackend:
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
         """Bytes of scratch memory that the phase needs that needs most."""
-        return self._plan(program, limits).scratch_bytes
+        return self._plan(program, limits, self._tuner()).scratch_bytes
 
-    def _plan(self, program: Program, limits: Limits) -> Planned:
-        return plan_program(program, limits, Tuner(self.target, load_tuned(self.target)), (), self.deterministic)
+    def _plan(self, program: Program, limits: Limits, tuner: Tuner) -> Planned:
+        return plan_program(program, limits, tuner, (), self.deterministic)
+
+    def _tuner(self) -> Tuner:
+        return Tuner(self.target, load_tuned(self.target))
 
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
-        planned = self._plan(program, limits)
-        specs = planned.specs()
-        compiled = compile_specs(specs.values(), self.target, progress)
-        check_resources(planned, compiled, self.target)
-        if self.target.backend == "cuda":
-            for key, found in compiled.items():
-                check_launch(key, found.binary, specs[key], found.entry)
-        plan = make_plan(planned, self.target, compiled, check_addresses(program, limits, planned, compiled))
+        made = Compilation(program, limits, self.target, partial(self._plan, program, limits), progress)
+        objects = made.run(self._tuner())
+        specs, compiled = objects.planned.specs(), objects.compiled
+        plan = make_plan(objects.planned, self.target, compiled, objects.faults)
         kernels_dir.mkdir()
         for key, found in plan.objects.items():
             path = kernels_dir / Path(found.file).name
@@ -96,42 +92,7 @@ class TritonBackend:
             path.with_suffix(".py").write_text(specs[key].source)
         needed = max((c.driver_version for c in compiled.values()), default=0)
         return Built(
-            msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
+            msgspec.structs.replace(program, plan=plan),
+            gpu=GpuFacts(self.target.arch, needed, self.deterministic),
+            refused=tuple(map(str, objects.refused)),
         )
-
-
-def check_addresses(
-    program: Program, limits: Limits, planned: Planned, compiled: dict[str, Compiled]
-) -> dict[str, tuple[str, ...]]:
-    """By kernel, accesses that are not shown to lie in their buffers.
-
-    CodegenError for an index that may leave 32 bits.
-    """
-    found = plan_faults(program, limits, planned, {key: made.ir for key, made in compiled.items()})
-    for key, faults in found.items():
-        for fault, phase in faults.items():
-            if isinstance(fault, IndexFault):
-                raise CodegenError(
-                    f"kernel {key}: {fault}, in {phase}",
-                    "lower --max-step-tokens, --max-batch-size or --max-seq-len, and please report it",
-                )
-    return {key: tuple(f"not shown: {fault}" for fault in faults) for key, faults in found.items()}
-
-
-def check_resources(planned: Planned, compiled: dict[str, Compiled], target: Target) -> None:
-    """CodegenError for a kernel that exceeds the target, or a decode kernel that spills registers."""
-    limit = target.shared_memory_kib * 1024
-    for key, found in compiled.items():
-        if found.shared_bytes > limit:
-            raise CodegenError(
-                f"kernel {key} needs {found.shared_bytes} bytes of shared memory, {target.name} has {limit}",
-                "this is a gap in icc; please report it",
-            )
-    for phase in planned.phases:
-        for key in phase.all() if phase.shape.decode else ():
-            if compiled[key].spill_bytes:
-                raise CodegenError(
-                    f"kernel {key} spills {compiled[key].spill_bytes} bytes per thread on {target.name}, which a "
-                    "decode kernel must not",
-                    "this is a gap in icc; please report it",
-                )

@@ -13,6 +13,7 @@ from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phas
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
+from .arrived import arrived
 from .bounds.forms import Number
 from .dependent import dependent
 from .kernels.pending import PendingKernel
@@ -21,7 +22,7 @@ from .kernels.table import TRITON_KERNELS
 from .objects.compile import Compiled, spec_key
 from .objects.loops import loop_faults
 from .spec import Arg, LaunchSpec, Shape, StepKernel, TritonKernel
-from .tiling.choice import Tuner
+from .tiling.choice import Config, Tuner
 
 _MIXED = (16, 64, 256, 512, 1024)
 _TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
@@ -34,7 +35,7 @@ class PlannedPhase:
     """The specs of every kernel in one phase, and of what comes before and after the program's steps.
 
     Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
-    specs.
+    specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer.
     """
 
     shape: Shape
@@ -43,6 +44,7 @@ class PlannedPhase:
     after: tuple[LaunchSpec, ...]
     areas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     made: Mapping[str, TritonKernel] = field(default_factory=dict)
+    picks: Mapping[str, tuple[str, Config]] = field(default_factory=dict)
 
     @property
     def kernels(self) -> dict[str, tuple[LaunchSpec, ...]]:
@@ -105,18 +107,28 @@ def plan_program(
     for shape in shapes or phase_shapes(limits):
         chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape
 
-        def plan_kernel(kernel: TritonKernel, shape: Shape = chosen) -> tuple[LaunchSpec, ...]:
+        picks: dict[str, tuple[str, Config]] = {}
+
+        def plan_kernel(
+            name: str, kernel: TritonKernel, shape: Shape = chosen, picks: dict[str, tuple[str, Config]] = picks
+        ) -> tuple[LaunchSpec, ...]:
             nonlocal scratch_bytes
+            first = len(tuner.taken)
             offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
             scratch_bytes = max(scratch_bytes, total)
-            specs = (_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
+            specs = [
+                arrived(_with_offsets(spec, offsets), tuner.target) for spec in kernel.launches(shape, limits, tuner)
+            ]
+            if len(tuner.taken) > first:
+                picks[name] = tuner.taken[first]
             return tuple(map(dependent, specs) if tuner.target.dependent_launch else specs)
 
-        specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
-        before, after = plan_kernel(around[BEFORE]), plan_kernel(around[AFTER]) if AFTER in around else ()
+        specs = {name: plan_kernel(name, kernel) for name, kernel in kernels.items()}
+        before = plan_kernel(BEFORE, around[BEFORE])
+        after = plan_kernel(AFTER, around[AFTER]) if AFTER in around else ()
         made = {**kernels, **around}
         areas = {name: kernel.scratch(chosen, limits, tuner) for name, kernel in made.items()}
-        phases.append(PlannedPhase(shape, specs, before, after, areas, made))
+        phases.append(PlannedPhase(shape, specs, before, after, areas, made, picks))
     calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
     return Planned(calls, tuple(phases), scratch_bytes)
 

@@ -31,18 +31,15 @@ def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:
 def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
     """DeviceError saying what the engine needs, what there is, and what to do.
 
-    A cubin of sm_80 to sm_89 runs on every device of the same major capability that is not older (CUDA C programming
-    guide, "Binary Compatibility"); from sm_90 on, Triton compiles for exactly that architecture, and an hsaco is for
-    one: gfx942 is 9.4, whose last digit the driver minds when it loads the objects.
+    Cubins and hsacos are for one architecture. Those of sm_80 would load on sm_86 and sm_89, whose multiprocessors have
+    less shared memory than their kernels were made for. Of gfx942 (9.4), the last digit is the driver's to mind.
     """
     hip = needs.arch.startswith("gfx")
     major, minor = (int(needs.arch[3:-2]), int(needs.arch[-2])) if hip else divmod(int(needs.arch[3:]), 10)
-    exact = hip or major >= 9
-    have_major, have_minor = device.capability
-    if have_major != major or (have_minor != minor if exact else have_minor < minor):
+    if device.capability != (major, minor):
         have = arch_name(needs.arch, device)
         raise DeviceError(
-            f"the engine is for {target} ({needs.arch}), this GPU is {device.name} ({have})",
+            f"the engine was compiled for {target} ({needs.arch}), this GPU is {device.name} ({have})",
             "run it on a GPU of its target, or compile the model for this GPU",
         )
     if device.driver_version < needs.driver_version:

@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from .....runtime.errors import install
 from ....interrupt import Processes
 from ....targets import Target
-from ...errors import CodegenError
+from ...errors import CodegenError, KernelRefused
 from ..spec import LaunchSpec
+from .amdgcn import check_stores
 from .loops import MatrixLoop, matrix_loops
 
 _CACHE_FORMAT = "6"  # of the facts beside a cached object
@@ -58,21 +59,22 @@ def compile_specs(
     specs: Iterable[LaunchSpec],
     target: Target,
     progress: Callable[[str, int, int], None] = lambda *_: None,
-    skip_refused: bool = False,
+    refused: dict[str, str] | None = None,
 ) -> dict[str, Compiled]:
     """Compile each spec once for a CUDA or HIP target; objects by `spec_key`.
 
-    Raises CodegenError naming the kernel that Triton refuses, unless those are left out (skip_refused), or where Triton
-    is not installed.
+    Raises KernelRefused naming the kernel that Triton or a check of its loops refuses, unless those are left out and
+    put into `refused` with the reason, and CodegenError where Triton is not installed or ends.
     """
 
     def compile_one(worker: _Worker, key: str) -> Compiled | None:
         try:
             return _compile(worker, key, wanted[key], target)
-        except CodegenError:
-            if skip_refused:
-                return None
-            raise
+        except KernelRefused as refusal:
+            if refused is None:
+                raise
+            refused[key] = refusal.message
+            return None
 
     wanted = {spec_key(spec): spec for spec in specs}
     toolchain = _triton_version()
@@ -105,9 +107,12 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
         }  # fmt: skip
         answer = worker.ask(job)
         if "error" in answer:
-            raise CodegenError(f"kernel {key} does not compile for {target.name}: {answer['error']}")
+            kind = CodegenError if answer.get("ended") else KernelRefused
+            raise kind(f"kernel {key} does not compile for {target.name}: {answer['error']}")
         shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
         binary = file.read_bytes()
+        if target.backend == "hip":
+            check_stores(ir.read_text())
         loops = matrix_loops(binary, ir.read_text(), spec.num_warps) if target.backend == "cuda" else ()
         return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops, plain.read_text())
 
@@ -141,7 +146,7 @@ class _Worker:
             code = process.wait()
             self._stderr.seek(0)
             last = self._stderr.read().decode(errors="replace").strip()[-300:]
-            return {"error": f"the compiling process ended with status {code}: {last}"}
+            return {"error": f"the compiling process ended with status {code}: {last}", "ended": True}
         return json.loads(line)
 
     def close(self) -> None:

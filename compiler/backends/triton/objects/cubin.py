@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .....runtime.format.plan import HIDDEN_POINTERS
-from ...errors import CodegenError
+from ...errors import CodegenError, KernelRefused
 from ..spec import LaunchSpec
 from .sass import SassCode, disassemble
 
@@ -86,8 +86,8 @@ def _waits_at_once(cubin: bytes) -> bool:
 
 def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
     """CodegenError unless a cubin takes what the executor gives it: 8 bytes per pointer and 4 per integer, each aligned
-    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names. If it is launched
-    before the kernel before it has ended, it waits."""
+    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names. KernelRefused
+    unless it waits, if it is launched before the kernel before it has ended."""
     expected, end = [], 0
     for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN_POINTERS):
         end = -(-end // size) * size
@@ -100,7 +100,7 @@ def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
             "this version of Triton calls its kernels in another way; please report it",
         )
     if spec.dependent and not waits_first(cubin):
-        raise CodegenError(
+        raise KernelRefused(
             f"kernel {key} does not wait for the one before it before it touches memory",
             "this version of Triton orders instructions in another way; please report it",
         )

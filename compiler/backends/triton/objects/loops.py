@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...errors import CodegenError
+from ...errors import KernelRefused
 from .sass import MATRIX, SassCode, SassLine, disassemble
 
 BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
@@ -54,7 +54,7 @@ class MatrixLoop:
 def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]:
     """The loops with matrix instructions of a cubin and the IR that it was made of, in their order. Where the two do
     not have the same loops, all of the kernel as one: loops of few steps are unrolled. CodegenError where the
-    disassembler fails, and for a kernel whose answers depend on how fast matrix units are.
+    disassembler fails, KernelRefused for a kernel whose answers depend on how fast matrix units are.
     """
     asked = [_Asked(text, trips) for text, trips in _loop_texts(ttgir)]
     asked = [found for found in asked if found.flops]
@@ -65,7 +65,7 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
     unrolled = _overwritten(code.lines, again=False) if len(loops) != len(asked) else set()
     if registers := sorted(unrolled.union(*map(_overwritten, loops))):
         names = ", ".join(f"R{register}" for register in registers[:4])
-        raise CodegenError(
+        raise KernelRefused(
             f"matrix instructions may still read registers that are written: {names}",
             "this version of Triton orders instructions in another way; please report it",
         )

@@ -5,7 +5,8 @@ interprets, and it keeps state, so compiling happens apart from the compiler's o
 
 A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, object, ir, plain}.
 `source` is the path of the rendered Python file, `object` that of the file to write, `ir` that of Triton's IR with
-layouts and `plain` that of the one without. An answer: {entry, shared, registers, spill, driver} or {error}.
+layouts, or of the assembly for AMD, and `plain` that of the IR without. An answer: {entry, shared, registers, spill,
+driver} or {error}.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _finish(kernel: Any, job: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"needs {scratch} bytes of global scratch and {meta.num_ctas} CTAs per cluster"}
     binary = Path(job["object"])
     binary.write_bytes(kernel.asm["cubin" if job["backend"] == "cuda" else "hsaco"])
-    Path(job["ir"]).write_text(kernel.asm["ttgir"])
+    Path(job["ir"]).write_text(kernel.asm["ttgir" if job["backend"] == "cuda" else "amdgcn"])
     Path(job["plain"]).write_text(kernel.asm["ttir"])
     if job["backend"] == "cuda":
         found = cubin_resources(binary) | {"driver": driver_version(int(job["arch"]))}

@@ -1,0 +1,117 @@
+"""Objects of a plan that no check refuses: where one does, the tiling that led to it is out, and the next is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ....runtime.format.manifest import Limits
+from ...program.program import Program
+from ...targets import Target
+from ..errors import CodegenError, KernelRefused
+from .bounds.addresses import IndexFault
+from .objects.compile import Compiled, compile_specs
+from .objects.cubin import check_launch
+from .plan import Planned
+from .reach import plan_faults
+from .tiling.choice import Refusal, Tuner
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Objects:
+    """A plan and its objects by name. faults: by object, accesses that are not shown to lie in their buffers."""
+
+    planned: Planned
+    compiled: Mapping[str, Compiled]
+    faults: Mapping[str, tuple[str, ...]]
+    refused: tuple[Refusal, ...]
+
+
+@dataclass
+class Compilation:
+    """One compile of a program for a target, plan after plan until nothing of it is refused. plan: makes one with the
+    answers of a tuner. reasons: by object, why it is refused wherever it runs."""
+
+    program: Program
+    limits: Limits
+    target: Target
+    plan: Callable[[Tuner], Planned]
+    progress: Progress
+    compiled: dict[str, Compiled] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def run(self, tuner: Tuner) -> Objects:
+        """The first plan that is not refused; CodegenError where a kernel has no tiling left."""
+        while True:
+            planned = self.plan(tuner)
+            self._compile(planned)
+            faults: dict[str, tuple[str, ...]] = {}
+            refused = refusals(planned, self.compiled, self.reasons, self.target)
+            if not refused:
+                found = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
+                faults, refused = found or {}, refusals(planned, self.compiled, self.reasons, self.target)
+            if not refused:
+                compiled = {key: self.compiled[key] for key in planned.specs()}
+                return Objects(planned, compiled, faults, tuner.refused)
+            tuner = replace(tuner, refused=(*tuner.refused, *refused))
+
+    def _compile(self, planned: Planned) -> None:
+        """Objects that no plan before had."""
+        specs = planned.specs()
+        known = {*self.compiled, *self.reasons}
+        new = {key: spec for key, spec in specs.items() if key not in known}
+        if not new:
+            return
+        made = compile_specs(new.values(), self.target, self.progress, refused=self.reasons)
+        self.compiled |= made
+        for key, found in made.items() if self.target.backend == "cuda" else ():
+            try:
+                check_launch(key, found.binary, new[key], found.entry)
+            except KernelRefused as refusal:
+                self.reasons[key] = refusal.message
+
+
+def refusals(
+    planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
+) -> list[Refusal]:
+    """The tilings of a plan that led to objects that are refused: for `reasons`, for exceeding the target, or for
+    spilling registers while decoding. CodegenError for such an object of a kernel that has but one form."""
+    found: list[Refusal] = []
+    for phase in planned.phases:
+        for kernel, specs in phase.kernels.items():
+            keys = replace(phase, specs={kernel: specs}, before=(), after=()).all()
+            for key in keys:
+                reason = reasons.get(key) or resource_fault(compiled[key], phase.shape.decode, target)
+                if not reason:
+                    continue
+                if kernel not in phase.picks:
+                    raise CodegenError(f"kernel {key}: {reason}", "this is a gap in icc; please report it")
+                refusal = Refusal(*phase.picks[kernel], f"{reason} ({key})")
+                if all((r.key, r.config) != (refusal.key, refusal.config) for r in found):
+                    found.append(refusal)
+    return found
+
+
+def resource_fault(compiled: Compiled, decode: bool, target: Target) -> str:
+    """What an object needs that the target lacks, or that a decode kernel must not take; "" where nothing."""
+    limit = target.shared_memory_kib * 1024
+    if compiled.shared_bytes > limit:
+        return f"needs {compiled.shared_bytes} bytes of shared memory, {target.name} has {limit}"
+    if decode and compiled.spill_bytes:
+        return f"spills {compiled.spill_bytes} bytes per thread on {target.name}, which a decode kernel must not"
+    return ""
+
+
+def check_addresses(
+    program: Program, limits: Limits, planned: Planned, compiled: Mapping[str, Compiled], reasons: dict[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """By object, accesses that are not shown to lie in their buffers; an index that may leave 32 bits is a reason to
+    refuse the object, and put into `reasons`."""
+    found = plan_faults(program, limits, planned, {key: made.ir for key, made in compiled.items()})
+    for key, faults in found.items():
+        for fault, phase in faults.items():
+            if isinstance(fault, IndexFault):
+                reasons[key] = f"{fault}, in {phase}; lower --max-step-tokens, --max-batch-size or --max-seq-len"
+    return {key: tuple(f"not shown: {fault}" for fault in faults) for key, faults in found.items()}
