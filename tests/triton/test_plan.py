@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton import fallback
 from icc.compiler.backends.triton.bounds.addresses import IndexFault
-from icc.compiler.backends.triton.fallback import Compilation, refusals
+from icc.compiler.backends.triton.fallback import TilingSearch, refusals
 from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
 from icc.compiler.backends.triton.plan import Planned, make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.spec import LaunchSpec
@@ -191,7 +191,7 @@ def _compile(engine: GpuEngine, monkeypatch: pytest.MonkeyPatch, planted: Callab
     monkeypatch.setattr(fallback, "check_launch", lambda *_: None)
     monkeypatch.setattr(fallback, "plan_faults", lambda *_: {})
     plan = partial(plan_program, engine.program, LIMITS)
-    return Compilation(engine.program, LIMITS, TARGET, plan, lambda *_: None).run(Tuner(TARGET))
+    return TilingSearch(engine.program, LIMITS, TARGET, plan, lambda *_: None).run(Tuner(TARGET))
 
 
 def test_a_tiling_that_is_refused_is_out_and_the_next_one_is_taken(

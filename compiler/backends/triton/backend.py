@@ -20,7 +20,7 @@ from ...targets import Target
 from ...weights.formats.base import StorageFormat
 from ..base import Built
 from ..values import pack
-from .fallback import Compilation
+from .fallback import TilingSearch
 from .kernels.caches import KV_ALIGN, TRITON_CACHES
 from .kernels.table import TRITON_KERNELS
 from .layouts.codes import CodeGroups
@@ -81,7 +81,7 @@ class TritonBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
-        made = Compilation(program, limits, self.target, partial(self._plan, program, limits), progress)
+        made = TilingSearch(program, limits, self.target, partial(self._plan, program, limits), progress)
         objects = made.run(self._tuner())
         specs, compiled = objects.planned.specs(), objects.compiled
         plan = make_plan(objects.planned, self.target, compiled, objects.faults)

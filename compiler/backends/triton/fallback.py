@@ -14,7 +14,7 @@ from .objects.compile import Compiled, compile_specs
 from .objects.cubin import check_launch
 from .plan import Planned
 from .reach import plan_faults
-from .tiling.choice import Refusal, Tuner
+from .tiling.choice import RefusedTiling, Tuner
 
 Progress = Callable[[str, int, int], None]
 
@@ -26,7 +26,7 @@ class Objects:
     planned: Planned
     compiled: Mapping[str, Compiled]
     faults: Mapping[str, tuple[str, ...]]
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedTiling, ...]
 
 
 @dataclass
@@ -75,10 +75,10 @@ class Compilation:
 
 def refusals(
     planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
-) -> list[Refusal]:
+) -> list[RefusedTiling]:
     """The tilings of a plan that led to objects that are refused: for `reasons`, for exceeding the target, or for
     spilling registers while decoding. CodegenError for such an object of a kernel that has but one form."""
-    found: list[Refusal] = []
+    found: list[RefusedTiling] = []
     for phase in planned.phases:
         for kernel, specs in phase.kernels.items():
             keys = replace(phase, specs={kernel: specs}, before=(), after=()).all()
@@ -88,7 +88,7 @@ def refusals(
                     continue
                 if kernel not in phase.picks:
                     raise CodegenError(f"kernel {key}: {reason}", "this is a gap in icc; please report it")
-                refusal = Refusal(*phase.picks[kernel], f"{reason} ({key})")
+                refusal = RefusedTiling(*phase.picks[kernel], f"{reason} ({key})")
                 if all((r.key, r.config) != (refusal.key, refusal.config) for r in found):
                     found.append(refusal)
     return found

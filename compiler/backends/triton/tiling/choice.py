@@ -13,7 +13,7 @@ Config = dict[str, int]  # e.g. {"m": 64, "n": 128, "k": 64, "warps": 4, "stages
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedTiling:
     """A tiling that was tried for a choice, and why what became of it cannot be used."""
 
     key: str
@@ -34,7 +34,7 @@ class Tuner:
 
     target: Target
     tuned: Mapping[str, Config] = field(default_factory=dict)
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedTiling, ...] = ()
     taken: list[tuple[str, Config]] = field(default_factory=list)
 
     def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
