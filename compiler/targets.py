@@ -92,9 +92,9 @@ class Target:
 
 
 CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
-# bandwidths and dense peaks as the makers state them: NVIDIA's data sheets and architecture white papers (GA102, Ada,
-# Blackwell RTX, DGX Spark, Blackwell Ultra), AMD's product pages; compute units and shared memory of AMD's by ROCm's
-# "AMD GPU specifications"
+# Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
+# pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Those of rtx3090, rtx4060ti,
+# rtxpro6000 and gb10 were not looked up again, and the 8-bit rate of b300 is of FP8: its INT8 is far slower.
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),

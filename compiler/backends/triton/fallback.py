@@ -30,7 +30,7 @@ class Objects:
 
 
 @dataclass
-class Compilation:
+class TilingSearch:
     """One compile of a program for a target, plan after plan until nothing of it is refused. plan: makes one with the
     answers of a tuner. reasons: by object, why it is refused wherever it runs."""
 
