@@ -8,7 +8,7 @@ from .isa import Isa
 
 # -ffp-contract=off: a compiler that fuses a*b+c here and not there would make a row's bits depend on its batch.
 COMMON_FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-ident", "-w", "-pthread",
 )  # fmt: skip
 # For tests, and so that they build fast: checks are calls instead of inline code, and without those of pointers that
@@ -39,12 +39,13 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
     if len(compiler) > 1:  # the package
         machine = "-mcpu=x86_64" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
         object_file = f"{isa.name}.o"
-        flags = [*ZIG_TARGET, machine, *COMMON_FLAGS, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
+        common = [flag for flag in COMMON_FLAGS if flag != "-shared"]
+        flags = [*ZIG_TARGET, machine, *common, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
         return [
             [*compiler, "c++", "-c", *flags, source, "-o", object_file],
             [*compiler, "cc", *ZIG_TARGET, "-nostdlib", "-shared", "-s", object_file, "-o", output],
         ]
-    cmd = [*compiler, *COMMON_FLAGS, "-shared", optimize, *isa.flags, f"-frandom-seed={isa.name}"]
+    cmd = [*compiler, *COMMON_FLAGS, optimize, *isa.flags, f"-frandom-seed={isa.name}"]
     if sanitize:
         return [[*cmd, f"-fsanitize={sanitize}", *SANITIZER_FLAGS, source, "-o", output]]
     return [[*cmd, "-ffile-prefix-map=./=", *LINK_FLAGS, source, "-o", output]]
