@@ -94,7 +94,7 @@ class Target:
 CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
 # Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
 # pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Those of rtx3090, rtx4060ti,
-# rtxpro6000 and gb10 were not looked up again, and the 8-bit rate of b300 is of FP8: its INT8 is far slower.
+# rtxpro6000 and gb10 were not looked up again.
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),
@@ -116,7 +116,7 @@ _TABLE = (
     Target(
         "b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=179.1, link=900.0, sees_others=True
     ),
-    # peak_i8 of 8-bit floats; of int8 it does no more than 150
+    # the 8-bit rate is of FP8: its INT8 is far slower
     Target(
         "b300", "cuda", "sm_103", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=268.0, link=900.0, sees_others=True
     ),

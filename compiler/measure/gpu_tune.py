@@ -23,6 +23,7 @@ from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits
 from ...runtime.format.plan import LaunchPlan
 from ...runtime.kv.group import GroupConfig
+from ..backends.triton.fallback import resource_fault
 from ..backends.triton.objects.compile import Compiled, compile_specs
 from ..backends.triton.plan import Planned, PlannedPhase, make_plan, phase_shapes, plan_program
 from ..backends.triton.spec import LaunchSpec, Shape
@@ -140,8 +141,7 @@ def _compile_all(
 ) -> dict[str, Compiled]:
     """Objects of all specs that compile and fit."""
     compiled = compile_specs(specs, target, progress, refused={})
-    limit = target.shared_memory_kib * 1024
-    return {key: found for key, found in compiled.items() if found.shared_bytes <= limit}
+    return {key: found for key, found in compiled.items() if not resource_fault(found, False, target)}
 
 
 def _time(

@@ -47,21 +47,19 @@ class TilingSearch:
         while True:
             planned = self.plan(tuner)
             self._compile(planned)
-            faults: dict[str, tuple[str, ...]] = {}
             refused = refusals(planned, self.compiled, self.reasons, self.target)
-            if not refused:
-                found = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
-                faults, refused = found or {}, refusals(planned, self.compiled, self.reasons, self.target)
-            if not refused:
-                compiled = {key: self.compiled[key] for key in planned.specs()}
-                return Objects(planned, compiled, faults, tuner.refused)
+            if not refused:  # all objects are there: their IR says where they reach
+                faults = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
+                refused = refusals(planned, self.compiled, self.reasons, self.target)
+                if not refused:
+                    compiled = {key: self.compiled[key] for key in planned.specs()}
+                    return Objects(planned, compiled, faults, tuner.refused)
             tuner = replace(tuner, refused=(*tuner.refused, *refused))
 
     def _compile(self, planned: Planned) -> None:
         """Objects that no plan before had."""
         specs = planned.specs()
-        known = {*self.compiled, *self.reasons}
-        new = {key: spec for key, spec in specs.items() if key not in known}
+        new = {key: spec for key, spec in specs.items() if key not in self.compiled and key not in self.reasons}
         if not new:
             return
         made = compile_specs(new.values(), self.target, self.progress, refused=self.reasons)
