@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test soak overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
+.PHONY: demo gpu-visit test soak overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -68,6 +68,22 @@ ci:
 # Other people's clients, each in an environment of its own in build/clients, against a scripted model.
 clients: $(VENV)/.dev
 	$(BIN)/python benchmarks/clients/run.py
+
+# All that only a GPU can tell, in order of worth, on a machine that has one: with its own Python, torch and Triton.
+# `make visit-objects TARGET=h200` beforehand, on any machine, makes the kernels and gathers the packages that the GPU
+# machine may lack (for its Python, VISIT_PYTHON): .whl and build/visit-objects travel along.
+VISIT_PYTHON ?= 3.12
+VISIT_WHEELS := msgspec minijinja gguf expecttest
+gpu-visit:
+	@if [ -d .whl ]; then $(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/visit-site .whl/*.whl; fi
+	PYTHONPATH=$(CURDIR)/build/visit-site ICC_CARRIED_OBJECTS=$(CURDIR)/build/visit-objects \
+	    $(PYTHON) benchmarks/gpu_visit.py --minutes $(MINUTES) $(VISIT_ARGS)
+
+visit-objects: $(VENV)/.dev
+	$(PIP) download -q --no-deps --only-binary=:all: --python-version $(VISIT_PYTHON) --implementation cp \
+	    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	    -c constraints.txt -d .whl $(VISIT_WHEELS)
+	$(BIN)/python benchmarks/gpu_visit.py --target $(TARGET) --prepare build/visit-objects
 
 # The peers have an environment of their own; torch 2.13.0 because a newer one brings CUDA. Takes about 20 minutes.
 PEERS := build/peers

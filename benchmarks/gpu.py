@@ -41,6 +41,7 @@ from icc.runtime.commands.bench import BenchOptions, run_bench
 from icc.runtime.format.operands import WeightOperand
 from make_model import write
 
+ENGINE_LIMITS = {"max_seq_len": PREFILL + OUTPUT, "max_batch_size": max(BATCHES), "max_step_tokens": PREFILL}
 KV_BYTES = 16 << 30  # for all batches, and room beside it for an 8B in float32, which the logits are compared with
 
 
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no stage after so many")
+    parser.add_argument("--no-reference", action="store_true", help="times alone: no logits of transformers in float32")
     a = parser.parse_args()
     results: dict[str, Any] = {"date": date.today().isoformat(), "versions": versions(), "device": device_limits()}
     print(json.dumps(results, indent=1), flush=True)
@@ -86,7 +88,7 @@ def stages(a: argparse.Namespace, device: dict[str, Any]) -> Iterator[Stage]:
             engine = a.work / f"{shape}-{quant}.engine"
             yield (
                 {"engine": "icc", "shape": shape, "quant": quant},
-                partial(measure_engine, engine, a.target, quant, model, device, a.rounds),
+                partial(measure_engine, engine, a.target, quant, model, device, a.rounds, not a.no_reference),
             )
         for name, peer in PEERS.items():
             if name in engines:
@@ -126,16 +128,13 @@ def compile_engine(model: Path, engine: Path, target: str, quant: str) -> Path:
     """Compile unless it is there."""
     if not (engine / "engine.json").is_file():
         start = time.perf_counter()
-        icc.compile(
-            model, engine, target=target, quant=quant, max_seq_len=PREFILL + OUTPUT, max_batch_size=max(BATCHES),
-            max_step_tokens=PREFILL, calib_sequences=8, calib_length=256,
-        )  # fmt: skip
+        icc.compile(model, engine, target=target, quant=quant, calib_sequences=8, calib_length=256, **ENGINE_LIMITS)
         print(f"compiled {engine.name} in {time.perf_counter() - start:.0f} s", flush=True)
     return engine
 
 
 def measure_engine(
-    engine: Path, target: str, quant: str, model: Path, device: dict[str, Any], rounds: int
+    engine: Path, target: str, quant: str, model: Path, device: dict[str, Any], rounds: int, compared: bool
 ) -> list[dict[str, Any]]:
     """One row per batch size, and one of prefill, each with its share of the limit."""
     compile_engine(model, engine, target, quant)
@@ -144,7 +143,7 @@ def measure_engine(
         prompt = np.random.default_rng(0).integers(3, 1000, 16).tolist()
         llm.generate([prompt], icc.SamplingParams(max_tokens=1, ignore_eos=True))
         first = time.perf_counter() - start
-        error = logits_error(llm, model) if quant == "none" else None
+        error = logits_error(llm, model) if quant == "none" and compared else None
         streamed = streamed_bytes(llm)
         base = {"first_token_s": first, "logits_error": error}
         rows = []

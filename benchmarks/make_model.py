@@ -15,6 +15,7 @@ import torch
 SHAPES = {
     "llama-1b": (2048, 16, 32, 8, 8192, 128256, True),  # Llama-3.2-1B
     "llama-8b": (4096, 32, 32, 8, 14336, 128256, False),  # Llama-3.1-8B
+    "llama-8b-quarter": (4096, 8, 32, 8, 14336, 128256, False),  # with 8 of its 32 layers
     "llama-70b-layer": (8192, 1, 64, 8, 28672, 32000, False),  # Llama-2-70B, with one of its 80 layers
     "smollm-135m": (576, 30, 9, 3, 1536, 49152, True),  # SmolLM2-135M
     "tiny": (256, 2, 4, 2, 512, 1024, True),

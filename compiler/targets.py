@@ -93,8 +93,9 @@ class Target:
 
 CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
 # Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
-# pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Those of rtx3090, rtx4060ti,
-# rtxpro6000 and gb10 were not looked up again.
+# pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Of rtx3090, rtxpro6000 and gb10
+# multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat; matrix rates follow from
+# them, and those of rtx4060ti were not looked up.
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),

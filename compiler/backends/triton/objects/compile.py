@@ -79,7 +79,7 @@ def compile_specs(
     wanted = {spec_key(spec): spec for spec in specs}
     toolchain = _triton_version()
     cache = {key: _cache_folder(key, target, toolchain) for key in wanted}
-    found = {key: load for key, folder in cache.items() if (load := _load(folder)) is not None}
+    found = {key: load for key, folder in cache.items() if (load := _carried(folder) or _load(folder)) is not None}
     missing = [key for key in wanted if key not in found]
     with _Workers(min(len(missing), os.cpu_count() or 1)) as workers:
         done = len(found)
@@ -210,6 +210,14 @@ def _triton_version() -> str:
 def _cache_folder(key: str, target: Target, toolchain: str) -> Path:
     root = os.environ.get("ICC_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "icc").expanduser()
     return Path(root, "triton", _CACHE_FORMAT, toolchain, f"{target.backend}-{target.arch}", key)
+
+
+def _carried(folder: Path) -> Compiled | None:
+    """The object of that folder of the cache in $ICC_CARRIED_OBJECTS, a cache that another machine filled, of whatever
+    version of Triton: so a visit of a GPU machine times what is shipped. None: there is none."""
+    root, place = os.environ.get("ICC_CARRIED_OBJECTS"), folder.parts[-2:]
+    found = sorted(Path(root, "triton", _CACHE_FORMAT).glob("/".join(("*", *place)))) if root else []
+    return _load(found[-1]) if found else None
 
 
 def _load(folder: Path) -> Compiled | None:

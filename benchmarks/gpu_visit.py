@@ -1,0 +1,318 @@
+"""One visit of a machine with an NVIDIA GPU: all that only a GPU can tell, in order of worth, within so many minutes.
+
+    python benchmarks/gpu_visit.py --minutes 25 [--target h200] [--only answers,kernels] [--list]
+
+Each part runs in processes of its own, under a limit of seconds, and begins only if that still fits. Its output stands
+in WORK/NAME.log; what is known is in WORK/visit.json and, as a table and the last lines of each part, in OUT
+(benchmarks/results/gpu-visit-TARGET.md), both written after each part. A part that ended is not run again, so that a
+visit which was cut off goes on where it stopped; what failed is, and --again runs all. Nothing is downloaded: torch,
+Triton and Python are the machine's.
+
+    python benchmarks/gpu_visit.py --target h200 --prepare build/visit-objects
+
+compiles, without a GPU, the kernels of the engines that are timed; with ICC_CARRIED_OBJECTS=build/visit-objects the
+visit takes these, so that it times what this machine's Triton made, whatever the GPU machine's is. The status is the
+number of parts that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TAIL = 60  # lines of a part's output in the table
+TARGETS = {"H100": "h100", "H200": "h200", "A100": "a100", "L4": "l4", "B200": "b200", "RTX 4090": "rtx4090"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is run, and the seconds after which it is ended. In commands {python}, {target}, {work} and {here} are the
+    interpreter, the target, the folder of engines and results, and benchmarks/. needs: a program without which the
+    part is left out."""
+
+    name: str
+    answers: str
+    seconds: int
+    commands: tuple[str, ...]
+    needs: str = ""
+
+
+@dataclass
+class Outcome:
+    """How a part ended: "passed", "failed", "late" (ended by its limit) or "left out", and its last lines."""
+
+    status: str
+    seconds: float
+    tail: list[str]
+
+
+_GPU_TEST = "{python} -m pytest -q -p no:cacheprovider -x --no-header"
+_FRESH = " ".join(
+    f"{ROOT}/tests/triton/test_{name}.py"
+    for name in ("adapters", "micro_rows", "coded_rows", "few_rows", "product_norms", "states", "bmm", "expert_linear")
+)
+PARTS = (
+    Part("limits", "the rates of reads, copies and products", 60, ("{python} {here}/gpu_visit.py --limits",)),
+    Part(
+        "answers", "the checks of gpu_check.py: logits, tokens, bits, seeds, memory", 240,
+        ("{python} {here}/gpu_check.py --target {target} --work {work}/check --out {work}/gpu-check",),
+    ),
+    Part(
+        "kernels", "kernels that the tests interpret, on the device", 150,
+        (f"env ICC_ON_GPU=1 {_GPU_TEST.replace(' -x', '')} -n 8 {_FRESH}",),
+    ),
+    Part(
+        "step", "a step of one sequence, four layers of 8B: launches, waits, 4 and 16 bits", 120,
+        tuple(
+            "{python} {here}/gpu_step.py --target {target} --shape llama-8b --layers 4 --work {work}/step --quant " + q
+            for q in ("rtn4", "none")
+        ),
+    ),
+    Part(
+        "speed-8b", "tokens/s of eight layers of 8B with its head: 4, 16 and 8 bits", 240,
+        ("{python} {here}/gpu.py --target {target} --shapes llama-8b-quarter --quants rtn4,none,fp8 --engines icc "
+         "--rounds 2 --no-reference --work {work}/speed --out {work}/gpu-8b",),
+    ),
+    Part(
+        "speed-1b", "tokens/s of 1B: 16, 4 and 8 bits", 180,
+        ("{python} {here}/gpu.py --target {target} --shapes llama-1b --quants none,rtn4,fp8 --engines icc --rounds 2 "
+         "--work {work}/speed --out {work}/gpu-1b",),
+    ),
+    Part(
+        "adapters", "steps with adapters against steps without, 1B in 4 bits, rank 16", 150,
+        ("{python} -m icc compile {work}/speed/llama-1b -o {work}/adapters.engine --target {target} --quant rtn4 "
+         "--adapters 32x16 --max-seq-len 2048 --max-batch-size 32 --max-step-tokens 512 --force",
+         "{python} {here}/adapter_cost.py {work}/adapters.engine --batch 1,16 --adapters 32 --rank 16 --rounds 3"),
+    ),
+    Part(
+        "products", "each kernel of the 4-bit engine, beside what the cost model says", 90,
+        ("{python} {here}/gpu_kernels.py {work}/speed/llama-8b-quarter-rtn4.engine --phases d1,d8,d64,d128,m512 "
+         "--out {work}/gpu-kernels-8b",),
+    ),
+    Part(
+        "eight", "products of 8-bit rows beside torch's", 90,
+        ("{python} {here}/gpu_w8a8.py --target {target} --out {work}/gpu-w8a8.json",),
+    ),
+    Part(
+        "attention", "prompts, decodes and latents beside cuDNN and flash", 90,
+        ("{python} {here}/gpu_attention.py --target {target} --only latent,decode,prefill --seconds 45",),
+    ),
+    Part(
+        "speculation", "what guesses cost and bring at 70 and 80 % acceptance", 90,
+        ("{python} {here}/spec_replay.py {work}/speed/llama-8b-quarter-rtn4.engine --accept 0.7 --guesses 7",
+         "{python} {here}/spec_replay.py {work}/speed/llama-8b-quarter-rtn4.engine --accept 0.8 --guesses 7"),
+    ),
+    Part(
+        "memory", "attention kernels under compute-sanitizer", 120,
+        (f"env ICC_ON_GPU=exact PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer {_GPU_TEST} "
+         f"{ROOT}/tests/triton/test_attention.py -k 'types or narrower'",), needs="compute-sanitizer",
+    ),
+    Part(
+        "idle", "how long the device waits for the host", 90,
+        ("{python} {here}/gpu_idle.py --target {target} --engine {work}/speed/llama-8b-quarter-rtn4.engine",),
+    ),
+    Part("states", "recurrent layers: answers and times", 90, ("{python} {here}/gpu_states.py --target {target}",)),
+    Part(
+        "tune", "the fastest tilings of the 4-bit engine, for tuned/", 180,
+        ("{python} -m icc tune {work}/speed/llama-8b-quarter-rtn4.engine",),
+    ),
+    Part(
+        "peers", "transformers with a static cache and torch.compile", 240,
+        ("{python} {here}/gpu.py --target {target} --shapes llama-1b --engines static --rounds 2 --work {work}/speed "
+         "--out {work}/gpu-peers",),
+    ),
+)  # fmt: skip
+
+
+class Visit:
+    """The parts of a visit and what is known of them. work: where the state, logs and engines are; out: the table."""
+
+    def __init__(self, parts: Sequence[Part], target: str, work: Path, out: Path) -> None:
+        self._parts, self._target, self._work, self._out = parts, target, work, out
+        self._state = work / "visit.json"
+        self.outcomes: dict[str, Outcome] = {}
+        if self._state.is_file():
+            self.outcomes = {name: Outcome(**found) for name, found in json.loads(self._state.read_text()).items()}
+
+    def run(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> int:
+        """Run what has not passed yet while `seconds` last; how many parts failed."""
+        self._work.mkdir(parents=True, exist_ok=True)
+        end = clock() + seconds
+        for part in self._parts:
+            known = self.outcomes.get(part.name)
+            if known is not None and known.status == "passed":
+                continue
+            left = end - clock()
+            if left < min(part.seconds, 30):
+                print(f"{part.name}: no time is left", flush=True)
+                continue
+            print(f"{part.name}: {part.answers} (at most {min(part.seconds, left):.0f} s)", flush=True)
+            self.outcomes[part.name] = found = self._run(part, min(part.seconds, left))
+            self._save()
+            print(
+                f"{part.name}: {found.status} after {found.seconds:.0f} s\n" + "\n".join(found.tail[-25:]), flush=True
+            )
+        return sum(found.status in ("failed", "late") for found in self.outcomes.values())
+
+    def _run(self, part: Part, seconds: float) -> Outcome:
+        if part.needs and shutil.which(part.needs) is None:
+            return Outcome("left out", 0.0, [f"{part.needs} is not installed"])
+        start, status = time.monotonic(), "passed"
+        log, environment = self._work / f"{part.name}.log", _environment(self._work)
+        names = {"python": sys.executable, "target": self._target, "work": str(self._work), "here": str(HERE)}
+        with log.open("w") as output:
+            for command in part.commands:
+                words = [word.format(**names) for word in shlex.split(command)]
+                status = _ended(words, output, start + seconds - time.monotonic(), environment)
+                if status != "passed":
+                    break
+        lines = log.read_text(errors="replace").splitlines()
+        return Outcome(status, round(time.monotonic() - start, 1), lines[-TAIL:])
+
+    def _save(self) -> None:
+        text = json.dumps({name: asdict(found) for name, found in self.outcomes.items()}, indent=1)
+        _replace(self._state, text + "\n")
+        _replace(self._out, self.table())
+
+    def table(self) -> str:
+        """All parts, and what each printed last."""
+        rows = [f"# A visit: {self._target}, {time.strftime('%Y-%m-%d')}\n", "Made by `benchmarks/gpu_visit.py`.\n"]
+        rows += ["| part | what it answers | ended | seconds |", "|---|---|---|---|"]
+        for part in self._parts:
+            found = self.outcomes.get(part.name, Outcome("not run", 0.0, []))
+            rows.append(f"| {part.name} | {part.answers} | {found.status} | {found.seconds:.0f} |")
+        for part in self._parts:
+            if lines := self.outcomes.get(part.name, Outcome("", 0.0, [])).tail:
+                rows += [f"\n## {part.name}\n", "```", *lines, "```"]
+        return "\n".join(rows) + "\n"
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """That of the commands: `icc` is this checkout, wherever it lies."""
+    site = work / "site"
+    site.mkdir(parents=True, exist_ok=True)
+    if not (site / "icc").exists():
+        (site / "icc").symlink_to(ROOT, target_is_directory=True)
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _ended(words: Sequence[str], output: Any, seconds: float, environment: dict[str, str]) -> str:
+    """Run a command in a process group of its own and say how it ended."""
+    process = subprocess.Popen(
+        words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment, cwd=ROOT
+    )
+    try:
+        return "passed" if process.wait(timeout=max(seconds, 0.0)) == 0 else "failed"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "late"
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def limits() -> None:
+    """Print what the device is, and its rates."""
+    import torch
+    from gpu import device_limits
+    from gpu_peers import seconds
+
+    print(json.dumps(device_limits()))
+    source = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").view(torch.float32)
+    print(f"read: {(8 << 30) / seconds(lambda: source.sum()) / 1e9:.0f} GB/s")
+    subprocess.run(["nvidia-smi"], check=False)
+
+
+def prepare(target: str, folder: Path) -> None:
+    """Compile, without a GPU, the objects of the engines that the parts time."""
+    os.environ["ICC_CACHE_DIR"] = str(folder)
+    from gpu import ENGINE_LIMITS
+    from icc.compiler.backends.triton.objects.compile import compile_specs
+    from icc.compiler.backends.triton.plan import plan_program
+    from icc.compiler.backends.triton.tiling.choice import Tuner
+    from icc.compiler.backends.triton.tiling.tuned import load_tuned
+    from icc.compiler.options import CompileOptions
+    from icc.compiler.planning.plan import make_plan
+    from icc.compiler.targets import TARGETS as ROWS
+    from make_model import config
+
+    for shape, quant in (("llama-8b-quarter", "rtn4"), ("llama-1b", "none"), ("llama-1b", "rtn4"),
+                         ("llama-8b-quarter", "none"), ("llama-8b-quarter", "fp8"), ("llama-1b", "fp8")):  # fmt: skip
+        with tempfile.TemporaryDirectory() as model:
+            Path(model, "config.json").write_text(json.dumps(config(shape)))
+            options = CompileOptions(model=Path(model), output=Path(), target=target, quant=quant, **ENGINE_LIMITS)
+            [found] = make_plan(options, [target]).targets
+            row = ROWS[target]
+            planned = plan_program(found.planned.program, found.planned.limits, Tuner(row, load_tuned(row)))
+            start = time.monotonic()
+            compiled = compile_specs(planned.specs().values(), row, refused={})
+            print(f"{shape} {quant}: {len(compiled)} objects in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def this_target() -> str:
+    """The target of the first GPU that nvidia-smi names."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        name = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        sys.exit("no GPU is found (nvidia-smi): name one with --target, or use --list or --prepare")
+    for part, target in TARGETS.items():
+        if part in name:
+            return target
+    sys.exit(f"no target is known for {name!r}: name one with --target")
+
+
+def main() -> int:
+    """Run the visit, list its parts, or prepare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--target", default="", help="default: the machine's GPU")
+    parser.add_argument("--work", type=Path, default=Path("build/gpu-visit"))
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-visit-TARGET.md")
+    parser.add_argument("--only", default="", help="parts, by name")
+    parser.add_argument("--again", action="store_true", help="also what has passed")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--limits", action="store_true", help="print the device's rates, and end")
+    parser.add_argument("--prepare", type=Path, metavar="FOLDER")
+    a = parser.parse_args()
+    if unknown := set(filter(None, a.only.split(","))) - {part.name for part in PARTS}:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; --list shows all")
+    if a.list:
+        print("\n".join(f"{part.name:12} {part.seconds:4} s  {part.answers}" for part in PARTS))
+        return 0
+    if a.limits:
+        limits()
+        return 0
+    target = a.target or this_target()
+    if a.prepare:
+        prepare(target, a.prepare.resolve())
+        return 0
+    parts = [part for part in PARTS if not a.only or part.name in a.only.split(",")]
+    work = a.work.resolve()
+    if a.again:
+        (work / "visit.json").unlink(missing_ok=True)
+    return Visit(parts, target, work, a.out or HERE / "results" / f"gpu-visit-{target}.md").run(60 * a.minutes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""benchmarks/gpu_visit.py without a GPU: its parts begin, end in time, are told of, and are not repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def visit() -> Any:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import gpu_visit
+    finally:
+        sys.path.pop(0)
+    return gpu_visit
+
+
+def test_a_visit_goes_on_where_it_stopped(visit: Any, tmp_path: Path) -> None:
+    """Four parts: one passes, one fails until a file is there, one outlasts its limit, one needs what is not there."""
+    wait = tmp_path / "there"
+    again = "{python} -c \"open('{work}/runs', 'a').write('x')\""
+    parts = [
+        visit.Part("good", "passes", 30, (again, "{python} -c \"import icc; print('on', '{target}')\"")),
+        visit.Part("bad", "fails", 30, ("echo so it is", f"test -e {wait}")),
+        visit.Part("slow", "never ends", 1, ("sleep 60",)),
+        visit.Part("other", "needs a tool", 30, ("true",), needs="no-such-tool"),
+    ]
+    out = tmp_path / "table.md"
+    one = visit.Visit(parts, "h200", tmp_path / "work", out)
+    assert one.run(600) == 2
+    found = {name: outcome.status for name, outcome in one.outcomes.items()}
+    assert found == {"good": "passed", "bad": "failed", "slow": "late", "other": "left out"}
+    assert one.outcomes["good"].tail[-1] == "on h200" and one.outcomes["bad"].tail == ["so it is"]
+    wait.touch()
+    two = visit.Visit(parts, "h200", tmp_path / "work", out)
+    assert two.run(600) == 1 and two.outcomes["bad"].status == "passed"
+    assert (tmp_path / "work" / "runs").read_text() == "x", "what has passed is not run again"
+    table = out.read_text()
+    assert "| bad | fails | passed |" in table and "| slow | never ends | late |" in table and "on h200" in table
+    assert set(json.loads((tmp_path / "work" / "visit.json").read_text())) == {"good", "bad", "slow", "other"}
+
+
+def test_a_part_that_does_not_fit_is_not_begun(visit: Any, tmp_path: Path) -> None:
+    part = visit.Part("long", "takes a minute", 60, ("true",))
+    one = visit.Visit([part], "h200", tmp_path, tmp_path / "table.md")
+    assert one.run(20) == 0 and not one.outcomes
+    assert one.run(40) == 0 and one.outcomes["long"].status == "passed"
+
+
+def test_parts_name_scripts_and_options_that_there_are(visit: Any) -> None:
+    for part in visit.PARTS:
+        for command in part.commands:
+            words = [
+                word.format(python="python", target="h200", work="/w", here=visit.HERE) for word in shlex.split(command)
+            ]
+            scripts = [Path(word) for word in words if word.endswith(".py")]
+            assert all(script.is_file() for script in scripts), command
+            if scripts and scripts[0].parent == visit.HERE:
+                known = set(re.findall(r'"(--[a-z-]+)"', scripts[0].read_text()))
+                assert {word for word in words if word.startswith("--")} <= known, command
