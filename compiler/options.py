@@ -55,7 +55,8 @@ class CompileOptions:
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
-    spec: the drafter of speculative decoding, "mtp", "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
+    spec: the drafter of speculative decoding, "mtp", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix"
+    or "none".
     spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
     a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
     is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
@@ -174,6 +175,7 @@ class CompileOptions:
             "medusa:DIR": "the heads in this directory, see icc train-heads",
             "layer-skip:LAYERS": "the model's first layers",
             "ngram": "what followed the same tokens before",
+            "suffix": "what most often followed them, in past answers too",
         },
         open=True,
         metavar="DRAFTER",

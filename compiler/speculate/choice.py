@@ -22,14 +22,15 @@ class SpecChoice:
 
     @classmethod
     def parse(cls, text: str) -> SpecChoice | None:
-        """`none`, `ngram`, `mtp`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything else."""
+        """`none`, `ngram`, `suffix`, `mtp`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything else."""
         drafter, _, value = text.partition(":")
         if drafter in ("", "none"):
             return None
         layers = int(value) if drafter == "layer-skip" and value.isascii() and value.isdigit() else 0
-        known = {"medusa": bool(value), "ngram": not value, "mtp": not value, "layer-skip": layers > 0}
+        plain = dict.fromkeys(("ngram", "suffix", "mtp"), not value)
+        known = {"medusa": bool(value), "layer-skip": layers > 0, **plain}
         if not known.get(drafter):
-            hint = "give mtp, medusa:DIR, layer-skip:LAYERS, ngram or none"
+            hint = "give mtp, medusa:DIR, layer-skip:LAYERS, ngram, suffix or none"
             raise UsageError(f"--spec {text!r} is not known at compile time", hint)
         return cls(drafter, Path(value) if drafter == "medusa" else None, layers)
 

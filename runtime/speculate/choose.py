@@ -30,8 +30,8 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "mtp", "medusa", "ngram", "layer-skip", "draft", "draft:ENGINE", or what a
-    package registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
+    """The speculator for `spec`: "none", "mtp", "medusa", "ngram", "suffix", "layer-skip", "draft", "draft:ENGINE", or
+    what a package registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
 
     `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
@@ -58,6 +58,10 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
         from .ngram import NgramDrafter
 
         return NgramDrafter()
+    if chosen == "suffix":
+        from .suffix import SuffixDrafter
+
+        return SuffixDrafter()
     if chosen == "medusa":
         from .medusa import SECTION, MedusaDrafter
 
@@ -94,7 +98,17 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
 
     make = extensions.load(GROUP, name)
     if make is None:
-        known = ["none", "mtp", "medusa", "layer-skip", "ngram", "draft", *extensions.names(GROUP), "draft:ENGINE"]
+        known = [
+            "none",
+            "mtp",
+            "medusa",
+            "layer-skip",
+            "ngram",
+            "suffix",
+            "draft",
+            *extensions.names(GROUP),
+            "draft:ENGINE",
+        ]
         raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
     try:
         drafter = make(argument, engine, executor)

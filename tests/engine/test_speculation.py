@@ -99,13 +99,13 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
     params = SamplingParams(max_tokens=40)
     with load(compiled("llama").engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
-    for spec in ("medusa", "ngram", "none"):
+    for spec in ("medusa", "ngram", "suffix", "none"):
         with load(with_heads[0], threads=1, spec=spec) as llm:
             if llm.loop.speculator is not None:
                 llm.loop.speculator.adaptive = False
             assert llm.generate(PROMPTS, params) == plain
             assert (llm.loop.speculator is None) == (spec == "none")
-            if spec == "ngram":
+            if spec in ("ngram", "suffix"):
                 assert llm.loop.speculator.counts.accepted > 0
 
 
