@@ -18,14 +18,16 @@ _FP16_MAX, _FP16_TINY = 65504.0, 2.0**-24
 class GroupAffine(GroupFormat):
     """Parts: codes uint8 [..., N, K]; scales (fp16 values) and zeros uint8 [..., N, K / group].
 
-    Asymmetric; zero is always one of the levels.
+    Asymmetric; zero is always one of the levels. rows8: whether products of many rows may bring these to 8 bits, too
+    (W4A8), where a GPU has instructions for that; what is stored is the same.
     """
 
     bits: int
+    rows8: bool = False
 
     @property
     def name(self) -> str:
-        return f"q{self.bits}g{self.group}"
+        return f"q{self.bits}{'a8' * self.rows8}g{self.group}"
 
     @property
     def serves_tables(self) -> bool:

@@ -28,6 +28,7 @@ _FORMATS: dict[str, FormatMaker] = {
     "i32": lambda group: I32,
     "q4": lambda group: GroupAffine(group, 4),
     "q8": lambda group: GroupAffine(group, 8),
+    "q4a8": lambda group: GroupAffine(group, 4, rows8=True),
     "i8": lambda group: ChannelInt8(group, 8),
     "i7": lambda group: ReducedInt8(group, 8),
     "zq4": lambda group: grouped(4, group),

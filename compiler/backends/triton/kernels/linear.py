@@ -49,7 +49,8 @@ class ProductKernel(WeightProduct[P]):
         return (*launches, *map(_behind, self.norm.launches(shape, limits, tuner)))
 
     def _products(self, shape: Shape, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
+        tile = self._tile(shape, tuner)
+        mode = self.tiled_mode(tuner.target.level, tile)
         if tile.unpacked:
             return (self._unpack(), *self._dense_launches(tile, tuner, shape))
         first = (self._rows(mode),) if self._codes_rows(tile, shape, mode) else ()
@@ -61,7 +62,7 @@ class ProductKernel(WeightProduct[P]):
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         tile = self._tile(shape, tuner)
         areas = {}
-        mode = self.mode(tuner.target.level)
+        mode = self.tiled_mode(tuner.target.level, tile)
         if self._codes_rows(tile, shape, mode):
             rows = shape.max_tokens * (self.topk if self.x_per_slot else 1)
             areas |= {"codes": rows * self.step.k, "scales": 4 * rows * mode.scale_words(self.step.k)}
@@ -93,7 +94,7 @@ class ProductKernel(WeightProduct[P]):
         operands, s = epilogue_operands(self.step), self.step
         return ProductFacts(
             self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
-            self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded,
+            self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded, self.many_mode(level),
         )  # fmt: skip
 
     def _unpack(self) -> LaunchSpec:
@@ -160,7 +161,7 @@ class ProductKernel(WeightProduct[P]):
         return -(-self.step.columns // tile.n) * -(-shape.max_tokens // tile.m)
 
     def _many(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
-        mode = self.mode(tuner.target.level)
+        mode = self.tiled_mode(tuner.target.level, tile)
         args = self._read_args(mode)
         args.pop("index_ptr", None)
         merges = tile.merges(self._tiles(tile, shape))

@@ -15,7 +15,8 @@ from ....program.steps.base import QuantizedRows
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import StepKernel
-from ..tiling.modes.table import mode_of
+from ..tiling.machine import LinearTiling
+from ..tiling.modes.table import many_mode_of, mode_of
 from ..tiling.product import ProductMode
 from .norm import NormKernel
 
@@ -82,6 +83,15 @@ class WeightProduct(StepKernel[P]):
     def mode(self, level: int) -> ProductMode:
         """How operands meet on a GPU of that compute capability, 0 for HIP."""
         return mode_of(self.codes, self.x.dtype, self.step.w.dtype, level, bool(self.experts))
+
+    def many_mode(self, level: int) -> ProductMode | None:
+        """How they may meet there in tilings that say so (LinearTiling.eight); None for no other way."""
+        return many_mode_of(self.codes, self.x.dtype, level, bool(self.experts))
+
+    def tiled_mode(self, level: int, tile: LinearTiling) -> ProductMode:
+        """How they meet there in a tiling."""
+        many = self.many_mode(level) if tile.eight else None
+        return many or self.mode(level)
 
     @cached_property
     def norm(self) -> NormKernel | None:

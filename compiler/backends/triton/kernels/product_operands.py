@@ -32,7 +32,7 @@ class ProductOperands:
     @property
     def mode(self) -> ProductMode:
         """In what the product multiplies on this target: 16-bit values, codes of 8 bits and their like."""
-        return self.op.mode(self.level)
+        return self.op.tiled_mode(self.level, self.tile)
 
     @property
     def layout(self) -> Layout:
@@ -154,6 +154,11 @@ class ProductOperands:
         return form.blocks(self.op.step.k) if isinstance(form, Float8) else 1
 
     @property
+    def by_step(self) -> bool:
+        """Whether the scales of columns of W meet the sums of each step of K, not those of all."""
+        return self.mode.apart or self.blocks > 1
+
+    @property
     def as_rows(self) -> str:
         """Makes a pointer to bytes one to the elements of x."""
         return self.mode.row_pointer
@@ -166,4 +171,4 @@ class ProductOperands:
     @property
     def sum_type(self) -> str:
         """The Triton type of sums: int32 of codes times codes, else float32."""
-        return "tl.int32" if self.mode.exact else "tl.float32"
+        return "tl.int32" if self.mode.exact and not self.by_step else "tl.float32"

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....program.layout import Arrays
+from ....targets import FLOAT8_LEVEL
 from ....weights.formats.affine import GroupAffine
 from ...cpu.layouts.elements import round_up
-from .codes import CodeGroups, Unpacking
+from .codes import CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
 
@@ -71,11 +72,18 @@ class AffineGroups(CodeGroups):
     @property
     def unpacking(self) -> Unpacking:
         bits, group = self.format.bits, self.format.group
-        return Unpacking(f"gq{bits}g{group}", group, bits, 4, *_COSTS[bits], doubled=bits == 8, whole=True)
+        name = f"gq{bits}{'a8' * self.format.rows8}g{group}"
+        return Unpacking(name, group, bits, 4, *_COSTS[bits], doubled=bits == 8, whole=True)
 
     @property
     def fields(self) -> int:
         return 16 // self.format.bits
+
+    def many_rows8(self, level: int) -> Rows8:
+        """Instructions for 8 bits take 32 values of one group at least; HIP's are not used."""
+        if not self.format.rows8 or self.format.bits != 4 or self.group < 32 or not level:
+            return ""
+        return "fp8" if level >= FLOAT8_LEVEL else "int8"
 
     def codes_nbytes(self, n: int, k: int) -> int:
         """Bytes of the codes of one matrix: where its words begin."""

@@ -76,6 +76,10 @@ class CodeGroups(MatrixLayout):
         """What rows become that matrix units of a compute capability multiply with these codes as they are."""
         return ""
 
+    def many_rows8(self, level: int) -> Rows8:
+        """What rows may become instead of values of 16 bits where there are many, for codes that are taken apart."""
+        return ""
+
     @property
     def fits_matrix_units(self) -> bool:
         """Whether the codes of a group are operands of matrix instructions."""

@@ -41,13 +41,16 @@ class LinearTilings:
     def candidates(self, p: ProductFacts) -> list[Config]:
         """All tilings worth a try."""
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(_dense(p))] if p.unpacks else []
-        return [*p.mode.candidates(self.machine, p), *unpacked]
+        eight = [{**c, "eight": 1} for c in self.candidates(_eight(p))] if p.many else []
+        return [*p.mode.candidates(self.machine, p), *unpacked, *eight]
 
     def seconds(self, p: ProductFacts, c: Config) -> float:
         """Estimated time; infinity where the tiling does not fit."""
         if c.get("unpacked"):
             dense = self.seconds(_dense(p), {k: v for k, v in c.items() if k != "unpacked"})
             return 2 * self._unpack_seconds(p) + dense  # steps of a class may have half of its rows
+        if c.get("eight"):
+            return Estimate(self.machine).seconds(_eight(p), c)
         return Estimate(self.machine).seconds(p, c)
 
     def _unpack_seconds(self, p: ProductFacts) -> float:
@@ -62,4 +65,10 @@ class LinearTilings:
 
 def _dense(p: ProductFacts) -> ProductFacts:
     """Facts of a product that are equal but for its mode: W in 16 bits."""
-    return replace(p, mode=DENSE_MODE, codes=None)
+    return replace(p, mode=DENSE_MODE, codes=None, many=None)
+
+
+def _eight(p: ProductFacts) -> ProductFacts:
+    """Facts of a product that are equal but for its mode: that of many rows."""
+    assert p.many is not None
+    return replace(p, mode=p.many, many=None)

@@ -42,7 +42,8 @@ class LinearTiling:
     """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
 
     decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
-    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads.
+    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads. eight: whether rows become 8
+    bits, of a product that has them in 16 where there are few (see ProductFacts.many).
     """
 
     decode: int
@@ -53,6 +54,7 @@ class LinearTiling:
     stages: int
     splits: int = 1
     unpacked: int = 0
+    eight: int = 0
 
     @staticmethod
     def of(config: Config) -> LinearTiling:

@@ -27,7 +27,8 @@ class ProductFacts:
 
     parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
     experts, each row is multiplied with topk of them. codes: how those of W are taken apart; None where it is dense.
-    coded: whether rows come in 8 bits, where they are multiplied so.
+    coded: whether rows come in 8 bits, where they are multiplied so. many: how operands may meet instead where there
+    are many rows; None for no other way.
     """
 
     mode: ProductMode
@@ -42,6 +43,7 @@ class ProductFacts:
     experts: int
     topk: int
     coded: bool = False
+    many: ProductMode | None = None
 
     @property
     def key(self) -> str:
@@ -65,7 +67,7 @@ class ProductFacts:
     @property
     def apart(self) -> Unpacking | None:
         """How codes are taken apart in registers; None where W is multiplied as it lies in memory."""
-        return None if self.mode.eight else self.codes
+        return None if self.mode.eight and not self.mode.apart else self.codes
 
     @property
     def few(self) -> bool:
@@ -80,7 +82,8 @@ class ProductFacts:
     @property
     def unpacks(self) -> bool:
         """Whether all of W may become a 16-bit matrix first: where enough rows share that work."""
-        return self.apart is not None and self.x_type != "f32" and self.rows >= 16 and not self.experts
+        codes = self.apart is not None and not self.mode.eight
+        return codes and self.x_type != "f32" and self.rows >= 16 and not self.experts
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,14 @@ class ProductMode:
 
     item: bytes of an operand that is multiplied. eight: whether rows are brought to 8 bits first; scaled_rows: with a
     scale each; powers: with a power of two per 32 values, which matrix units apply. exact: whether those are whole
-    numbers, whose sums are exact; floats: whether they are 8-bit floats with a scale per row. wide: whether operands
+    numbers, whose sums are exact; apart: whether codes of W are taken apart all the same, and their scales meet the sums
+    of each group; floats: whether they are 8-bit floats with a scale per row. wide: whether operands
     meet in float32; dense: whether W is multiplied as it lies in memory, in 16 bits; codes_operands: whether codes
     themselves are operands; value_operands: whether values are made of them step by step. runs_ahead: whether a step
     that runs keeps its operands in shared memory, from sm_90 on.
 
     decode_template, tile_template, rows_template: in triton/linear, for few rows, for many, and what brings rows to 8
-    bits. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer: what makes a pointer to
+    bits; coding: how it does. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer: what makes a pointer to
     those bytes one to elements of the product, as source.
     """
 
@@ -117,6 +121,7 @@ class ProductMode:
     powers: ClassVar[bool] = False
     scaled_rows: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
     floats: ClassVar[bool] = False
     wide: ClassVar[bool] = False
     dense: ClassVar[bool] = False
@@ -128,6 +133,7 @@ class ProductMode:
     decode_template: ClassVar[str] = "decode_dense"
     tile_template: ClassVar[str] = "tile"
     rows_template: ClassVar[str] = "rows"
+    coding: ClassVar[str] = ""
     codes_type: ClassVar[str] = "*u8"
     scales_type: ClassVar[str] = "*fp32"
     row_pointer: ClassVar[str] = ""

@@ -8,6 +8,8 @@ from ..choice import Config
 from ..machine import Machine, sums_of_steps
 from ..product import ProductFacts, ProductMode, decode_tilings, row_heights
 
+MANY = 128  # rows from which on codes of 4 bits may meet rows of 8
+
 
 class EightMode(ProductMode):
     """What both have in common."""
@@ -50,6 +52,7 @@ class Int8Mode(EightMode):
     """Whole numbers, whose sums are exact."""
 
     name = "int8"
+    coding = "int8"
     exact = True
     codes_type = "*i8"
 
@@ -58,8 +61,66 @@ class Fp8Mode(EightMode):
     """8-bit floats, whose sums matrix units may keep with fewer bits than float32."""
 
     name = "fp8"
+    coding = "fp8"
     floats = True
     row_pointer = ".to(tl.pointer_type(tl.float8e4nv))"
 
     def beside(self, machine: Machine, p: ProductFacts) -> bool:
         return sums_of_steps(machine.level) or p.blocks
+
+
+class GroupsMode(ProductMode):
+    """Codes of 4 bits less their zero points, exactly in 8 bits; a group's sum meets its scale in float32 (W4A8).
+
+    code_instructions: per value of W, that make an operand of it; sum_instructions: per sum of a step.
+    """
+
+    apart = True
+    code_instructions: ClassVar[float]
+    sum_instructions: ClassVar[float]
+
+    def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
+        """Tiles of many rows; a product's few have a mode of their own."""
+        assert p.codes is not None
+        if p.rows < MANY and not p.experts:
+            return []
+        heights = row_heights(p) + ([64] if not p.experts else []) + ([256] if p.rows >= 256 and not p.experts else [])
+        steps = -(-p.k // p.codes.group)
+        splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
+        sums = 64 if machine.level < 90 else 128
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": p.codes.group, "warps": warps, "stages": depth, "splits": split}
+            for rows in heights
+            for n, warps in ((64, 4), (128, 4), (128, 8))
+            for depth in (3, 4)
+            for split in splits
+            if rows * n * (p.parts + 1) <= sums * machine.target.warp_size * warps
+        ]  # fmt: skip
+
+    def beside(self, machine: Machine, p: ProductFacts) -> bool:
+        return True
+
+    def whole(self, machine: Machine, p: ProductFacts, c: Config) -> bool:
+        return False
+
+    def instructions(self, machine: Machine, p: ProductFacts, c: Config) -> float:
+        columns = c["n"] * p.parts / 32
+        loads = 60 + c["m"] * c["k"] / 512 * 3
+        unpacked = columns * c["k"] * self.code_instructions
+        return unpacked + columns * c["m"] * self.sum_instructions + c["warps"] * 60 + loads
+
+
+class Int8GroupsMode(GroupsMode, Int8Mode):
+    """Rows of int8, where there are no instructions for 8-bit floats."""
+
+    name = "int8 groups"
+    code_instructions = 1.1
+    sum_instructions = 2.1
+
+
+class Fp8GroupsMode(GroupsMode, Fp8Mode):
+    """Rows of e4m3."""
+
+    name = "fp8 groups"
+    code_instructions = 1.8
+    sum_instructions = 1.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...layouts.codes import CodeGroups
 from ..product import ProductMode
-from .eight import Fp8Mode, Int8Mode
+from .eight import Fp8GroupsMode, Fp8Mode, Int8GroupsMode, Int8Mode
 from .micro import MicroMode
 from .values import BlocksMode, CodesMode, DenseMode
 from .wide import WideMode
@@ -12,6 +12,7 @@ from .wide import WideMode
 DENSE_MODE, CODES_MODE, BLOCKS_MODE, WIDE_MODE = DenseMode(), CodesMode(), BlocksMode(), WideMode()
 _EIGHT: tuple[ProductMode, ...] = (Int8Mode(), Fp8Mode(), MicroMode())
 ROWS8 = {mode.name: mode for mode in _EIGHT}  # by what `CodeGroups.rows8` names
+MANY_ROWS8: dict[str, ProductMode] = {mode.coding: mode for mode in (Int8GroupsMode(), Fp8GroupsMode())}
 
 
 def mode_of(codes: CodeGroups | None, x_type: str, w_type: str, level: int, experts: bool) -> ProductMode:
@@ -25,3 +26,9 @@ def mode_of(codes: CodeGroups | None, x_type: str, w_type: str, level: int, expe
             return CODES_MODE
         return BLOCKS_MODE if narrow and codes.as_values else WIDE_MODE
     return DENSE_MODE if narrow and w_type == x_type else WIDE_MODE
+
+
+def many_mode_of(codes: CodeGroups | None, x_type: str, level: int, experts: bool) -> ProductMode | None:
+    """How operands may meet instead where there are many rows; None for no other way."""
+    found = MANY_ROWS8.get(codes.many_rows8(level)) if codes and x_type in ("bf16", "f16") else None
+    return None if found and found.exact and experts else found  # as `mode_of` has it
