@@ -104,15 +104,15 @@ class ProductMode:
 
     item: bytes of an operand that is multiplied. eight: whether rows are brought to 8 bits first; scaled_rows: with a
     scale each; powers: with a power of two per 32 values, which matrix units apply. exact: whether those are whole
-    numbers, whose sums are exact; apart: whether codes of W are taken apart all the same, and their scales meet the sums
-    of each group; floats: whether they are 8-bit floats with a scale per row. wide: whether operands
-    meet in float32; dense: whether W is multiplied as it lies in memory, in 16 bits; codes_operands: whether codes
-    themselves are operands; value_operands: whether values are made of them step by step. runs_ahead: whether a step
-    that runs keeps its operands in shared memory, from sm_90 on.
+    numbers, whose sums are exact; floats: whether they are 8-bit floats with a scale per row; apart: whether codes of W
+    are taken apart all the same, and their scales meet the sums of each group. wide: whether operands meet in float32;
+    dense: whether W is multiplied as it lies in memory, in 16 bits; codes_operands: whether codes themselves are
+    operands; value_operands: whether values are made of them step by step. runs_ahead: whether a step that runs keeps
+    its operands in shared memory, from sm_90 on.
 
     decode_template, tile_template, rows_template: in triton/linear, for few rows, for many, and what brings rows to 8
-    bits; coding: how it does. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer: what makes a pointer to
-    those bytes one to elements of the product, as source.
+    bits; coding: how it does. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer: what
+    makes a pointer to those bytes one to elements of the product, as source.
     """
 
     name: ClassVar[str]
