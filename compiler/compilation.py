@@ -271,8 +271,9 @@ class Compilation:
             kv_dtype = read_cache_option(options.kv_cache) or self.backend.kv_dtype
             return auto_passes(options, self.graph, self.backend, kv_dtype, sequences)
         asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
-        encodes = options.task != "generate" and self.request.target.backend == "cpu"
-        return pipelines.quantize(*asked, rotate=options.rotate, encodes=encodes)
+        cpu = self.request.target.backend == "cpu"
+        encodes = options.task != "generate" and cpu
+        return pipelines.quantize(*asked, rotate=options.rotate, encodes=encodes, cpu=cpu)
 
     @cached_property
     def _calibration(self) -> Sequence[Sequence[int]]:

@@ -19,7 +19,7 @@ from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
 from .kv_formats import AUTO, cache_options, read_cache_option
-from .quantization import GROUPS, QUANTIZATIONS, find_quantization, head_format
+from .quantization import GROUPS, QUANTIZATIONS, ROWS8, find_quantization, head_format
 from .sizes import check_auto, read_size
 from .targets import find_target
 
@@ -261,6 +261,7 @@ class CompileOptions:
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
         self._check_group()
+        self._check_rows8()
         if self.quant == "none":
             self._check_unquantized()
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
@@ -301,6 +302,14 @@ class CompileOptions:
         if chosen is None or not chosen.grouped:
             grouped = ", ".join(name for name, found in QUANTIZATIONS.items() if found is not None and found.grouped)
             raise UsageError(f"--group-size is not used by --quant {self.quant}", f"choose from: {grouped}")
+
+    def _check_rows8(self) -> None:
+        chosen = find_quantization(self.quant)
+        if chosen is not None and chosen.format == ROWS8 and find_target(self.target).backend == "hip":
+            raise UsageError(
+                f"--quant {self.quant}: there are no products with rows of 8 bits for --target {self.target}",
+                f"use --quant {self.quant.removesuffix('a8')}",
+            )
 
     def _check_auto(self) -> None:
         for name, default in (("quant_head", "int8"), ("group_size", None), ("device", "cpu")):

@@ -12,6 +12,7 @@ from .errors import ExtensionError, UsageError
 
 GROUP = "icc.quantizations"  # entry points of other packages: a Quantization by its name
 GROUPS = (128, 64, 32, 16)  # values per scale that kernels have
+ROWS8 = "q4a8"  # the format of codes of 4 bits that rows of 8 may meet
 METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smooth")  # that a format of another package can be chosen with
 
 
@@ -21,13 +22,15 @@ class Quantization:
 
     method: the pass that chooses the codes, "rtn" for quantize-rtn; "awq+gptq" for the scales of the one and the codes
     of the other. format: what it stores, by the name that `find_format` knows. summary: what help says of it.
-    encoding: the format where an engine for CPUs only ever computes many tokens at a time, "" for the same.
+    encoding: the format where an engine for CPUs only ever computes many tokens at a time, "" for the same. on_cpu: the
+    format in all engines for CPUs, "" for the same.
     """
 
     method: str
     format: str
     summary: str
     encoding: str = ""
+    on_cpu: str = ""
 
     @property
     def calibrated(self) -> bool:
@@ -37,9 +40,14 @@ class Quantization:
     @property
     def grouped(self) -> bool:
         """Whether --group-size says how many weights share a scale."""
-        return self.format in ("q4", "q8", "nf4")
+        return self.format in ("q4", "q8", "nf4", ROWS8)
+
+    def stored(self, cpu: bool, encodes: bool) -> str:
+        """The format of an engine: for CPUs, or for others. encodes: see `encoding`."""
+        return (encodes and self.encoding) or (cpu and self.on_cpu) or self.format
 
 
+_ROWS8 = "{0}, and steps of many tokens multiply rows of 8 bits on NVIDIA GPUs; on CPUs the same as {0}"
 QUANTIZATIONS: dict[str, Quantization | None] = {
     "none": None,
     "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
@@ -54,6 +62,9 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
         "q4",
         "4 bits, scaled as by awq4, then rounded as by gptq4, and each code chosen again",
     ),
+    "rtn4a8": Quantization("rtn", ROWS8, _ROWS8.format("rtn4"), on_cpu="q4"),
+    "awq4a8": Quantization("awq", ROWS8, _ROWS8.format("awq4"), on_cpu="q4"),
+    "gptq4a8": Quantization("gptq", ROWS8, _ROWS8.format("gptq4"), on_cpu="q4"),
     "int8": Quantization(
         "smooth",
         "i8",

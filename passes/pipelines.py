@@ -134,12 +134,13 @@ def quantize(
     plans: bool = False,
     rotate: bool = False,
     encodes: bool = False,
+    cpu: bool = False,
 ) -> list[Pass]:
     """What --quant and the options beside it ask for; empty for "none".
 
     calibration: token sequences, for methods that read. group: values per scale, where the user says so. plans: the
     graph only has to look as it will; nothing is read or computed. encodes: the engine computes many tokens at a time
-    on CPUs and never one, which the method's formats for that are for.
+    on CPUs and never one, which the method's formats for that are for. cpu: the engine is for CPUs.
     """
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq
@@ -150,7 +151,7 @@ def quantize(
     chosen = find_quantization(quant)
     if chosen is None:
         return []
-    form = chosen.encoding if encodes and chosen.encoding else chosen.format
+    form = chosen.stored(cpu, encodes)
     options: dict[str, Any] = {"format": form, "head": head_format(head), "keep": keep}
     if group is not None:
         options |= {"group": group, "any_group": False}

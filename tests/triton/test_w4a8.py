@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
 import pytest
 import torch
+from building import build
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
+from icc.compiler.backends.triton.layouts.registry import LAYOUTS
 from icc.compiler.backends.triton.spec import Shape
-from icc.compiler.backends.triton.tiling.choice import Config
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
+from icc.compiler.backends.triton.tiling.linear import LinearTilings, pick
+from icc.compiler.backends.triton.tiling.product import ProductFacts
+from icc.compiler.errors import UsageError
 from icc.compiler.ops.body import Body
+from icc.compiler.options import CompileOptions
 from icc.compiler.program.steps.linear import Columns, Epilogue
 from icc.compiler.targets import TARGETS
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.formats.float8 import Float8
+from icc.passes import pipelines
 from interpreting import make_kernel, run_kernel
 from products import DTYPES, Forced, check, rows, weight
 from races import detecting, shuffle
 from sizes import soak
-from test_w8a8 import row_parts
+from test_w8a8 import IDS, reference, row_parts
 from torch import Tensor
 
 TILE: Config = {"decode": 0, "m": 16, "n": 64, "warps": 4, "stages": 2, "splits": 1, "eight": 1}
@@ -63,3 +77,76 @@ def test_products(target: str, kind: str, group: int, k: int, epilogue: Epilogue
     if epilogue is not None:
         found = torch.nn.functional.silu(found[:, :16]) * found[:, 17:]
     check(y, found, kind)
+
+
+def of_many(facts: ProductFacts, tuner: Tuner) -> Config:
+    """Rows of 8 bits from 16 rows on, where a product may have them; else what is picked."""
+    many = replace(facts, rows=max(facts.rows, 128))
+    found = [c for c in LinearTilings(tuner.target).candidates(many) if c.get("eight")] if facts.rows >= 16 else []
+    return {**found[0], "m": 16, "n": 64, "warps": 4} if found else pick(facts, tuner)
+
+
+@pytest.mark.parametrize(
+    ("quant", "target"), [("rtn4a8", "h100"), ("rtn4a8", "a100"), ("gptq4a8", "h100"), *soak(("awq4a8", "l4"))]
+)
+def test_interpreted_plan(
+    quant: str, target: str, tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts meet rows of 8 bits, decodes those of 16."""
+    monkeypatch.setattr("icc.compiler.backends.triton.kernels.linear.pick", of_many)
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "m")
+    engine = build(tmp_path / "m", quant, target=TARGETS[target])
+    entries = [spec.entry for spec in engine.specs.values()]
+    others = entries.count("linear_tile") + entries.count("linear_decode")
+    assert entries.count("linear_w8a8") >= 3 and others >= 3
+    more = {GroupAffine(group, 4, rows8=True): lambda x: rounded(x, target) for group in (32, 64, 128)}
+    expected = reference(engine.graph, IDS, more).float().numpy()
+    with engine.llm() as llm:
+        found = llm.logits(IDS)
+    # a value that lies between two codes may go either way
+    assert np.abs(found - expected).max() <= 1e-2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("target", ["a100", "a10g", "l4", "rtx5090", "h100", "b200", "mi300x"])
+def test_where_rows_of_8_bits_may_be_multiplied(target: str) -> None:
+    """From 128 rows on, of groups of at least 32; of experts only in floats, as their rows are not smoothed."""
+    level = TARGETS[target].level
+    wanted = "fp8 groups" if TARGETS[target].float8 else "int8 groups" if level else None
+    for stored, native in (("q4a8g128", True), ("q4a8g32", True), ("q4a8g16", False), ("q4g128", False)):
+        kernel = make_kernel("linear_q", k=256, n=64, types=("bf16", "u8", "", "bf16"), stored=stored)
+        assert isinstance(kernel, LinearKernel)
+        many = kernel.many_mode(level)
+        assert (many.name if many else None) == (wanted if native else None)
+        for count in (1, 64, 128, 4096):
+            configs = LinearTilings(TARGETS[target]).candidates(kernel.product(count, level))
+            assert any(c.get("eight") for c in configs) == (native and bool(level) and count >= 128)
+            assert all(not c["decode"] for c in configs if c.get("eight"))
+    experts = make_kernel(
+        "expert_linear_q", k=64, n=32, stored="q4a8g32", experts=3, topk=2, types=("bf16", "u8", "", "i32", "bf16")
+    )
+    assert (experts.many_mode(level) is not None) == TARGETS[target].float8  # type: ignore[attr-defined]
+
+
+def test_what_is_stored_is_that_of_sixteen_bit_rows() -> None:
+    """The same bytes of a weight for GPUs, and the same passes for CPUs, whose products round rows of either."""
+    parts = GroupAffine(32, 4).encode(torch.randn(24, 64)).parts
+    arrays = {name: value.numpy() for name, value in parts.items()}
+    plain, eight = (LAYOUTS.find(GroupAffine(32, 4, rows8=rows8), "product") for rows8 in (False, True))
+    assert plain.name == eight.name and np.array_equal(plain.pack(arrays), eight.pack(arrays))
+    for method in ("rtn4", "awq4", "gptq4"):
+        assert pipelines.quantize(method + "a8", "int8", (), [[1]], cpu=True) == pipelines.quantize(
+            method, "int8", (), [[1]], cpu=True
+        )
+
+
+def test_targets_without_such_products_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no products with rows of 8 bits for --target mi300x") as refusal:
+        CompileOptions(tmp_path, tmp_path, target="mi300x", quant="awq4a8")
+    assert refusal.value.hint == "use --quant awq4"
+
+
+def test_deterministic_engines_have_one_form_for_all_steps(tiny: ModuleType, tmp_path: Path) -> None:
+    """Rows of 16 bits, as decodes have them."""
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "m")
+    engine = build(tmp_path / "m", "rtn4a8", deterministic=True)
+    assert not any(spec.entry == "linear_w8a8" for spec in engine.specs.values())

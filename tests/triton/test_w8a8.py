@@ -53,11 +53,12 @@ def row_parts(x: Tensor) -> dict[str, Tensor]:
     return {"codes": codes.view(torch.uint8), "scales": peaks / 448}
 
 
-Rounding = Mapping[type[StorageFormat], Callable[[Tensor], Tensor]]
+Rounding = Mapping[type[StorageFormat] | StorageFormat, Callable[[Tensor], Tensor]]
 
 
 def reference(graph: Graph, ids: list[int], more: Rounding | None = None) -> Tensor:
-    """Logits in float64, with the inputs of these layers rounded as the kernels round them, and those of `more`."""
+    """Logits in float64, with the inputs of these layers rounded as the kernels round them, and those of `more`,
+    by format or class of formats."""
     products = {OPS[name].overload for name in ("linear", "expert_linear")}
     env: dict[fx.Node, Any] = {}
     inputs = {"token_ids": torch.tensor(ids)}
@@ -71,8 +72,9 @@ def reference(graph: Graph, ids: list[int], more: Rounding | None = None) -> Ten
             args = fx.map_arg(node.args, lambda n: env[n])
             if node.target in products:
                 form = pieces_of(graph.weight(node.args[1]))[0].storage
-                if type(form) in (more or {}):
-                    args = ((more or {})[type(form)](args[0]), *args[1:])
+                known = [round_rows for of, round_rows in (more or {}).items() if of in (form, type(form))]
+                if known:
+                    args = (known[0](args[0]), *args[1:])
                 elif isinstance(form, ChannelInt8 | Float8):
                     args = (rounded(args[0], form), *args[1:])
             env[node] = eager(node.target)(*args, **node.kwargs)

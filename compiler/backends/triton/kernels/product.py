@@ -86,7 +86,7 @@ class WeightProduct(StepKernel[P]):
 
     def many_mode(self, level: int) -> ProductMode | None:
         """How they may meet there in tilings that say so (LinearTiling.eight); None for no other way."""
-        return many_mode_of(self.codes, self.x.dtype, level, bool(self.experts))
+        return many_mode_of(self.codes, level, bool(self.experts))
 
     def tiled_mode(self, level: int, tile: LinearTiling) -> ProductMode:
         """How they meet there in a tiling."""

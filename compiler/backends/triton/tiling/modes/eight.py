@@ -8,6 +8,7 @@ from ..choice import Config
 from ..machine import Machine, sums_of_steps
 from ..product import ProductFacts, ProductMode, decode_tilings, row_heights
 
+MOST_SUMS = 128  # of a thread, those of a step among them; more spill
 MANY = 128  # rows from which on codes of 4 bits may meet rows of 8
 
 
@@ -87,14 +88,13 @@ class GroupsMode(ProductMode):
         heights = row_heights(p) + ([64] if not p.experts else []) + ([256] if p.rows >= 256 and not p.experts else [])
         steps = -(-p.k // p.codes.group)
         splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
-        sums = 64 if machine.level < 90 else 128
         return [
             {"decode": 0, "m": rows, "n": n, "k": p.codes.group, "warps": warps, "stages": depth, "splits": split}
             for rows in heights
             for n, warps in ((64, 4), (128, 4), (128, 8))
             for depth in (3, 4)
             for split in splits
-            if rows * n * (p.parts + 1) <= sums * machine.target.warp_size * warps
+            if rows * n * (p.parts + 1) <= MOST_SUMS * machine.target.warp_size * warps
         ]  # fmt: skip
 
     def beside(self, machine: Machine, p: ProductFacts) -> bool:

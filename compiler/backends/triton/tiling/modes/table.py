@@ -12,7 +12,8 @@ from .wide import WideMode
 DENSE_MODE, CODES_MODE, BLOCKS_MODE, WIDE_MODE = DenseMode(), CodesMode(), BlocksMode(), WideMode()
 _EIGHT: tuple[ProductMode, ...] = (Int8Mode(), Fp8Mode(), MicroMode())
 ROWS8 = {mode.name: mode for mode in _EIGHT}  # by what `CodeGroups.rows8` names
-MANY_ROWS8: dict[str, ProductMode] = {mode.coding: mode for mode in (Int8GroupsMode(), Fp8GroupsMode())}
+_GROUPS: tuple[ProductMode, ...] = (Int8GroupsMode(), Fp8GroupsMode())
+MANY_ROWS8 = {mode.coding: mode for mode in _GROUPS}  # by what `CodeGroups.many_rows8` names
 
 
 def mode_of(codes: CodeGroups | None, x_type: str, w_type: str, level: int, experts: bool) -> ProductMode:
@@ -28,7 +29,7 @@ def mode_of(codes: CodeGroups | None, x_type: str, w_type: str, level: int, expe
     return DENSE_MODE if narrow and w_type == x_type else WIDE_MODE
 
 
-def many_mode_of(codes: CodeGroups | None, x_type: str, level: int, experts: bool) -> ProductMode | None:
+def many_mode_of(codes: CodeGroups | None, level: int, experts: bool) -> ProductMode | None:
     """How operands may meet instead where there are many rows; None for no other way."""
-    found = MANY_ROWS8.get(codes.many_rows8(level)) if codes and x_type in ("bf16", "f16") else None
+    found = MANY_ROWS8.get(codes.many_rows8(level)) if codes else None
     return None if found and found.exact and experts else found  # as `mode_of` has it
