@@ -5,8 +5,8 @@
 First answers: products of several shapes, groups and numbers of rows, odd ones too, results in float32, against those
 of the decoded rows and weights in float64. Then microseconds of the products of Llama 8B, with the kernel that brings
 rows to 8 bits, in each tiling that spills nothing, beside the tiling that the cost model picks, icc's products of 16
-bits, of 4-bit codes and rows of 16, and of 8-bit floats, and torch's bf16 and `torch._scaled_mm`. The status is 0 if all
-answers are right.
+bits, of 4-bit codes and rows of 16, and of 8-bit floats, and torch's bf16 and `torch._scaled_mm`. The status is 0 if
+all answers are right.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def tilings(made: LinearKernel, rows: int, target: str) -> list[Config]:
     facts = made.product(rows, TARGETS[target].level)
     found = [c for c in LinearTilings(TARGETS[target]).candidates(facts) if c.get("eight")]
     chosen, split = pick(facts, Tuner(TARGETS[target])), 2 if rows <= 512 else 1
-    return [c for c in found if c == chosen or (c["stages"] == 3 and c["splits"] <= split)]
+    unpacked = [c for c in found if c.get("unpacked") and c["m"] >= 128 and c["splits"] == 1 and c["stages"] == 3]
+    found = [c for c in found if not c.get("unpacked")]
+    return [*(c for c in found if c == chosen or (c["stages"] == 3 and c["splits"] <= split)), *unpacked]
 
 
 def matrix(made: LinearKernel) -> torch.Tensor:
@@ -203,8 +205,9 @@ def measure(
         chosen = pick(facts, Tuner(TARGETS[target]))
         times, alone = {}, {}
         for product in products:
-            config = {key: value for key, value in vars(product.tiling).items() if key != "unpacked"}
+            config = {key: value for key, value in vars(product.tiling).items() if key != "unpacked" or value}
             text = "m{m} n{n} warps {warps} stages {stages} splits {splits}".format(**config)
+            text += " unpacked" * product.tiling.unpacked
             times[text], alone[text] = microseconds(device, product), microseconds(device, product, alone=True)
             row["tilings"].append({"tiling": text, "us": times[text], "model": 1e6 * model.seconds(facts, config)})
             if config == chosen:

@@ -1,6 +1,7 @@
 """Held-out perplexity of a checkpoint per quantization, through the reference interpreter: how much each method loses.
 
 Run it as `python benchmarks/perplexity.py`; `--model`, `--text`, `--calib` and `--quant` choose other inputs.
+`--rows e4m3` or `int8` rounds the rows of all products but the head's as kernels with rows of 8 bits do (fp8, W4A8).
 """
 
 from __future__ import annotations
@@ -10,19 +11,46 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from icc.compiler.calibration import load_calibration, tokenize
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.ops import OPS
 from icc.compiler.weights.handles import Constant
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.pipelines import canonicalize, quantize
+from torch.utils._python_dispatch import TorchDispatchMode
 
+PRODUCTS = tuple(OPS[name].overload for name in ("linear", "expert_linear"))
 SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "pystd"
+
+
+class RoundedRows(TorchDispatchMode):
+    """Products whose rows are rounded, each to 8 bits with a scale of its own; `kind` is e4m3 or int8.
+
+    Those of a matrix with as many rows as `vocab_size` are left alone.
+    """
+
+    def __init__(self, kind: str, vocab_size: int) -> None:
+        super().__init__()
+        self.kind, self.vocab_size = kind, vocab_size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PRODUCTS and args[1].shape[-2] != self.vocab_size:
+            args = (self._rounded(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
+        peak = x.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+        if self.kind == "int8":
+            return (x * (127 / peak) + 0.5).floor() * (peak / 127)
+        return (x * (448 / peak)).to(torch.float8_e4m3fn).to(x.dtype) * (peak / 448)
 
 
 def windows(model: Path, text: Path, length: int, limit: int) -> list[list[int]]:
@@ -58,6 +86,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=SAMPLE / "heldout")
     parser.add_argument("--calib", type=Path)
     parser.add_argument("--quant", default="none,rtn4,awq4,gptq4,awqgptq4")
+    parser.add_argument("--rows", choices=("e4m3", "int8"))
     parser.add_argument("--group-size", type=int)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=20000)
@@ -74,7 +103,8 @@ def main() -> None:
         run_passes(graph, [*canonicalize(), *passes], ctx)
         seconds = time.perf_counter() - start
         hold_values(graph)
-        rows[name] = perplexity(graph, held_out)
+        with RoundedRows(options.rows, graph.info.vocab_size) if options.rows else nullcontext():
+            rows[name] = perplexity(graph, held_out)
         closed = ""
         if {"none", "rtn4"} <= rows.keys() and name not in ("none", "rtn4"):
             closed = f"  closes {(rows['rtn4'] - rows[name]) / (rows['rtn4'] - rows['none']):.0%} of the gap"

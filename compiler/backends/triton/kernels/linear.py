@@ -14,13 +14,14 @@ from .....runtime.format.plan import CountersArg, Extent, OperandArg, ScratchArg
 from ....program.steps import linear as steps
 from ...render import render
 from ..bounds.forms import Number
+from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, batch_arg
 from ..tiling.choice import Tuner
 from ..tiling.linear import pick
 from ..tiling.machine import LinearTiling
 from ..tiling.product import ProductFacts, ProductMode
 from .epilogue import epilogue_operands
-from .linear_around import RowsSource, SortSource, UnpackSource
+from .linear_around import UNPACKED_ROWS, RowsSource, SortSource, UnpackSource
 from .linear_source import ProductSource
 from .product import P, WeightProduct
 
@@ -52,7 +53,7 @@ class ProductKernel(WeightProduct[P]):
         tile = self._tile(shape, tuner)
         mode = self.tiled_mode(tuner.target.level, tile)
         if tile.unpacked:
-            return (self._unpack(), *self._dense_launches(tile, tuner, shape))
+            return (self._unpack(tile), *self._unpacked_launches(tile, tuner, shape))
         first = (self._rows(mode),) if self._codes_rows(tile, shape, mode) else ()
         if tile.decode:
             return (*first, self._decode(tile, tuner, shape))
@@ -71,7 +72,8 @@ class ProductKernel(WeightProduct[P]):
             values = tiles * tile.m * tile.n if tile.merges(tiles) else shape.max_tokens * self.step.columns
             areas["sums"] = 4 * tile.splits * parts * values
         if tile.unpacked:
-            areas["matrix"] = 2 * self.step.n * self.step.k
+            n, k = self.step.n, self.step.k
+            areas["matrix"] = LAYOUTS.of(self.bytes_stored).matrix_nbytes(n, k) if tile.eight else 2 * n * k
         if self.experts and not tile.decode:
             blocks = self._blocks(tile.m).value({self.num_rows: shape.max_tokens})
             areas |= {"counts": 4 * (self.experts + 1), "slots": 4 * blocks * tile.m, "experts": 4 * blocks}
@@ -97,24 +99,30 @@ class ProductKernel(WeightProduct[P]):
             self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded, self.many_mode(level),
         )  # fmt: skip
 
-    def _unpack(self) -> LaunchSpec:
-        """W in 16 bits, in scratch."""
-        source = render(f"{self.template}/unpack.py.jinja", UnpackSource(self), self.step)
-        kind = f"*{ELEMENTS[self.x.dtype]}"
+    def _unpack(self, tile: LinearTiling) -> LaunchSpec:
+        """W in 16 bits or as 8-bit floats, in scratch."""
+        file = "unpack_bytes" if tile.eight else "unpack"
+        source = render(f"{self.template}/{file}.py.jinja", UnpackSource(self), self.step)
+        kind = "*u8" if tile.eight else f"*{ELEMENTS[self.x.dtype]}"
         args = (replace(self._args()["w_ptr"], name="x_ptr"), _scratch("matrix", kind))
-        grid = (Extent(-(-self.step.n // 16)), Extent(-(-self.step.k // 256)), ONE)
+        rows, columns = (UNPACKED_ROWS, self.layout.format.block[1]) if tile.eight else (16, 256)
+        grid = (Extent(-(-self.step.n // rows)), Extent(-(-self.step.k // columns)), ONE)
         return LaunchSpec(source, "linear_unpack", args, grid, num_warps=4, num_stages=1)
 
-    def _dense_launches(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
+    def _unpacked_launches(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
         """What launches the product with W as `_unpack` leaves it."""
         kind, step = self.x.dtype, self.step
-        stored = msgspec.structs.replace(step.stored, format=kind)
-        dense = replace(self, step=msgspec.structs.replace(step, stored=stored, w=_typed(step.w, kind)))
+        stored = self.bytes_stored if tile.eight else msgspec.structs.replace(step.stored, format=kind)
+        w = step.w if tile.eight else _typed(step.w, kind)
+        other = replace(self, step=msgspec.structs.replace(step, stored=stored, w=w))
+        mode = other.mode(tuner.target.level)
+        first = (other._rows(mode),) if other._codes_rows(tile, shape, mode) else ()
         matrix = _scratch("matrix").value
-        return tuple(
+        many = (
             replace(spec, args=tuple(replace(a, value=matrix) if a.name == "w_ptr" else a for a in spec.args))
-            for spec in dense._many(tile, tuner, shape)
+            for spec in other._many(tile, tuner, shape)
         )
+        return (*first, *many)
 
     def _args(self) -> dict[str, Arg]:
         """All operands by their names in the source."""

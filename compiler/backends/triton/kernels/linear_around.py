@@ -8,6 +8,8 @@ from typing import Any
 
 from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
+from ..layouts.float8 import Float8Rows
+from ..layouts.registry import LAYOUTS
 from ..tiling.choice import power_of_two
 from ..tiling.product import ProductMode
 from .product import WeightProduct
@@ -84,6 +86,7 @@ class RowsSource:
         return f"row.to(tl.int64) * {stride}"
 
 
+UNPACKED_ROWS = 64  # of a program of linear/unpack_bytes.py.jinja
 UNPACKED = 256  # columns of a program of linear/unpack.py.jinja
 
 
@@ -103,6 +106,18 @@ class UnpackSource:
     def layout(self) -> Layout:
         """How the matrix lies in memory."""
         return self.op.layout
+
+    @property
+    def rows(self) -> int:
+        """Rows of a group that a program makes bytes of."""
+        return UNPACKED_ROWS
+
+    @property
+    def bytes_layout(self) -> Float8Rows:
+        """How W lies in memory as 8-bit floats."""
+        found = LAYOUTS.of(self.op.bytes_stored)
+        assert isinstance(found, Float8Rows)
+        return found
 
     @property
     def by_groups(self) -> bool:

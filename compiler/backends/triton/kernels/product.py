@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from .....runtime.format.operands import Operand
-from ....program.layout import Layout
+from ....program.layout import Layout, Stored
 from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
+from ....weights.formats.float8 import Float8
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import StepKernel
@@ -92,6 +93,12 @@ class WeightProduct(StepKernel[P]):
         """How they meet there in a tiling."""
         many = self.many_mode(level) if tile.eight else None
         return many or self.mode(level)
+
+    @property
+    def bytes_stored(self) -> Stored:
+        """How W is stored where its codes of 4 bits become 8-bit floats, with the same groups."""
+        assert self.codes is not None
+        return Stored(Float8(self.codes.group).name, "product")
 
     @cached_property
     def norm(self) -> NormKernel | None:

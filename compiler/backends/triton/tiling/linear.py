@@ -8,10 +8,12 @@ from ....targets import Target
 from .choice import Config, Tuner, power_of_two
 from .estimate import ISSUE_PER_SM, Estimate
 from .machine import INLINE, LATENCY, LAUNCH, Machine
-from .modes.table import DENSE_MODE
+from .modes.eight import MANY
+from .modes.table import DENSE_MODE, ROWS8
 from .product import ProductFacts
 
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
+UNPACK_BYTES = 4.0  # the same, where it becomes 8-bit floats
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 4096)  # classes of row counts; one choice for each
 
 
@@ -42,23 +44,27 @@ class LinearTilings:
         """All tilings worth a try."""
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(_dense(p))] if p.unpacks else []
         eight = [{**c, "eight": 1} for c in self.candidates(_eight(p))] if p.many else []
-        return [*p.mode.candidates(self.machine, p), *unpacked, *eight]
+        floats = self.candidates(_floats(p)) if p.many and p.many.floats and p.unpacks and p.rows >= MANY else []
+        floats = [{**c, "unpacked": 1, "eight": 1} for c in floats]
+        return [*p.mode.candidates(self.machine, p), *unpacked, *eight, *floats]
 
     def seconds(self, p: ProductFacts, c: Config) -> float:
         """Estimated time; infinity where the tiling does not fit."""
         if c.get("unpacked"):
-            dense = self.seconds(_dense(p), {k: v for k, v in c.items() if k != "unpacked"})
-            return 2 * self._unpack_seconds(p) + dense  # steps of a class may have half of its rows
+            eight = bool(c.get("eight"))
+            plain = {k: v for k, v in c.items() if k not in ("unpacked", "eight")}
+            product = self.seconds(_floats(p) if eight else _dense(p), plain)
+            return 2 * self._unpack_seconds(p, eight) + product  # steps of a class may have half of its rows
         if c.get("eight"):
             return Estimate(self.machine).seconds(_eight(p), c)
         return Estimate(self.machine).seconds(p, c)
 
-    def _unpack_seconds(self, p: ProductFacts) -> float:
-        """Estimated time in which all of W becomes a 16-bit matrix: read, computed value by value, written."""
+    def _unpack_seconds(self, p: ProductFacts, eight: bool) -> float:
+        """Estimated time in which all of W becomes a matrix of 16 bits or 8: read, computed value by value, written."""
         assert p.codes is not None
         values = p.n * p.k
-        memory = self.machine.read.memory_seconds(values * (p.codes.value_bytes + 2))
-        each = p.codes.tile_instructions + 3 if p.mode.value_operands else UNPACK
+        memory = self.machine.read.memory_seconds(values * (p.codes.value_bytes + (1 if eight else 2)))
+        each = UNPACK_BYTES if eight else p.codes.tile_instructions + 3 if p.mode.value_operands else UNPACK
         issue = values * each / 32 / (ISSUE_PER_SM * self.machine.target.multiprocessors)
         return LAUNCH + LATENCY + max(memory, issue)
 
@@ -72,3 +78,9 @@ def _eight(p: ProductFacts) -> ProductFacts:
     """Facts of a product that are equal but for its mode: that of many rows."""
     assert p.many is not None
     return replace(p, mode=p.many, many=None)
+
+
+def _floats(p: ProductFacts) -> ProductFacts:
+    """Facts of a product that are equal but for its mode: W and rows as 8-bit floats."""
+    assert p.codes is not None
+    return replace(p, mode=ROWS8["fp8"], codes=replace(p.codes, bits=8), many=None)

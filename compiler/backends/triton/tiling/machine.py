@@ -43,7 +43,8 @@ class LinearTiling:
 
     decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
     become a 16-bit matrix in scratch first, which the kernel for dense weights then reads. eight: whether rows become 8
-    bits, of a product that has them in 16 where there are few (see ProductFacts.many).
+    bits, of a product that has them in 16 where there are few (see ProductFacts.many); unpacked, the matrix is then of
+    8-bit floats.
     """
 
     decode: int

@@ -111,8 +111,8 @@ class ProductMode:
     its operands in shared memory, from sm_90 on.
 
     decode_template, tile_template, rows_template: in triton/linear, for few rows, for many, and what brings rows to 8
-    bits; coding: how it does. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer: what
-    makes a pointer to those bytes one to elements of the product, as source.
+    bits; coding: how it does. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer:
+    what makes a pointer to those bytes one to elements of the product, as source.
     """
 
     name: ClassVar[str]

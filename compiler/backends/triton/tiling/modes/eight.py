@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ..choice import Config
+from ..estimate import ISSUE_PER_SM
 from ..machine import Machine, sums_of_steps
-from ..product import ProductFacts, ProductMode, decode_tilings, row_heights
+from ..product import ProductFacts, ProductMode, Work, decode_tilings, row_heights
 
-MOST_SUMS = 128  # of a thread, those of a step among them; more spill
+MOST_SUMS = 128  # of a thread, those of a step among them; with more, values spill
+SERIAL = 0.8  # of the time of a step's two parts, where one program is alone on a multiprocessor
 MANY = 128  # rows from which on codes of 4 bits may meet rows of 8
 
 
@@ -81,9 +84,10 @@ class GroupsMode(ProductMode):
     sum_instructions: ClassVar[float]
 
     def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """Tiles of many rows; a product's few have a mode of their own."""
+        """Tiles of many rows; a product's few have a mode of their own. None on sm_100, whose matrix units read no
+        registers: operands made there would go through shared memory."""
         assert p.codes is not None
-        if p.rows < MANY and not p.experts:
+        if (p.rows < MANY and not p.experts) or machine.level >= 100:
             return []
         heights = row_heights(p) + ([64] if not p.experts else []) + ([256] if p.rows >= 256 and not p.experts else [])
         steps = -(-p.k // p.codes.group)
@@ -96,6 +100,11 @@ class GroupsMode(ProductMode):
             for split in splits
             if rows * n * (p.parts + 1) <= MOST_SUMS * machine.target.warp_size * warps
         ]  # fmt: skip
+
+    def bounds(self, bounds: Sequence[float], work: Work, c: Config) -> list[float]:
+        """A program's matrix instructions and its others wait for each other: only another program fills the time."""
+        alone = SERIAL * work.waves * work.steps * (work.instructions / ISSUE_PER_SM + work.matrix_seconds)
+        return [*bounds, alone]
 
     def beside(self, machine: Machine, p: ProductFacts) -> bool:
         return True
