@@ -91,7 +91,7 @@ def test_four_bits_with_rows_of_eight_are_the_fastest_on_sm_100() -> None:
 @pytest.mark.parametrize("target", GPUS)
 def test_rows_of_8_bits_are_taken_only_where_they_pay(target: str) -> None:
     """Codes of 4 bits are never slower for it. The goal, 0.75 of 16 bits from 512 rows on, is met by the model on sm_80
-    to sm_89 and missed on sm_90, where making operands of codes takes as long as multiplying them (see NOTES)."""
+    to sm_89 and missed on sm_90, where making operands of codes takes as long as multiplying them (log of 2026-11-27)."""
     arch, level = TARGETS[target].arch, TARGETS[target].level
     for rows in (1, *ROWS, 8192) if level else ():
         eight, four, sixteen = (
