@@ -124,6 +124,27 @@ PRODUCTS: dict[str, Point] = {
         ("bf16", "u8", "", "bf16"),
         tiling={**MANY, "unpacked": 1},
     ),
+    "linear_unpack_bytes__q4a8": Point(
+        "linear_q",
+        {"k": 128, "n": 32, "stored": "q4a8g64"},
+        ("bf16", "u8", "", "bf16"),
+        tiling={**MANY, "unpacked": 1, "eight": 1},
+    ),
+    "linear_w8a8__q4a8": Point(
+        "linear_q",
+        {"k": 128, "n": 64, "stored": "q4a8g64"},
+        ("bf16", "u8", "", "bf16"),
+        launch=1,
+        tiling={**MANY, "k": 64, "eight": 1},
+    ),
+    "linear_w8a8__q4a8_a100": Point(
+        "linear_q",
+        {"k": 128, "n": 64, "stored": "q4a8g64"},
+        ("bf16", "u8", "", "bf16"),
+        target="a100",
+        launch=1,
+        tiling={**MANY, "k": 64, "eight": 1},
+    ),
     "linear_tile__q8_hip": Point(
         "linear_q",
         {"k": 64, "n": 32, "stored": "q8g32"},
