@@ -31,8 +31,8 @@ class MatrixLoop:
     shared_stores: by warps, of values; copies from global memory are not among them. local: accesses of local memory.
     conversions: of layouts, in Triton's IR. loads: from global memory into registers. copies: asynchronous, from global
     to shared memory; narrow: of these, those of fewer than 16 bytes (8 of floats of 4 bits). waits_each: whether every
-    instruction of a warp group is waited for before the next begins. instructions: all, of one warp. tile: rows and columns of the smallest
-    product. scaled: products whose operands matrix units scale block by block.
+    instruction of a warp group is waited for before the next begins. instructions: all, of one warp. tile: rows and
+    columns of the smallest product. scaled: products whose operands matrix units scale block by block.
     """
 
     instruction: str
