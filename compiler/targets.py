@@ -104,7 +104,7 @@ CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CP
 # Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
 # pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Of rtx3090, rtxpro6000 and gb10
 # multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat; matrix rates follow from
-# them, and those of rtx4060ti were not looked up.
+# them, and those of rtx4060ti and thor were not looked up (its name and multiprocessors are as a user's device tells).
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),
@@ -117,6 +117,7 @@ _TABLE = (
     Target("rtx5090", "cuda", "sm_120", 1792.0, 209.5, 419.0, 99, 170, 48, memory_gib=31.8, link=64.0),
     Target("rtxpro6000", "cuda", "sm_120", 1792.0, 503.8, 1007.6, 99, 188, 48, memory_gib=95.6, link=64.0),
     Target("gb10", "cuda", "sm_121", 273.0, 125.0, 250.0, 99, 48, 48, memory_gib=119.0, link=25.0),
+    Target("thor", "cuda", "sm_110", 273.0, 258.0, 517.0, 227, 20, 48, memory_gib=122.0, link=12.5),
     Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99, 58, 48, memory_gib=22.5, link=32.0),
     Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99, 142, 48, memory_gib=45.0, link=32.0),
     Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227, 132, 64, memory_gib=79.6, link=450.0, sees_others=True),

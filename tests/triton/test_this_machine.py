@@ -19,6 +19,7 @@ NVIDIA = {
     "NVIDIA L40S": ((8, 9), "l40s"), "NVIDIA GeForce RTX 4060 Ti": ((8, 9), "rtx4060ti"),
     "NVIDIA GeForce RTX 5090": ((12, 0), "rtx5090"), "NVIDIA B200": ((10, 0), "b200"),
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": ((12, 0), "rtxpro6000"), "NVIDIA GB10": ((12, 1), "gb10"),
+    "NVIDIA Thor": ((11, 0), "thor"),
 }  # fmt: skip
 AMD = {"AMD Instinct MI300X": ((9, 4), "mi300x"), "AMD Instinct MI355X OAM": ((9, 5), "mi355x")}
 

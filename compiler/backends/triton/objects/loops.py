@@ -92,7 +92,7 @@ def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tupl
             found[f"waits for each {loop.instruction} before the next"] = None
         if loop.local:
             found[f"{loop.local} accesses of local memory per step"] = None
-        grouped = {9: ("HGMMA", "QGMMA", "IGMMA"), 10: ("UTC",)}.get(level // 10, ("",))
+        grouped = {9: ("HGMMA", "QGMMA", "IGMMA"), 10: ("UTC",), 11: ("UTC",)}.get(level // 10, ("",))
         if min(loop.tile) >= 64 and not loop.instruction.startswith(grouped):
             found[f"products of {loop.tile[0]} x {loop.tile[1]} by {loop.instruction}"] = None
         if not entry.startswith("linear_") or not loop.steps:
