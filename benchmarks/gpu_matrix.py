@@ -157,14 +157,16 @@ def page(state: dict[str, Any]) -> str:
     rows = [*((quant, "auto") for quant in QUANTIZATIONS), *(("none", kv) for kv in CACHES)]
     wanted = {case.key for case in cases(list(MODELS), GPUS, list(QUANTIZATIONS), CACHES)}
     notes: list[str] = []
-    tables = [line for model in MODELS for line in table(model, rows, state, notes)]
+    begun = {key.split("/")[0] for key in state}
+    tables = [line for model in MODELS if model in begun for line in table(model, rows, state, notes)]
+    left = [f"Not run at all: {', '.join(model for model in MODELS if model not in begun)}.\n"]
     return "\n".join([
         "# What compiles for which GPU\n",
         "Made by `benchmarks/gpu_matrix.py`: one layer of each kind, no weights, nothing run on a "
         f"GPU. {len(wanted & state.keys())} of {len(wanted)} cases are compiled.\n",
         "A cell says how many objects the engine has, how many tilings a check refused before one was taken, and how "
         "many objects spill or have a loop that does what it need not.\n",
-        *tables, *(f"{number}. {note}" for number, note in enumerate(notes, 1)), "",
+        *tables, *left * (len(begun) < len(MODELS)), *(f"{number}. {note}" for number, note in enumerate(notes, 1)), "",
     ])  # fmt: skip
 
 
