@@ -54,6 +54,7 @@ SMALL: dict[str, str] = {
     "frontier_peers.py": LIBRARIES,
     "frontier_text.py": "{dir}/docs.txt",
     "gpu_equality.py": "--only mistral-odd --out {dir}/equality.md",
+    "gpu_matrix.py": "--minutes 0 --out {dir}/matrix",
     "identity.py": "check pystd/h100/none",
     "perplexity.py": "--quant rtn4 --tokens 600",
     "rank_families.py": "llama --out {dir}/rank_families.md",

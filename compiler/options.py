@@ -238,6 +238,7 @@ class CompileOptions:
     force: bool = setting(False, "Replace an engine that exists.", engine=False)
 
     def __post_init__(self) -> None:
+        self._resolve_target()
         _choice("--task", self.task, tuple(TASKS))
         find_quantization(self.quant)
         head_format(self.quant_head)
@@ -373,6 +374,10 @@ class CompileOptions:
             raise UsageError(f"--spec {self.spec} does not work with several ranks of a GPU", hint)
         if target.backend != "cpu" and not target.link:
             raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
+
+    def _resolve_target(self) -> None:
+        if self.target == targets.AUTO:
+            object.__setattr__(self, "target", find_target(self.target).name)
 
     def _check_stages(self) -> None:
         if (self.pipeline_parallel or 1) == 1:

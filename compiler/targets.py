@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..runtime import extensions
@@ -9,6 +10,7 @@ from ..runtime.format.roofline import Roofline
 from .errors import ExtensionError, UsageError
 
 GROUP = "icc.targets"  # entry points of other packages
+AUTO = "auto"  # whatever this machine is
 FLOAT8_LEVEL = 89  # the compute capability from which on there are instructions for e4m3
 SCALED_LEVEL = 100  # that of the GPUs whose matrix units scale blocks of 32 (sm_12x has other instructions for it)
 
@@ -66,6 +68,13 @@ class Target:
         return FLOAT8_LEVEL if number >= 120 else number
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """Major and minor, as drivers tell them; of gfx942 (9, 4). (0, 0) for CPUs."""
+        if self.backend == "hip":
+            return int(self.arch[3:-2]), int(self.arch[-2])
+        return divmod(int(self.arch[3:]), 10) if self.backend == "cuda" else (0, 0)
+
+    @property
     def float8(self) -> bool:
         """Whether matrix units multiply 8-bit floats (e4m3) as they are."""
         return self.level >= FLOAT8_LEVEL
@@ -95,7 +104,7 @@ CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CP
 # Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
 # pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Of rtx3090, rtxpro6000 and gb10
 # multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat; matrix rates follow from
-# them, and those of rtx4060ti were not looked up.
+# them, and those of rtx4060ti and thor were not looked up (its name and multiprocessors are as a user's device tells).
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),
@@ -108,6 +117,7 @@ _TABLE = (
     Target("rtx5090", "cuda", "sm_120", 1792.0, 209.5, 419.0, 99, 170, 48, memory_gib=31.8, link=64.0),
     Target("rtxpro6000", "cuda", "sm_120", 1792.0, 503.8, 1007.6, 99, 188, 48, memory_gib=95.6, link=64.0),
     Target("gb10", "cuda", "sm_121", 273.0, 125.0, 250.0, 99, 48, 48, memory_gib=119.0, link=25.0),
+    Target("thor", "cuda", "sm_110", 273.0, 258.0, 517.0, 227, 20, 48, memory_gib=122.0, link=12.5),
     Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99, 58, 48, memory_gib=22.5, link=32.0),
     Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99, 142, 48, memory_gib=45.0, link=32.0),
     Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227, 132, 64, memory_gib=79.6, link=450.0, sees_others=True),
@@ -135,19 +145,44 @@ TARGETS = {target.name: target for target in _TABLE}
 
 
 def find_target(name: str) -> Target:
-    """The target of that name; UsageError if there is none."""
+    """The target of that name, or of this machine; UsageError if there is none."""
+    if name == AUTO:
+        return this_machine()
     if name in TARGETS:
         return TARGETS[name]
     found = extensions.load(GROUP, name)
     if found is None:
-        known = sorted({*TARGETS, *extensions.names(GROUP)})
+        known = sorted({AUTO, *TARGETS, *extensions.names(GROUP)})
         raise UsageError(f"unknown target {name!r}", f"targets: {', '.join(known)}")
     if not isinstance(found, Target):
         raise ExtensionError(f"{GROUP} {name!r} is not a Target but {found!r}")
     return found
 
 
+def this_machine() -> Target:
+    """That of the first GPU, or "native" where there is none. UsageError for a GPU that no target is of; DeviceError
+    where a driver has found one that cannot be used."""
+    from ..runtime.this_gpu import gpu_here
+
+    device = gpu_here()
+    if device is None:
+        return TARGETS["native"]
+    alike = [t for t in _TABLE if t.backend == device.backend and t.capability == device.capability]
+    # makers write "RTX 4060 Ti" and "A100-SXM4-80GB": words next to each other are the target's name
+    words = re.findall(r"[a-z0-9]+", device.name.lower())
+    runs = {"".join(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)}
+    if named := [target for target in alike if target.name in runs]:
+        return max(named, key=lambda target: len(target.name))
+    names = ", ".join(target.name for target in alike)
+    prefix, (major, minor) = "gfx" if device.backend == "hip" else "sm_", device.capability
+    raise UsageError(
+        f"--target {AUTO}: this machine's GPU is {device.name} ({prefix}{major}{minor}), which no target is of",
+        f"a target of its architecture may run on it: {names}" if names else "there is none of its architecture",
+    )
+
+
 def explained() -> dict[str, str]:
     """The targets and what they are, with those of other packages."""
     others = {name: "of another package" for name in extensions.names(GROUP)}
-    return {**{name: target.summary for name, target in TARGETS.items()}, **others}
+    here = {AUTO: "what this machine has: its GPU, else native"}
+    return {**here, **{name: target.summary for name, target in TARGETS.items()}, **others}

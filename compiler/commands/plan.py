@@ -15,7 +15,7 @@ from ...runtime.cli.traffic import plan_traffic, taken_traffic, traffic_options
 from ...runtime.settings import settings
 from ..interrupt import ends_at_once
 from ..options import CompileOptions
-from ..targets import TARGETS, find_target
+from ..targets import AUTO, TARGETS, find_target
 
 _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not found.plan]
 
@@ -73,6 +73,7 @@ def plan_command(
     from ..request import check_found, find_model
 
     names = [name for name in TARGETS if name != "native"] if target == "all" else target.split(",")
+    names = [find_target(name).name if name == AUTO else name for name in names]
     for name in names:
         find_target(name)
     fields = taken(CompileOptions, parameters)

@@ -69,7 +69,7 @@ class FakeHip:
         return number
 
     def hipDeviceGetName(self, text: Any, size: Any, device: Any) -> int:  # noqa: N802
-        text.value = b"Fake GPU"
+        text.value = self._driver.name.encode()
         return 0
 
     def hipIpcGetMemHandle(self, found: Any, pointer: Any) -> int:  # noqa: N802
@@ -94,10 +94,10 @@ class FakeDriver:
 
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
-        free: int = 8 << 30, count: int = 1, dry: bool = False,
+        free: int = 8 << 30, count: int = 1, dry: bool = False, name: str = "Fake GPU",
     ) -> None:  # fmt: skip
         """dry: kernels do nothing."""
-        self.dry = dry
+        self.dry, self.name = dry, name
         self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
         self.memory: dict[int, ctypes.Array[Any]] = {}
         self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
@@ -144,7 +144,7 @@ class FakeDriver:
         return (0,)
 
     def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
-        return 0, b"Fake GPU\0\0"
+        return 0, self.name.encode() + b"\0\0"
 
     def cuDeviceGetAttribute(self, kind: str, device: int) -> tuple[int, int]:  # noqa: N802
         return 0, self.capability[kind.endswith("MINOR")]

@@ -29,7 +29,8 @@ def modelled(kernel: LinearKernel, rows: int, target: str) -> tuple[Config, floa
 def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_elsewhere(target: str) -> None:
     """On an H100, products of 512 rows and more were measured to take 1.01 to 1.07 times those of 16 bits. A B200, with
     matrix units that take dense operands as they come from memory, is modelled to lose more between 128 and 1,024."""
-    slower = {"sm_86": 1.08, "sm_90": 1.07, "sm_100": 1.35, "sm_103": 1.35}.get(TARGETS[target].arch, 1.03)
+    known = {"sm_86": 1.08, "sm_90": 1.07, "sm_100": 1.35, "sm_103": 1.35, "sm_110": 1.25}
+    slower = known.get(TARGETS[target].arch, 1.03)
     for rows in (1, *ROWS, 8192):
         four, sixteen = (
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES) for stored in ("q4g128", "bf16")
@@ -75,7 +76,8 @@ def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES)
             for stored in ("bf16", "e4m3", "e4m3_kg128")
         )
-        assert max(eight) <= 1.04 * sixteen, f"{rows} rows: {eight}, {sixteen}"
+        most = 1.05 if target == "thor" else 1.04  # of blocks of 128, at 4,096 rows
+        assert max(eight) <= most * sixteen, f"{rows} rows: {eight}, {sixteen}"
 
 
 def test_four_bits_with_rows_of_eight_are_the_fastest_on_sm_100() -> None:

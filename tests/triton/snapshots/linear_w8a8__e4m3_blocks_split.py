@@ -48,7 +48,8 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, sums_ptr, counters_ptr, num
     sum0 = tl.zeros([BN, BM], tl.float32)
     w0_at = matrix + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
     word0_at = scales + row0 + tile * 1
-    for step in tl.range(tl.program_id(1) * 2, tl.minimum(tl.program_id(1) * 2 + 2, STEPS), num_stages=3):
+    for turn in tl.range(0, 2, num_stages=3):
+        step = tl.program_id(1) * 2 + turn
         x_k = step * BK + tl.arange(0, BK)[:, None]
         w_k = step * BK + tl.arange(0, BK)[None, :]
         x = load(x_at + x_k, in_rows[None, :])

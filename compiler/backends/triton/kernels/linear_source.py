@@ -118,11 +118,24 @@ class ProductSource(ProductOperands):
         return "slices" if self.op.experts else "SLICES"
 
     @property
+    def share(self) -> int:
+        """Steps of K of a program of a split tile; the last program may have fewer."""
+        return -(-self.slices // self.tile.splits)
+
+    @property
+    def equal_shares(self) -> bool:
+        """Whether the programs of a split tile take as many steps each: a loop whose number of turns is known."""
+        return self.tile.splits > 1 and self.slices % self.tile.splits == 0
+
+    @property
     def step_range(self) -> str:
-        """The first step of K of a program and the one behind its last, as the source says them."""
+        """The first step of K of a program and the one behind its last, as the source says them; from 0 on where all
+        programs take as many."""
+        if self.equal_shares:
+            return f"0, {self.share}"
         if self.tile.splits > 1:
-            share = -(-self.slices // self.tile.splits)
-            return f"tl.program_id(1) * {share}, tl.minimum(tl.program_id(1) * {share} + {share}, STEPS)"
+            first = f"tl.program_id(1) * {self.share}"
+            return f"{first}, tl.minimum({first} + {self.share}, STEPS)"
         return "0, steps" if self.op.experts else "0, STEPS"
 
     @property

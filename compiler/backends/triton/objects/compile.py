@@ -25,7 +25,7 @@ from ..spec import LaunchSpec
 from .amdgcn import check_stores
 from .loops import MatrixLoop, matrix_loops
 
-_CACHE_FORMAT = "6"  # of the facts beside a cached object
+_CACHE_FORMAT = "7"  # of the facts beside a cached object
 T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 

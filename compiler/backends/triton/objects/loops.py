@@ -31,8 +31,8 @@ class MatrixLoop:
     shared_stores: by warps, of values; copies from global memory are not among them. local: accesses of local memory.
     conversions: of layouts, in Triton's IR. loads: from global memory into registers. copies: asynchronous, from global
     to shared memory; narrow: of these, those of fewer than 16 bytes (8 of floats of 4 bits). waits_each: whether every
-    product is waited for before the next begins. instructions: all, of one warp. tile: rows and columns of the smallest
-    product. scaled: products whose operands matrix units scale block by block.
+    instruction of a warp group is waited for before the next begins. instructions: all, of one warp. tile: rows and
+    columns of the smallest product. scaled: products whose operands matrix units scale block by block.
     """
 
     instruction: str
@@ -88,9 +88,11 @@ def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tupl
     for loop in loops:
         if loop.flops > 1.05:
             found[f"computes {loop.flops:.2f} times what it multiplies"] = None
+        if loop.waits_each:
+            found[f"waits for each {loop.instruction} before the next"] = None
         if loop.local:
             found[f"{loop.local} accesses of local memory per step"] = None
-        grouped = {9: ("HGMMA", "QGMMA", "IGMMA"), 10: ("UTC",)}.get(level // 10, ("",))
+        grouped = {9: ("HGMMA", "QGMMA", "IGMMA"), 10: ("UTC",), 11: ("UTC",)}.get(level // 10, ("",))
         if min(loop.tile) >= 64 and not loop.instruction.startswith(grouped):
             found[f"products of {loop.tile[0]} x {loop.tile[1]} by {loop.instruction}"] = None
         if not entry.startswith("linear_") or not loop.steps:
@@ -120,13 +122,28 @@ def _facts(loop: Sequence[SassLine], code: SassCode, asked: _Asked, warps: int) 
     commits = count(r"LDGDEPBAR")
     steps = 0 if whole else max(round(commits / asked.commits), 1) if asked.commits else 1
     matrix = [line for line in loop if MATRIX.match(line.name)]
+    waits_each = len(matrix) > asked.products * max(steps, 1) and _waits_each(loop)
     done = sum(_flops(line, code, warps) for line in matrix)
     return MatrixLoop(
         matrix[0].name.split(".")[0], steps, done / (asked.flops * (steps or 1)),
         count(r"BAR\.(SYNC|RED)|BAR$"), count(r"STS|STSM"), count(r"LDL|STL"), asked.conversions,
-        count(r"LDG(\.|$)"), count(r"LDGSTS"), count(rf"LDGSTS(?!.*{asked.widest})"), asked.waits_each,
+        count(r"LDG(\.|$)"), count(r"LDGSTS"), count(rf"LDGSTS(?!.*{asked.widest})"), waits_each,
         sum(names.values()), asked.tile, asked.scaled,
     )  # fmt: skip
+
+
+def _waits_each(lines: Sequence[SassLine]) -> bool:
+    """Whether no instruction of a warp group is issued while another runs: where ptxas does not see that their operands
+    stay as they are, it waits behind each of them, whatever waits the source has."""
+    running = issued = False
+    for line in lines:
+        if line.name.startswith("WARPGROUP.DEPBAR"):
+            running = running and int(line.operands.rpartition(" ")[2], 16) > 0
+        elif re.match(r"[HIQ]GMMA", line.name):
+            if running:
+                return False
+            running = issued = True
+    return issued
 
 
 def overwritten_registers(text: str) -> set[int]:
@@ -187,6 +204,7 @@ class _Asked:
             map(_dot_shape, re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma(?:_scaled)?) .*", text))
         )
         self.flops = sum(2.0 * prod(shape) for shape in shapes)
+        self.products = len(shapes)
         self.tile = min(((rows, columns) for *_, rows, _, columns in shapes), key=prod, default=(0, 0))
         self.trips = trips
         self.commits = text.count("ttg.async_commit_group")
@@ -194,8 +212,6 @@ class _Asked:
         self.scaled = text.count("ttng.tc_gen5_mma_scaled")
         # 4-bit floats lie 8 bytes apart in shared memory, so that copies of them are of 8 bytes
         self.widest = "(64|128)" if "= e2m1" in text else "128"
-        waits = re.findall(r"warp_group_dot_wait .*?pendings = (\d+)", text)
-        self.waits_each = bool(waits) and not any(map(int, waits))
 
     @staticmethod
     def whole(loops: Sequence[_Asked], ttgir: str, left: int) -> _Asked:

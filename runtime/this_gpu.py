@@ -1,0 +1,38 @@
+"""What GPU this machine has, by its driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import DeviceError
+from .executor.cuda.compat import open_gpu
+
+SIGNS = {"cuda": Path("/proc/driver/nvidia/gpus"), "hip": Path("/dev/kfd")}  # of a driver that has found a GPU
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU that a driver lists. backend: "cuda" or "hip". capability: major and minor, of gfx942 (9, 4)."""
+
+    backend: str
+    name: str
+    capability: tuple[int, int]
+
+
+def gpu_here() -> Gpu | None:
+    """The first GPU, NVIDIA's before AMD's; None where there is none. DeviceError where a driver has found one that
+    cannot be used."""
+    for backend, sign in SIGNS.items():
+        try:
+            device = open_gpu(backend)
+        except DeviceError:
+            if sign.exists():
+                raise
+            continue
+        try:
+            facts = device.facts()
+        finally:
+            device.close()
+        return Gpu(backend, facts.name, facts.capability)
+    return None
