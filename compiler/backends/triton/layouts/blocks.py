@@ -68,6 +68,12 @@ class BlockRows(CodeGroups):
         return _FIELDS.get(self.format.bits, 8)
 
     @property
+    def groups_each(self) -> int:
+        """Groups that a product of a step takes at once. Of codes in halves and quarters of bytes Triton makes operands
+        32 values wide, and multiplies narrower ones wrongly (objects/operands.py)."""
+        return 2 if self.bits < 8 and self.group < 32 else 1
+
+    @property
     def unpacking(self) -> Unpacking:
         beside = 8 * self.format.nbytes((1, self.format.size)) - self.format.bits * self.format.size
         scale_bytes = max(1, round(beside / 8 * self.group / self.format.size))

@@ -24,6 +24,7 @@ from ...errors import CodegenError, KernelRefused
 from ..spec import LaunchSpec
 from .amdgcn import check_stores
 from .loops import MatrixLoop, matrix_loops
+from .operands import check_operands
 
 _CACHE_FORMAT = "7"  # of the facts beside a cached object
 T = TypeVar("T")
@@ -113,6 +114,7 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
         binary = file.read_bytes()
         if target.backend == "hip":
             check_stores(ir.read_text())
+        check_operands(ir.read_text())
         loops = matrix_loops(binary, ir.read_text(), spec.num_warps) if target.backend == "cuda" else ()
         return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops, plain.read_text())
 
