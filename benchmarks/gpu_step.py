@@ -4,7 +4,8 @@
 
 The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
 waits for the one before it; next: those of few rows let the next begin behind their last loop; ask: and, while they
-wait, have their first weights brought near, where they are dense; first: and all others let the next begin at once;
+wait, have their first weights brought near, where they are dense; products, attention: as next, but only these let
+the next begin; first: and all others let the next begin at once;
 off: launches that do not overlap. Logits must be the same bits.
 """
 
@@ -39,7 +40,7 @@ from icc.runtime.format.load import open_engine
 
 LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_step_tokens": 16}
 ROUNDS, STEPS = 9, 20
-VARIANTS = ("off", "wait", "next", "ask", "first")
+VARIANTS = ("off", "wait", "next", "products", "attention", "ask", "first")
 
 
 @contextmanager
@@ -57,12 +58,19 @@ def variant(name: str) -> Iterator[None]:
         text, call = waiting("".join(kept), entry), dependent._CALLS["wait"]
         return text.replace(call, f"{call}\n        {dependent._CALLS['next']}")
 
+    def some(source: str, entry: str) -> str:
+        if entry.startswith("linear") == (name == "products"):
+            return waiting(source, entry)
+        return waiting(source.replace(f"{dependent._MARK}next\n", "\n"), entry)
+
     waiting.cache_clear()
     with ExitStack() as stack:
         if name in ("off", "wait"):
             stack.enter_context(patch.object(dependent, "_done", plain))
         if name not in ("ask", "first"):
             stack.enter_context(patch.object(ProductSource, "asks", property(lambda self: [])))
+        if name in ("products", "attention"):
+            stack.enter_context(patch.object(dependent, "_waiting", some))
         if name == "first":
             stack.enter_context(patch.object(dependent, "_waiting", early))
         yield
