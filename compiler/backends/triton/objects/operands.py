@@ -20,9 +20,11 @@ _OPERAND = re.compile(
 def narrow_operands(ir: str) -> tuple[tuple[int, int], ...]:
     """(K, kWidth) of the operands of `mma.sync` of which 4 threads hold more values of K than there are."""
     layouts = set(_LAYOUT.findall(ir))
+    products = (line for line in ir.splitlines() if " tt.dot " in line)
     found = {
         (int(columns if side == "0" else rows), int(width))
-        for rows, columns, side, layout, width in _OPERAND.findall(ir)
+        for line in products
+        for rows, columns, side, layout, width in _OPERAND.findall(line)
         if layout in layouts
     }
     return tuple(sorted((k, width) for k, width in found if k < 4 * width))
