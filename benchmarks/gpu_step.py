@@ -1,12 +1,10 @@
-"""What overlapping launches and asking for weights are worth: the step of few sequences, with and without, on this GPU.
+"""What overlapping launches are worth: the step of few sequences, with and without, on this GPU.
 
     python benchmarks/gpu_step.py [--shape llama-1b] [--quant rtn4] [--layers 0] [--batches 1] [--work build/gpu-step]
 
 The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
-waits for the one before it; next: those of few rows let the next begin behind their last loop; ask: and, while they
-wait, have their first weights brought near, where they are dense; products, attention: as next, but only these let
-the next begin; first: and all others let the next begin at once;
-off: launches that do not overlap. Logits must be the same bits.
+waits for the one before it; next: attention lets the next begin behind its last loop; first: all let the next begin at
+once; off: launches that do not overlap. Logits must be the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import icc
 import make_model
 import numpy as np
 from icc.compiler.backends.triton import dependent
-from icc.compiler.backends.triton.kernels.linear_source import ProductSource
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import make_plan, plan_program
 from icc.compiler.backends.triton.spec import Shape
@@ -40,37 +37,25 @@ from icc.runtime.format.load import open_engine
 
 LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_step_tokens": 16}
 ROUNDS, STEPS = 9, 20
-VARIANTS = ("off", "wait", "next", "products", "attention", "ask", "first")
+VARIANTS = ("off", "wait", "next", "first")
 
 
 @contextmanager
 def variant(name: str) -> Iterator[None]:
     """Sources are rendered so in this block."""
-    done, waiting = dependent._done, dependent._waiting
+    waiting = dependent._waiting
 
     def plain(line: str) -> str:
-        return "" if dependent._MARK in line and "wait" not in line else done(line)
+        return "" if line.strip() == dependent._NEXT else line
 
     def early(source: str, entry: str) -> str:
-        if entry == "linear_decode":
-            return waiting(source, entry)
-        kept = [line for line in source.splitlines(keepends=True) if not line.strip() == f"{dependent._MARK}next"]
-        text, call = waiting("".join(kept), entry), dependent._CALLS["wait"]
-        return text.replace(call, f"{call}\n        {dependent._CALLS['next']}")
-
-    def some(source: str, entry: str) -> str:
-        if entry.startswith("linear") == (name == "products"):
-            return waiting(source, entry)
-        return waiting(source.replace(f"{dependent._MARK}next\n", "\n"), entry)
+        text, call = waiting(source.replace(f"    {dependent._NEXT}\n", ""), entry), dependent._call("    ", "wait")
+        return text.replace(call, f"{call}{dependent._call('    ', 'next')}")
 
     waiting.cache_clear()
     with ExitStack() as stack:
         if name in ("off", "wait"):
             stack.enter_context(patch.object(dependent, "_done", plain))
-        if name not in ("ask", "first"):
-            stack.enter_context(patch.object(ProductSource, "asks", property(lambda self: [])))
-        if name in ("products", "attention"):
-            stack.enter_context(patch.object(dependent, "_waiting", some))
         if name == "first":
             stack.enter_context(patch.object(dependent, "_waiting", early))
         yield

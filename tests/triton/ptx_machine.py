@@ -215,7 +215,7 @@ class Machine:
 
     def _nothing(self, line: Line) -> None: ...
 
-    _fence = _membar = _griddepcontrol = _prefetch = _nothing
+    _fence = _membar = _griddepcontrol = _nothing
     _createpolicy = _nanosleep = _nothing
 
     def _wgmma(self, line: Line) -> None:

@@ -25,13 +25,9 @@ def kernel(x_ptr, y_ptr, N: tl.constexpr):
 
 
 def test_no_inline_ptx_is_left_out() -> None:
-    """Every template with inline PTX is one whose PTX is executed here, or computes nothing."""
+    """Every template with inline PTX is one whose PTX is executed here."""
     found = {str(file.relative_to(TEMPLATES)) for file in TEMPLATES.rglob("*.jinja") if blocks(file.read_text())}
-    asks = "linear/decode_head.py.jinja"
-    assert found == {"layouts/affine.py.jinja", "layouts/float8.py.jinja", asks}
-    [text] = blocks((TEMPLATES / asks).read_text())
-    lines = [line.strip() for line in text.splitlines() if line.strip().endswith(";")]
-    assert [line.split()[0] for line in lines] == ["prefetch.global.L2", "mov.b32"] and lines[1] == "mov.b32 $0, 0;"
+    assert found == {"layouts/affine.py.jinja", "layouts/float8.py.jinja"}
 
 
 def nibble_sources() -> list[Path]:

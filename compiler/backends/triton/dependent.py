@@ -6,11 +6,11 @@ has ended and all that it wrote is seen. That is the first that a kernel does, i
 so that even a first write would be too early, and a kernel that ended without having waited could end before the one
 before it, on which others count.
 
-Products of few rows and attention of decodes let the next kernel begin (`griddepcontrol.launch_dependents`) behind
-their last loop, when all of their programs are about to end; others let it begin when they have ended. On an H100 that
-is worth 1.7 % of a 4-bit step of one sequence, 0.4 % of a 16-bit one. Begun with this one, the next one's programs lie
-unevenly on the multiprocessors that are free: 30 % slower. What has begun may ask for weights to come near before it
-waits, for no kernel writes them: worth 0.7 % more where they are dense (benchmarks/NOTES.md).
+Attention of decodes lets the next kernel begin (`griddepcontrol.launch_dependents`) behind its last loop, when all of
+its programs are about to end; others let it begin when they have ended. Products do not say it: in their code the
+instruction alone made a 4-bit step of one sequence 19 % slower on an H200, launches that overlap or not (Triton 3.6;
+benchmarks/results/gpu-visit-h200.md), and asking for weights while they wait brought nothing in 16 bits. Begun with
+this one, the next one's programs lie unevenly on the multiprocessors that are free: 30 % slower.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from functools import lru_cache
 
 from .spec import LaunchSpec
 
-_MARK = "# dependent: "  # a comment behind which stands what only such kernels do
-_WAIT = f"{_MARK}wait\n"
+_NEXT = "# dependent: next"  # a comment: here the next kernel may begin
 _CALLS = {"wait": "tl.extra.cuda.gdc_wait()", "next": "tl.extra.cuda.gdc_launch_dependents()"}
 
 
@@ -38,17 +37,19 @@ def dependent(spec: LaunchSpec) -> LaunchSpec:
 
 @lru_cache(maxsize=4096)
 def _waiting(source: str, entry: str) -> str:
-    """The source whose kernel waits: where it says so, or else behind its head."""
+    """The source whose kernel waits behind its head."""
     lines = source.splitlines(keepends=True)
-    if _WAIT not in source:
-        kernels = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == entry)
-        first = next(kernels).body
-        at = first[1 if ast.get_docstring(ast.Module(first, [])) is not None else 0].lineno - 1
-        lines.insert(at, "    " + _WAIT)
-    return "".join(map(_done, lines))
+    kernels = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == entry)
+    first = next(kernels).body
+    at = first[1 if ast.get_docstring(ast.Module(first, [])) is not None else 0].lineno - 1
+    return "".join([*map(_done, lines[:at]), _call("    ", "wait"), *map(_done, lines[at:])])
 
 
 def _done(line: str) -> str:
-    """A marked line as what it says, but in the interpreter, where every kernel has ended before the next begins."""
-    indent, mark, said = line.rstrip("\n").partition(_MARK)
-    return f"{indent}if not INTERPRETED:\n{indent}    {_CALLS.get(said, said)}\n" if mark else line
+    """A marked line as what it says."""
+    return _call(line.partition(_NEXT)[0], "next") if line.strip() == _NEXT else line
+
+
+def _call(indent: str, said: str) -> str:
+    """But in the interpreter, where every kernel has ended before the next begins."""
+    return f"{indent}if not INTERPRETED:\n{indent}    {_CALLS[said]}\n"

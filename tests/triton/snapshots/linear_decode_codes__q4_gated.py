@@ -91,7 +91,6 @@ SLICES = tl.constexpr(2)
 def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -151,7 +150,6 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
         part = dot(d, x3, part)
         zero = zero_of(word1) + 128.0
         sum1 += (part - total * zero[:, :, None]) * scale_of(word1)[:, :, None]
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     acc1 = tl.sum(sum1, axis=0)
     c = cols[:, None]

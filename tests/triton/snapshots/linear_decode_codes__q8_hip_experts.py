@@ -71,7 +71,6 @@ SLICES = tl.constexpr(2)
 def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -114,7 +113,6 @@ def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
         part += dot(d, x1, dot(b, x0, tl.zeros([S, BN, BM], tl.float32))) * 16.0
         zero = zero_of(word0) + 0.0
         sum0 += (part * 16777216.0 - total * zero[:, :, None]) * scale_of(word0)[:, :, None]
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     c = cols[:, None]
     r = rows[None, :] + slot

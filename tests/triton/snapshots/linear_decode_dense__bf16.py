@@ -29,7 +29,6 @@ SLICES = tl.constexpr(4)
 def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -51,7 +50,6 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         )
         sum0 = dot(w0, x, sum0)
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     c = cols[:, None]
     r = rows[None, :]

@@ -31,7 +31,6 @@ SLICES = tl.constexpr(4)
 def linear_decode(x_ptr, w_ptr, index_ptr, y_ptr, context_lens):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -58,7 +57,6 @@ def linear_decode(x_ptr, w_ptr, index_ptr, y_ptr, context_lens):
             None,
         )
         sum0 = dot(w0, x, sum0)
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     c = cols[:, None]
     r = rows[None, :] + slot

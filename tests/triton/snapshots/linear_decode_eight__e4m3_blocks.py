@@ -29,7 +29,6 @@ SLICES = tl.constexpr(2)
 def linear_decode(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -56,7 +55,6 @@ def linear_decode(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
             None,
         )
         sum0 += dot(w0, x, tl.zeros([S, BN, BM], tl.float32)) * word0[:, :, None]
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0) * x_scale
     c = cols[:, None]
     r = rows[None, :]

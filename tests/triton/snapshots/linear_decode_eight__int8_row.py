@@ -47,7 +47,6 @@ def codes_of(x, inverse):
 def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -79,7 +78,6 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
         w0 = load(w0_at + w_k, (w_k < K))
         sum0 = tl.dot(w0, x, sum0, out_dtype=tl.int32)
     word0 = load(word0_at, None)
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0).to(tl.float32) * tl.trans(word0) * x_scale
     c = cols[:, None]
     r = rows[None, :]

@@ -40,7 +40,6 @@ SLICES = tl.constexpr(1)
 def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -90,7 +89,6 @@ def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
     sum0 = tl.zeros([1, BN, BM], tl.float32)
     total = tl.sum(tl.sum(sum0_0, axis=2), axis=1)
     sum0 = tl.where((rows == 0)[None, None, :], total[None, :, None], sum0)
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     c = cols[:, None]
     r = rows[None, :] + slot

@@ -40,7 +40,6 @@ SLICES = tl.constexpr(1)
 def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -88,7 +87,6 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     sum0 = tl.zeros([1, BN, BM], tl.float32)
     total = tl.sum(tl.sum(sum0_0, axis=2), axis=1)
     sum0 = tl.where((rows == 0)[None, None, :], total[None, :, None], sum0)
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     c = cols[:, None]
     r = rows[None, :]

@@ -42,7 +42,6 @@ SLICES = tl.constexpr(2)
 def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)
     warp = tl.arange(0, S)
@@ -140,7 +139,6 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     sum1 = tl.where((rows == 0)[None, None, :], total[None, :, None], sum1)
     total = tl.sum(tl.sum(sum1_1, axis=2), axis=1)
     sum1 = tl.where((rows == 1)[None, None, :], total[None, :, None], sum1)
-    # dependent: next
     acc0 = tl.sum(sum0, axis=0)
     acc1 = tl.sum(sum1, axis=0)
     c = cols[:, None]

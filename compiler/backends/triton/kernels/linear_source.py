@@ -11,8 +11,6 @@ from .epilogue import ColumnPart, EpilogueOperands, ExtraOperand, epilogue_opera
 from .norm import NormKernel
 from .product_operands import ProductOperands
 
-ASKED = 256  # bytes of W that a thread asks for before it waits
-
 
 @dataclass(frozen=True)
 class ProductSource(ProductOperands):
@@ -56,27 +54,6 @@ class ProductSource(ProductOperands):
     def word_tail(self) -> bool:
         """Whether the last step of K reaches beyond the words of a row's powers of two (MXFP8), which it must mask."""
         return self.micro_words * MICRO_STEP % self.tile.k != 0
-
-    # -- what a kernel asks for while it waits ------------------------------------------------------------------------
-
-    @property
-    def asks(self) -> list[str]:
-        """Lines that bring a program's first weights near while the kernel before it ends; no kernel writes weights.
-
-        Not of codes: on an H100 a step of these took 2 to 4 % longer than without.
-        """
-        row, threads = 2 * self.op.step.k, 32 * self.tile.warps
-        if self.op.experts or not self.mode.dense or row % ASKED:
-            return []
-        number, found = f"tl.arange(0, {threads})", []
-        each = max(threads // self.tile.n, 1)
-        outer, inner = f"{number} // {each}", f"{number} % {each}"
-        for part in self.parts:
-            column = f"({part.offset} + {part.stride} * first + {outer} * {part.stride})"
-            at = f"{column}.to(tl.int64) * K + {inner} * {ASKED // 2}"
-            there = f"({outer} < BN) & ({inner} < {row // ASKED}) & (first + {outer} < WIDTH)"
-            found.append(f"ask(w_ptr, {at}, {there})")
-        return found
 
     # -- sizes --------------------------------------------------------------------------------------------------------
 
