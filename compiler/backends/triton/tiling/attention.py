@@ -108,8 +108,9 @@ def split_count(
 
 
 def _tiles(work: Workload) -> tuple[int, ...]:
-    """Keys per step: fewer where they are converted, and fewer still where they are unpacked, or registers spill."""
-    return (32, 16) if work.cached < 1 else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128)
+    """Keys per step: fewer where they are converted, and fewer still where they are unpacked, or registers spill; of
+    these not fewer than 32 (objects/operands.py)."""
+    return (32,) if work.cached < 1 else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128)
 
 
 def _converted(work: Workload) -> tuple[int, ...]:
