@@ -43,7 +43,9 @@ class Target:
         """What help says of it."""
         if self.backend == "cpu":
             levels = (
-                "this machine's instructions only" if self.is_here else "AVX2, AVX-512 and AVX-512-VNNI in one engine"
+                "this machine's instructions only"
+                if self.is_here
+                else "AVX2, AVX-VNNI, AVX-512 and AVX-512-VNNI in one engine"
             )
             return f"{self.arch} CPUs: {levels}"
         maker = "AMD" if self.backend == "hip" else "NVIDIA"

@@ -44,6 +44,9 @@ class Isa:
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
+    headers: tuple[
+        tuple[str, str], ...
+    ] = ()  # (a header of codegen_templates/cpp, the level's own that takes its place)
 
 
 def _blocks(*pairs: tuple[int, int]) -> tuple[Block, ...]:
@@ -70,6 +73,17 @@ AVX512 = Isa(
     _blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2)),
     4,
 )
+# Of clients since Alder Lake, which have no AVX-512. The blocks have the fewest instructions per product, with their
+# accumulators in 16 registers; nobody has timed them yet.
+AVXVNNI = Isa(
+    "avxvnni",
+    (*_AVX2, "-mavxvnni"),
+    ("avx2", "fma", "f16c", "avx_vnni"),
+    _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
+    _blocks((1, 4), (2, 2), (3, 2), (4, 1), (6, 1)),
+    1,
+    headers=(("dots_avx2.h", "dots_avxvnni.h"), ("dot_pairs_avx2.h", "dot_pairs_avxvnni.h")),
+)
 AVX2 = Isa(
     "avx2",
     _AVX2,
@@ -82,7 +96,7 @@ AVX2 = Isa(
     nibble_blocks=_blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 4), (8, 4)),
 )
 
-ALL = (AVX512VNNI, AVX512, AVX2)
+ALL = (AVX512VNNI, AVX512, AVXVNNI, AVX2)
 
 
 def host_isas() -> tuple[Isa, ...]:
