@@ -145,14 +145,7 @@ ICC_INLINE VI set1_quad(const int8_t* p) {
     const __m256i v = _mm256_set1_epi32(x);
     return {v, v};
 }
-ICC_INLINE VI low_nibbles(VI x) {
-    const __m256i m = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
-}
-ICC_INLINE VI high_nibbles(VI x) {
-    const __m256i m = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
-}
+#include "nibbles_avx2.h"
 // Bytes of their high and low nibbles: from the low nibbles of both arguments, and from the high ones.
 ICC_INLINE __m256i take_nibbles(__m256i high, __m256i low) {  // the high four bits of one, the low four of the other
     const __m256i m = _mm256_set1_epi8(15);

@@ -160,11 +160,16 @@ def _header(path: str, isa: Isa) -> str:
     """A header as part of the translation unit, or the level's own: includes of `HEADERS` are left out, others take
     their place."""
 
-    def include(match: re.Match[str]) -> str:
-        return "" if match[1] in HEADERS else _header(match[1], isa)
+    own = dict(isa.headers)
 
-    text = read_header("cpp/" + dict(isa.headers).get(path, path))
-    return re.sub(r'(?m)^#include "(.*)"\n', include, text.replace("#pragma once\n", ""))
+    def include(match: re.Match[str]) -> str:
+        local, system = match.groups()
+        if system is not None:
+            return _header(system, isa) if system in own else match[0]
+        return "" if local in HEADERS else _header(local, isa)
+
+    text = read_header("cpp/" + own.get(path, path)).replace("#pragma once\n", "")
+    return re.sub(r'(?m)^#include (?:"(.*)"|<(.*)>)\n', include, text)
 
 
 def emit_source(program: Program, isa: Isa) -> str:
