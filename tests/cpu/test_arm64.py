@@ -122,10 +122,10 @@ def loops(isa: Isa, folder: Path) -> dict[str, Counter[str]]:
             code.append(instruction[1])
             target = (instruction[2] or "").split(", ")[-1]
             kernel = re.search(r"quant_q\d_m\d_n\d", name)
-            if (
-                kernel and instruction[1].startswith("b") and target in places
-            ):  # a jump back; the first is the innermost
-                found.setdefault(kernel[0], Counter(code[places[target] :]))
+            if kernel and instruction[1].startswith("b") and target in places:  # a jump back; of an inner loop first
+                loop = Counter(code[places[target] :])
+                if loop["sdot"] + loop["usdot"]:
+                    found.setdefault(kernel[0], loop)
     return found
 
 
