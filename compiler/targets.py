@@ -13,6 +13,7 @@ GROUP = "icc.targets"  # entry points of other packages
 AUTO = "auto"  # whatever this machine is
 FLOAT8_LEVEL = 89  # the compute capability from which on there are instructions for e4m3
 SCALED_LEVEL = 100  # that of the GPUs whose matrix units scale blocks of 32 (sm_12x has other instructions for it)
+_LEVELS = {"x86-64": "AVX2, AVX-VNNI, AVX-512 and AVX-512-VNNI", "arm64": "NEON with dot products, and with i8mm"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ class Target:
     def summary(self) -> str:
         """What help says of it."""
         if self.backend == "cpu":
-            levels = (
-                "this machine's instructions only" if self.is_here else "AVX2, AVX-512 and AVX-512-VNNI in one engine"
-            )
+            levels = "this machine's instructions only" if self.is_here else f"{_LEVELS[self.arch]} in one engine"
             return f"{self.arch} CPUs: {levels}"
         maker = "AMD" if self.backend == "hip" else "NVIDIA"
         return f"{maker} GPU, {self.arch}, {self.bandwidth:g} GB/s, {self.peak_f16:g} TFLOP/s in half precision"
@@ -101,12 +100,15 @@ class Target:
 
 
 CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
+# Those of arm64 are computed, of two cores of Neoverse V1 at 2.6 GHz with four pipes of 128 bits; the
+# bandwidth is that of `cpu`.
 # Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
 # pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Of rtx3090, rtxpro6000 and gb10
 # multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat; matrix rates follow from
 # them, and those of rtx4060ti and thor were not looked up (its name and multiprocessors are as a user's device tells).
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
+    Target("arm64", "cpu", "arm64", 22.0, 0.16, 0.66, link=3.8),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True, link=3.8),
     Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64, memory_gib=80.0, link=300.0, sees_others=True),
     Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48, memory_gib=22.5, link=32.0),

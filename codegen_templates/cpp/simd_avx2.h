@@ -145,14 +145,7 @@ ICC_INLINE VI set1_quad(const int8_t* p) {
     const __m256i v = _mm256_set1_epi32(x);
     return {v, v};
 }
-ICC_INLINE VI low_nibbles(VI x) {
-    const __m256i m = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
-}
-ICC_INLINE VI high_nibbles(VI x) {
-    const __m256i m = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
-}
+#include "nibbles_avx2.h"
 // Bytes of their high and low nibbles: from the low nibbles of both arguments, and from the high ones.
 ICC_INLINE __m256i take_nibbles(__m256i high, __m256i low) {  // the high four bits of one, the low four of the other
     const __m256i m = _mm256_set1_epi8(15);
@@ -164,24 +157,7 @@ ICC_INLINE VI join_low(VI high, VI low) {
 ICC_INLINE VI join_high(VI high, VI low) {
     return {take_nibbles(high.a, _mm256_srli_epi16(low.a, 4)), take_nibbles(high.b, _mm256_srli_epi16(low.b, 4))};
 }
-ICC_INLINE __m256i half_dot(__m256i acc, __m256i u, __m256i s, short weight) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(weight)));
-}
-// Per 32-bit lane: acc + dot of four unsigned bytes (at most 15) and four signed bytes.
-ICC_INLINE VI dot_u4(VI acc, VI u, VI s) { return {half_dot(acc.a, u.a, s.a, 1), half_dot(acc.b, u.b, s.b, 1)}; }
-// The same for any unsigned bytes. maddubs would saturate at 255 * 127 * 2, so the halves of the byte go separately.
-ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
-    const VI low = low_nibbles(u), high = high_nibbles(u);
-    acc = dot_u4(acc, low, s);
-    return {half_dot(acc.a, high.a, s.a, 16), half_dot(acc.b, high.b, s.b, 16)};
-}
-// The same for entries of tables, signed bytes above -128 (see simd_avx512.h): magnitudes with the signs on the other side.
-constexpr int TABLE_BIAS = 0;
-ICC_INLINE __m256i half_table(__m256i acc, __m256i w, __m256i s) {
-    return half_dot(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(s, w), 1);
-}
-ICC_INLINE VI dot_table(VI acc, VI w, VI s) { return {half_table(acc.a, w.a, s.a), half_table(acc.b, w.b, s.b)}; }
-ICC_INLINE VI dot_table_at(VI acc, VI w, const int8_t* s) { return dot_table(acc, w, set1_quad(s)); }
+#include "dots_avx2.h"
 // Kernels that sum products in 16 bits (micro_short.cpp.jinja): per 16-bit lane that of two unsigned and two signed bytes; of
 // signed bytes, where the second are above -128; such sums in 32-bit lanes; unsigned bytes less 128.
 ICC_INLINE VI products(VI u, VI s) { return {_mm256_maddubs_epi16(u.a, s.a), _mm256_maddubs_epi16(u.b, s.b)}; }
@@ -218,15 +194,7 @@ ICC_INLINE VI load_singles(const int8_t* p) {
     return {_mm256_and_si256(_mm256_cvtepi8_epi32(x), low),
             _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)), low)};
 }
-// Per 32-bit lane: acc + dot of two 16-bit integers and the same two for every lane, from memory.
-ICC_INLINE VI dot_pairs_at(VI acc, VI x, const int16_t* pair) {
-    int32_t both;
-    memcpy(&both, pair, 4);
-    const __m256i y = _mm256_set1_epi32(both);
-    VI sum = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y))};
-    asm("" : "+x"(sum.a), "+x"(sum.b));  // as in add16
-    return sum;
-}
+#include "dot_pairs_avx2.h"
 // Of each four bytes without sign the first and the third, and the other two, as pairs of 16-bit integers.
 ICC_INLINE VI even_bytes(VI x) {
     const __m256i m = _mm256_set1_epi32(0x00ff00ff);

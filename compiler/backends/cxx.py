@@ -15,7 +15,7 @@ ZIG = "zig"  # as CXX: the package's clang, even where g++ is installed
 def find_compiler() -> list[str]:
     """How the compiler is called, without arguments; ToolchainError if there is none."""
     named = os.environ.get("CXX")
-    zig = [sys.executable, "-m", "ziglang"] if find_spec("ziglang") else None
+    zig = find_zig() if find_spec("ziglang") else None
     if named == ZIG and zig:
         return zig
     compiler = named or "g++"
@@ -25,3 +25,10 @@ def find_compiler() -> list[str]:
         return zig
     package = "ziglang" if named in (None, ZIG) else ""
     raise ToolchainError([compiler], f"error: {compiler} is not installed", package)
+
+
+def find_zig() -> list[str]:
+    """How the package's clang is called, which compiles for every machine; ToolchainError if it is not installed."""
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang"]
+    raise ToolchainError([ZIG], "error: the package ziglang is not installed", "ziglang")

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import MissingIsaError, UsageError
 from .manifest import Library
 
+# Of arm64, where they come from what the kernel tells a process (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): an
+# emulator answers for the CPU that it plays, while /proc/cpuinfo is its host's.
+_HWCAPS = {"atomics": (16, 8), "asimddp": (16, 20), "i8mm": (26, 13)}
 
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+
+def cpu_flags(
+    cpuinfo: Path = Path("/proc/cpuinfo"), auxv: Path = Path("/proc/self/auxv"), machine: str = os.uname().machine
+) -> frozenset[str]:
     """The CPU's feature flags as the kernel names them; empty if the file cannot be read."""
     try:
+        if machine == "aarch64":
+            found = dict(struct.iter_unpack("<QQ", auxv.read_bytes()))
+            return frozenset(name for name, (key, bit) in _HWCAPS.items() if found.get(key, 0) >> bit & 1)
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("flags"):
                 return frozenset(line.partition(":")[2].split())

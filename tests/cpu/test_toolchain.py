@@ -73,6 +73,12 @@ def test_a_library_by_zig_leaves_open_only_what_every_process_has(by_zig: Path) 
         assert symbols <= toolchain.IMPORTS, f"{isa.name}: {sorted(symbols - toolchain.IMPORTS)}"
 
 
+def test_zig_compiles_avx_vnni(by_zig: Path) -> None:
+    command = ["objdump", "-d", "--no-show-raw-insn", str(by_zig / "avxvnni.so")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "{vex} vpdpbusd" in found and not re.search(r"(?<!{vex} )vpdpbusd", found)
+
+
 def test_a_library_by_zig_computes_what_gxx_says(by_zig: Path, tmp_path: Path) -> None:
     built = build_libraries(small().program(), tmp_path / "kernels", host_isas(), optimize="-O1")
     for library in built:

@@ -99,6 +99,20 @@ def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:
         icc.load(engine, isa="sse2")
 
 
+def test_avx_vnni_is_named_where_the_cpu_has_it(compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library loads on any machine; a client of Intel's would run it."""
+    from icc.runtime.commands import doctor, inspect
+
+    engine, flags = compiled("llama", quant="rtn4", target="cpu").engine, frozenset(("avx2", "fma", "f16c", "avx_vnni"))
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(inspect, "cpu_flags", lambda: flags)
+    said = [check.found for check in doctor.diagnose(engine).checks]
+    assert any(text.startswith("avxvnni, ") and text.endswith("not here: avx512vnni, avx512") for text in said), said
+    shown: Any = inspect.describe_engine(engine)["libraries"]
+    here = {library["isa"]: library["runs_here"] for library in shown}
+    assert here == {"avx512vnni": False, "avx512": False, "avxvnni": True, "avx2": True}
+
+
 def test_embedded_runtime_needs_no_icc(compiled: Callable[..., Any]) -> None:
     engine = compiled("llama", quant="rtn4").engine
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import run_lowered as run_lowered_module
 import torch
+from cpu_levels import runnable_avxvnni
 from gguf_models import random_blocks
 from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
@@ -68,8 +69,20 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (replace(isa, quant_blocks=some),))
 
 
+@pytest.mark.parametrize("kind", ["iq4_nl", "q6_k"])  # entries of a table, which have a bias there, and pieces of codes
+def test_with_avx_vnni(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = runnable_avxvnni()
+    some = replace(isa, quant_blocks=tuple(b for b in isa.quant_blocks if b.rows in (1, 6)))
+    monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (some,))
+    check_on_the_cpu(kind, tmp_path)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *MIXED])
 def test_on_the_cpu(kind: str, tmp_path: Path, few_blocks: None) -> None:
+    check_on_the_cpu(kind, tmp_path)
+
+
+def check_on_the_cpu(kind: str, tmp_path: Path) -> None:
     graph = graph_of(tmp_path, kind)
     lowered = lower_graph(optimize(graph))
     assert {w.format for w in lowered.program.weights.values()} == {kind}

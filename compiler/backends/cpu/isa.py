@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ....runtime.format.isa import cpu_flags
@@ -44,6 +44,10 @@ class Isa:
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
+    headers: tuple[
+        tuple[str, str], ...
+    ] = ()  # (a header of codegen_templates/cpp, the level's own that takes its place)
+    machine: str = "x86-64"
 
 
 def _blocks(*pairs: tuple[int, int]) -> tuple[Block, ...]:
@@ -70,6 +74,17 @@ AVX512 = Isa(
     _blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2)),
     4,
 )
+# Of clients since Alder Lake, which have no AVX-512. The blocks have the fewest instructions per product, with their
+# accumulators in 16 registers; nobody has timed them yet.
+AVXVNNI = Isa(
+    "avxvnni",
+    (*_AVX2, "-mavxvnni"),
+    ("avx2", "fma", "f16c", "avx_vnni"),
+    _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
+    _blocks((1, 4), (2, 2), (3, 2), (4, 1), (6, 1)),
+    1,
+    headers=(("dots_avx2.h", "dots_avxvnni.h"), ("dot_pairs_avx2.h", "dot_pairs_avxvnni.h")),
+)
 AVX2 = Isa(
     "avx2",
     _AVX2,
@@ -82,10 +97,29 @@ AVX2 = Isa(
     nibble_blocks=_blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 4), (8, 4)),
 )
 
-ALL = (AVX512VNNI, AVX512, AVX2)
+# NEON of arm64, where a vector of sixteen lanes takes four of 32 registers; blocks as for AVX-VNNI. `i8mm` is of
+# Graviton 3, Ampere's later ones and Apple's M2 on; `dotprod` alone of Graviton 2, Raspberry Pi 5 and Apple's M1.
+_NEON = (
+    ("immintrin.h", "neon.h"),
+    *((f"{part}_avx2.h", f"{part}_neon.h") for part in ("nibbles", "dots", "dot_pairs")),
+)
+DOTPROD = Isa(
+    "dotprod",
+    ("v8_2a", "dotprod"),
+    ("asimddp", "atomics"),
+    _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
+    _blocks((1, 2), (2, 2), (3, 1), (4, 1), (6, 1)),
+    1,
+    headers=_NEON,
+    machine="arm64",
+)
+I8MM = replace(DOTPROD, name="i8mm", flags=(*DOTPROD.flags, "i8mm"), cpu_flags=(*DOTPROD.cpu_flags, "i8mm"))
+
+ALL = (AVX512VNNI, AVX512, AVXVNNI, AVX2)
+LEVELS = {"x86-64": ALL, "arm64": (I8MM, DOTPROD)}  # by machine, best first
 
 
 def host_isas() -> tuple[Isa, ...]:
     """The levels that this machine can run, best first."""
     flags = cpu_flags()
-    return tuple(isa for isa in ALL if flags.issuperset(isa.cpu_flags))
+    return tuple(isa for levels in LEVELS.values() for isa in levels if flags.issuperset(isa.cpu_flags))

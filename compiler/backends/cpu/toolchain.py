@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cxx import find_compiler
+from ..cxx import find_compiler, find_zig
 from ..render import TEMPLATES
 from .isa import Isa
 
@@ -20,7 +20,8 @@ SANITIZER_FLAGS = (
 )  # fmt: skip
 LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--build-id=none", "-Wl,-s", "-Wl,--as-needed")
 # An old glibc, whose headers promise no function that a machine of today might lack.
-ZIG_TARGET = ("-target", "x86_64-linux-gnu.2.17")
+ZIG_TARGETS = {"x86-64": "x86_64-linux-gnu.2.17", "arm64": "aarch64-linux-gnu.2.17"}
+ZIG_CPUS = {"x86-64": "x86_64", "arm64": "generic"}
 ZIG_FLAGS = ("-fno-sanitize=all", "-fno-stack-protector")  # what zig adds on its own when it does not optimize most
 # What a library may take from the process that loads it; zig's link leaves it open: libc's, and libm's expf.
 IMPORTS = frozenset(
@@ -35,15 +36,16 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
 
     zig links without any library: its own libc and libc++ would be built for a minute first, and kernels need neither.
     """
-    compiler = find_compiler()
+    compiler = find_compiler() if isa.machine == "x86-64" else find_zig()
     if len(compiler) > 1:  # the package
-        machine = "-mcpu=x86_64" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
+        target = ("-target", ZIG_TARGETS[isa.machine])
+        machine = f"-mcpu={ZIG_CPUS[isa.machine]}" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
         object_file = f"{isa.name}.o"
         common = [flag for flag in COMMON_FLAGS if flag != "-shared"]
-        flags = [*ZIG_TARGET, machine, *common, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
+        flags = [*target, machine, *common, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
         return [
             [*compiler, "c++", "-c", *flags, source, "-o", object_file],
-            [*compiler, "cc", *ZIG_TARGET, "-nostdlib", "-shared", "-s", object_file, "-o", output],
+            [*compiler, "cc", *target, "-nostdlib", "-shared", "-s", object_file, "-o", output],
         ]
     cmd = [*compiler, *COMMON_FLAGS, optimize, *isa.flags, f"-frandom-seed={isa.name}"]
     if sanitize:

@@ -43,7 +43,7 @@ def write(target: Path) -> None:
     from tiny_models import save_tiny
     from transformers import Gemma2Config, LlamaConfig
 
-    backend.ALL = (AVX2,)  # type: ignore[misc]
+    backend.LEVELS = {"x86-64": (AVX2,)}  # type: ignore[misc]
     directory.copy_runtime = lambda stage: None  # of each engine the greater part, and nothing of it is read
     with tempfile.TemporaryDirectory() as name:
         folder, answers = Path(name), {}

@@ -1,0 +1,185 @@
+"""arm64, compiled on x86: whose instructions its libraries have, which CPU takes which, and what others are told.
+
+Where ICC_ARM64_PYTHON names an arm64 Python (tests/arm64_python.sh makes one), whole engines run there, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from cpu_cases import add_linear_q
+from cpu_harness import Builder
+from icc.compiler.backends import cxx
+from icc.compiler.backends.cpu import backend, toolchain
+from icc.compiler.backends.cpu.build import build_libraries
+from icc.compiler.backends.cpu.emit import emit_source
+from icc.compiler.backends.cpu.isa import ALL, DOTPROD, I8MM, LEVELS, Isa
+from icc.compiler.backends.errors import ToolchainError
+from icc.runtime.errors import MissingIsaError
+from icc.runtime.format.isa import cpu_flags, select_library
+from icc.runtime.format.manifest import Library
+from sizes import soak
+
+ARM64_PYTHON = os.environ.get("ICC_ARM64_PYTHON", "")
+needs_arm64 = pytest.mark.skipif(not ARM64_PYTHON, reason="ICC_ARM64_PYTHON names no arm64 Python")
+MACHINE = 183  # EM_AARCH64 of elf.h
+LIBRARIES = [
+    Library(isa.name, f"kernels/{isa.name}.so", list(isa.cpu_flags)) for levels in LEVELS.values() for isa in levels
+]
+
+
+def products() -> Builder:
+    program = Builder()
+    add_linear_q(program, np.random.default_rng(0), 64, 33, "q4", 64, False)
+    add_linear_q(program, np.random.default_rng(0), 64, 33, "q8", 64, False)
+    return program
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama for arm64, quantized."""
+    folder = tmp_path_factory.mktemp("arm64")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], folder / "llama", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "build_libraries", partial(build_libraries, optimize="-O1"))
+        return icc.compile(folder / "llama", folder / "arm64.engine", target="arm64", quant="rtn4", max_seq_len=64)
+
+
+def test_an_engine_has_its_levels_best_first(engine: Path) -> None:
+    manifest = json.loads((engine / "engine.json").read_text())
+    assert manifest["target"] == "arm64"
+    libraries = manifest["programs"]["main"]["libraries"]
+    assert [library["isa"] for library in libraries] == ["i8mm", "dotprod"]
+    for library in libraries:
+        content = (engine / library["path"]).read_bytes()
+        assert struct.unpack_from("<H", content, 18)[0] == MACHINE
+        command = ["readelf", "-W", "--dyn-syms", str(engine / library["path"])]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        symbols = set(re.findall(r"UND (\w+)", said))
+        assert symbols and symbols <= toolchain.IMPORTS, symbols - toolchain.IMPORTS
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="it runs there")
+def test_this_machine_says_that_it_cannot_run_it(engine: Path) -> None:
+    with pytest.raises(MissingIsaError, match=r"need asimddp atomics \(level dotprod\), have none"):
+        icc.load(engine)
+    done = subprocess.run(
+        [sys.executable, str(engine), "run", "--ids", "5,6"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == MissingIsaError.exit_code and "Traceback" not in done.stderr
+    assert "this machine cannot run the engine" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "level"),
+    [(1 << 8 | 1 << 20, 1 << 13, "i8mm"), (1 << 8 | 1 << 20, 0, "dotprod")],
+    ids=["Graviton 3", "Graviton 2"],
+)
+def test_the_loader_takes_what_the_cpu_has(tmp_path: Path, flags: int, more: int, level: str) -> None:
+    auxv = tmp_path / "auxv"
+    auxv.write_bytes(struct.pack("<8Q", 16, flags, 6, 4096, 26, more, 0, 0))
+    found = cpu_flags(auxv=auxv, machine="aarch64")
+    assert select_library(LIBRARIES, found).isa == level
+    with pytest.raises(MissingIsaError, match="need avx2 fma f16c"):  # an engine of x86
+        select_library([library for library in LIBRARIES if library.isa == "avx2"], found)
+
+
+def test_a_cpu_without_dot_products_is_refused(tmp_path: Path) -> None:
+    auxv = tmp_path / "auxv"
+    auxv.write_bytes(struct.pack("<4Q", 16, 1 << 8, 0, 0))  # Cortex-A72
+    with pytest.raises(MissingIsaError, match="have atomics, missing asimddp"):
+        select_library(LIBRARIES, cpu_flags(auxv=auxv, machine="aarch64"))
+    assert not cpu_flags(auxv=tmp_path / "missing", machine="aarch64")
+
+
+def loops(isa: Isa, folder: Path) -> dict[str, Counter[str]]:
+    """By the name of a micro-kernel the instructions of its innermost loop, as clang writes them."""
+    (folder / "a.cpp").write_text(emit_source(products().program(), isa))
+    command = toolchain.compile_commands(isa, "a.cpp", "a.so", None, "-O3")[0]
+    command = ["-S" if word == "-c" else "a.s" if word.endswith(".o") else word for word in command]
+    subprocess.run(command, cwd=folder, check=True)
+    places: dict[str, int] = {}
+    code: list[str] = []
+    found: dict[str, Counter[str]] = {}
+    name = ""
+    for line in (folder / "a.s").read_text().splitlines():
+        if label := re.match(r"([.\w]+):", line):
+            places[label[1]] = len(code)
+            name = label[1] if not label[1].startswith(".") else name
+        elif instruction := re.match(r"\t([a-z][\w.]*)(?:\t(.*))?$", line):
+            code.append(instruction[1])
+            target = (instruction[2] or "").split(", ")[-1]
+            kernel = re.search(r"quant_q\d_m\d_n\d", name)
+            if kernel and instruction[1].startswith("b") and target in places:  # a jump back; of an inner loop first
+                loop = Counter(code[places[target] :])
+                if loop["sdot"] + loop["usdot"]:
+                    found.setdefault(kernel[0], loop)
+    return found
+
+
+@pytest.mark.parametrize("isa", [I8MM, *soak(DOTPROD)], ids=lambda isa: isa.name)
+def test_loops_multiply_by_its_instructions(isa: Isa, tmp_path: Path) -> None:
+    found = loops(isa, tmp_path)
+    for rows, tiles in ((block.rows, block.tiles) for block in isa.quant_blocks):
+        four, eight = (found[f"quant_q{bits}_m{rows}_n{tiles}"] for bits in (4, 8))
+        assert four["sdot"] == 8 * rows * tiles  # of each 16 products
+        assert eight["usdot" if isa == I8MM else "sdot"] >= 4 * rows * tiles
+        assert eight["usdot"] == 0 or isa == I8MM
+    assert found["quant_q4_m1_n2"].total() <= 50  # of 128 bytes of weights
+
+
+def test_zig_compiles_it_whatever_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert toolchain.compile_commands(DOTPROD, "a.cpp", "a.so", None, "-O1")[0][:3] == [sys.executable, "-m", "ziglang"]
+    monkeypatch.setattr(cxx, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="ziglang is not installed") as error:
+        build_libraries(products().program(), tmp_path / "kernels", [DOTPROD], optimize="-O1")
+    assert "pip install ziglang" in str(error.value.hint)
+
+
+def test_levels_of_x86_are_never_arm64s() -> None:
+    assert LEVELS["x86-64"] == ALL and not {isa.name for isa in ALL} & {isa.name for isa in LEVELS["arm64"]}
+    assert all(toolchain.ZIG_TARGETS[isa.machine].startswith("aarch64") for isa in LEVELS["arm64"])
+
+
+def on_arm64(cpu: str, engine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [ARM64_PYTHON, str(engine), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"CPU": cpu})
+
+
+@needs_arm64
+@pytest.mark.parametrize("quant", ["rtn4", "none"])
+def test_an_emulated_cpu_gives_the_tokens_of_x86(tmp_path: Path, quant: str) -> None:
+    """The sample, on a CPU with i8mm and on one without."""
+    model = Path(__file__).parents[2] / "samples" / "pystd"
+    prompt = ["-p", "def fib(n):\n", "--max-tokens", "12", "--temperature", "0", "--threads", "2", "--json"]
+    ours = icc.compile(model, tmp_path / "arm64", target="arm64", quant=quant, max_seq_len=256)
+    with icc.load(icc.compile(model, tmp_path / "x86", target="native", quant=quant, max_seq_len=256)) as llm:
+        params = icc.SamplingParams(max_tokens=12, temperature=0)
+        expected = list(llm.generate(["def fib(n):\n"], params)[0].token_ids)
+    for cpu, level in (("max", "i8mm"), ("neoverse-n1", "dotprod")):
+        done = on_arm64(cpu, ours, "run", *prompt)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["token_ids"] == expected
+        said = on_arm64(cpu, ours, "inspect", "--json").stdout
+        here = [library["isa"] for library in json.loads(said)["libraries"] if library["runs_here"]]
+        assert here[0] == level
+
+
+@needs_arm64
+def test_an_emulated_cpu_without_dot_products_says_so(engine: Path) -> None:
+    done = on_arm64("cortex-a53", engine, "run", "--ids", "5,6")
+    assert done.returncode == MissingIsaError.exit_code and "missing asimddp" in done.stderr
+    assert "Traceback" not in done.stderr
