@@ -13,6 +13,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
 from ..passes.registry import parse_passes
+from ..passes.speculate.insert_draft_layer import DraftLayer
 from ..runtime.adapters.bases import published_name
 from ..runtime.format.canaries import Canaries
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
@@ -83,7 +84,7 @@ class Compilation:
     calibrations: Calibrations = field(default_factory=Calibrations)
     acceptance: list[list[float]] = field(default_factory=list)
     adapted: Graph | None = None
-    draft_layer: Graph | None = None
+    draft_layer: DraftLayer | None = None
     earlier: EarlierEngine | None = None
 
     def __post_init__(self) -> None:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 from .. import __version__
 from ..runtime.format.isa import cpu_flags
 from ..runtime.settings import named_by_role
+from .drafters import FROM_FILES
 from .frontend.source.identify import is_onnx, onnx_files
 from .options import CompileOptions
 from .targets import find_target
 
 _SMALL = 4 << 20  # bytes; of a larger file the place is what tells it from others, not its content
-HEADS = "medusa:"  # what --spec begins with that names a directory
+FOLDERS = tuple(f"{name}:" for name in FROM_FILES)  # what --spec begins with that names a directory
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("compiler", "passes", "codegen_templates", "runtime")
 _SUFFIXES = (".py", ".jinja", ".h", ".json")
@@ -36,15 +37,16 @@ def engine_key(options: CompileOptions) -> str:
 
 
 def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "engine") -> dict[str, Any]:
-    """The options that decide what an engine is, or what its calibration finds, as plain values; texts, draft heads
+    """The options that decide what an engine is, or what its calibration finds, as plain values; texts, drafters
     and an adapter by their content."""
     deciding = {*named_by_role(type(options), "engine")} & {*named_by_role(type(options), role)}
     found = {name: getattr(options, name) for name in deciding}
     for name in deciding & {"calib", "gate_text"}:
         found[name] = found[name] and _content(found[name])
-    if options.spec.startswith(HEADS) and "spec" in found:
-        folder = Path(options.spec.removeprefix(HEADS))
-        found["spec"] = HEADS + ",".join(_content(file) for file in sorted(folder.glob("*")) if file.is_file())
+    if options.spec.startswith(FOLDERS) and "spec" in found:
+        drafter, _, folder = options.spec.partition(":")
+        files = (_content(file) for file in sorted(Path(folder).glob("*")) if file.is_file())
+        found["spec"] = f"{drafter}:{','.join(files)}"
     found["lora"] = {} if options.lora is None else {file.name: _content(file) for file in _adapter(options.lora)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(found.items())}
 

@@ -13,6 +13,7 @@ from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting, settings
 from . import quantization, targets
 from .adapter_slots import AdapterSlots, read_adapter_slots
+from .drafters import LAYERS
 from .errors import UsageError
 from .eviction import ALL, EXPLAINED, Eviction, read_eviction
 from .frontend.source.hub import is_hub_name
@@ -55,7 +56,7 @@ class CompileOptions:
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
-    spec: the drafter of speculative decoding, "mtp", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix"
+    spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix"
     or "none".
     spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
     a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
@@ -172,6 +173,7 @@ class CompileOptions:
         values=lambda: {
             "none": "no speculation",
             "mtp": "the checkpoint's layer that predicts further tokens",
+            "eagle:DIR": "the EAGLE-3 drafter in this directory",
             "medusa:DIR": "the heads in this directory, see icc train-heads",
             "layer-skip:LAYERS": "the model's first layers",
             "ngram": "what followed the same tokens before",
@@ -364,7 +366,7 @@ class CompileOptions:
             "--adapters": self.adapters is not None,
             "--like": self.like is not None,
             "--tune": self.tune,
-            f"--spec {self.spec}": self.spec == "mtp",
+            f"--spec {self.spec}": self.spec.partition(":")[0] in LAYERS,
         }
         for option, is_given in given.items():
             if is_given:

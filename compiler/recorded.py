@@ -13,7 +13,7 @@ from typing import Any
 
 from ..runtime.format.load import Engine
 from .errors import UsageError
-from .identity import HEADS, stated
+from .identity import FOLDERS, stated
 from .options import CompileOptions
 
 REPORT_FILE = "report.json"
@@ -43,9 +43,9 @@ def options_again(engine: Engine, model: Path, output: Path, given: Mapping[str,
         raise _unknown(engine)
     for name in GIVEN:
         value, had = given.get(name), facts.get(name)
-        names_file = name != "spec" or str(had).startswith(HEADS)
+        names_file = name != "spec" or str(had).startswith(FOLDERS)
         if had is not None and names_file and value is None:
-            form = f"{HEADS}DIR" if name == "spec" else "FILE" if name != "lora" else "DIR"
+            form = f"{str(had).partition(':')[0]}:DIR" if name == "spec" else "FILE" if name != "lora" else "DIR"
             raise UsageError(f"{engine.path} was compiled with {flag(name)}", f"give it again: {flag(name)} {form}")
         if value is not None and (had is None or not names_file):
             raise UsageError(f"{flag(name)}: {engine.path} was compiled without", "leave it out")

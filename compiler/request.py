@@ -105,13 +105,16 @@ def check_found(found: FoundModel, options: CompileOptions) -> None:
 
 def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:
     """What the options say of files and directories besides the model; and the C++ compiler."""
-    if options.adapter_slots is not None and choice is not None and choice.drafter == "mtp":
-        raise UsageError("--spec mtp does not work with --adapters", "leave one of them out")
-    if options.rotate and choice is not None and choice.drafter == "mtp":
-        raise UsageError("--spec mtp does not work with --rotate, which turns the hidden states that the layer reads")
+    if choice is not None and choice.is_layer:
+        name = f"--spec {choice.drafter}"
+        if options.adapter_slots is not None:
+            raise UsageError(f"{name} does not work with --adapters", "leave one of them out")
+        if options.rotate:
+            raise UsageError(f"{name} does not work with --rotate, which turns the hidden states that the layer reads")
     heads = choice.heads if choice else None
-    if heads is not None and not heads.is_dir():
-        raise CheckpointError(f"--spec medusa:{heads} is not a directory", "train heads with `icc train-heads`")
+    if choice is not None and choice.path is not None and not choice.path.is_dir():
+        hint = "train heads with `icc train-heads`" if heads else "give the directory of the drafter's config.json"
+        raise CheckpointError(f"--spec {choice.drafter}:{choice.path} is not a directory", hint)
     if options.calib is not None:
         chosen = find_quantization(options.quant)
         if not (chosen and chosen.calibrated) and heads is None:

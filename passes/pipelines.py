@@ -7,7 +7,6 @@ from typing import Any
 
 from ..compiler.adapter_slots import AdapterSlots
 from ..compiler.eviction import Eviction
-from ..compiler.graph.graph import Graph
 from ..compiler.quantization import find_quantization, head_format
 from .attention.absorb_projections import AbsorbProjections
 from .attention.evict import Evict
@@ -26,6 +25,8 @@ from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
 from .fuse.sort_columns import SortColumns
 from .manager import check_order
+from .speculate.insert_draft_layer import PREFIX as LAYER_PREFIX
+from .speculate.insert_draft_layer import DraftLayer, InsertDraftLayer
 
 
 def canonicalize() -> list[Pass]:
@@ -98,7 +99,9 @@ def adapters(slots: AdapterSlots) -> list[Pass]:
     return ordered([InsertAdapters(slots)], [*canonicalize(), *attention()])
 
 
-def speculate(heads: Sequence[Any], layers: int, quant: str, head: str, draft_layer: Graph | None = None) -> list[Pass]:
+def speculate(
+    heads: Sequence[Any], layers: int, quant: str, head: str, draft_layer: DraftLayer | None = None
+) -> list[Pass]:
     """Draft heads, an early exit behind `layers` layers, or a layer that guesses, if they are wanted.
 
     They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
@@ -111,13 +114,13 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str, draft_la
     if not heads and draft_layer is None:
         return []
     from .quantize.rtn import QuantizeRtn
-    from .speculate import insert_draft_layer, insert_medusa_heads
+    from .speculate import insert_medusa_heads
 
     inserted: list[Pass] = [insert_medusa_heads.InsertMedusaHeads(tuple(heads))]
     prefix = insert_medusa_heads.PREFIX
     if draft_layer is not None:
-        inserted = [insert_draft_layer.InsertDraftLayer(draft_layer)]
-        prefix = insert_draft_layer.PREFIX
+        inserted = [InsertDraftLayer(draft_layer)]
+        prefix = LAYER_PREFIX
     chosen = find_quantization(quant)
     if chosen is not None:
         inserted.append(QuantizeRtn(format=chosen.format, head=head_format(head), only=f"{prefix}."))

@@ -21,7 +21,7 @@ from ..interrupt import ends_at_once
 @click.option("--calib", type=PATH, metavar="FILE", help="The text to calibrate on, if ENGINE was compiled with one.")
 @click.option("--gate-text", type=PATH, metavar="FILE", help="The text of --gate, likewise.")
 @click.option("--lora", type=PATH, metavar="DIR", help="The adapter to merge, likewise.")
-@click.option("--spec", metavar="medusa:DIR", help="The draft heads, likewise.")
+@click.option("--spec", metavar="DRAFTER:DIR", help="The drafter, likewise.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def refit_command(
     engine: Path,

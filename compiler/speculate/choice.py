@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..drafters import FROM_FILES, LAYERS
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,25 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpecChoice:
-    """What `--spec` asked for: a drafter, for medusa the directory of its heads, for layer-skip its layers."""
+    """What `--spec` asked for: a drafter; path: the directory of its weights, of those FROM_FILES; layers: of
+    layer-skip, behind how many it exits."""
 
     drafter: str
-    heads: Path | None = None
+    path: Path | None = None
     layers: int = 0
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a layer of the engine, over tokens and hidden states."""
+        return self.drafter in LAYERS
+
+    @property
+    def heads(self) -> Path | None:
+        """The directory of Medusa heads."""
+        return self.path if self.drafter == "medusa" else None
 
     @classmethod
     def parse(cls, text: str) -> SpecChoice | None:
-        """`none`, `ngram`, `suffix`, `mtp`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything else."""
+        """`none`, `ngram`, `suffix`, `mtp`, `eagle:DIR`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything
+        else."""
         drafter, _, value = text.partition(":")
         if drafter in ("", "none"):
             return None
         layers = int(value) if drafter == "layer-skip" and value.isascii() and value.isdigit() else 0
-        plain = dict.fromkeys(("ngram", "suffix", "mtp"), not value)
-        known = {"medusa": bool(value), "layer-skip": layers > 0, **plain}
+        known = dict.fromkeys(("ngram", "suffix", "mtp"), not value) | dict.fromkeys(FROM_FILES, bool(value))
+        known["layer-skip"] = layers > 0
         if not known.get(drafter):
-            hint = "give mtp, medusa:DIR, layer-skip:LAYERS, ngram, suffix or none"
+            hint = "give mtp, eagle:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix or none"
             raise UsageError(f"--spec {text!r} is not known at compile time", hint)
-        return cls(drafter, Path(value) if drafter == "medusa" else None, layers)
+        return cls(drafter, Path(value) if drafter in FROM_FILES else None, layers)
 
     def read_heads(self) -> tuple[MedusaHead, ...]:
         """The heads to insert, none for other drafters."""

@@ -22,7 +22,7 @@ from ...compiler.weights.handles import QuantizedWeight, Weight
 from ..base import Pass, PassContext, Refusal
 from ..quantized import QuantRecord
 
-LINEAR, EXPERT, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "embedding"))
+LINEAR, EXPERT, EMBEDDING, COLUMNS = (OPS[n].overload for n in ("linear", "expert_linear", "embedding", "columns"))
 MIN_OUTPUTS = 16
 
 
@@ -195,7 +195,7 @@ def _section_heads(graph: Graph) -> set[fx.Node]:
     choosing = [name for name, outputs in named.items() if LOGITS not in outputs]
     heads = {n for n in (graph.section_nodes(*choosing) if choosing else ()) if n.target is LINEAR and feeds_topk(n)}
     ends = [outputs[LOGITS] for outputs in named.values() if LOGITS in outputs]
-    return heads | {n for n in _walk(ends, lambda n: n.all_input_nodes, _is_transparent) if n.target is LINEAR}
+    return heads | {n for n in _walk(ends, lambda n: n.all_input_nodes, _keeps_scores) if n.target is LINEAR}
 
 
 def feeds_topk(node: fx.Node) -> bool:
@@ -207,6 +207,10 @@ def feeds_topk(node: fx.Node) -> bool:
 def _is_transparent(node: fx.Node) -> bool:
     asked = traits_of(node.target)
     return asked.moves_only or asked.elementwise or asked.selects_rows
+
+
+def _keeps_scores(node: fx.Node) -> bool:
+    return _is_transparent(node) or node.target is COLUMNS  # a vocabulary of its own
 
 
 def _routes(node: fx.Node) -> bool:

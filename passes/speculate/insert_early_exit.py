@@ -1,13 +1,9 @@
 """An early exit: the logits that the model's last norm and LM head give behind its first layers (self-speculation,
 Zhang et al. 2023), as a section of the graph that gives logits.
-
-What a layer is shows in the data flow: between two attentions there is a place where one value carries all that
-depends on the tokens, and the same place behind the last attention is where the model's tail begins.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,9 +12,10 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import LOGITS, Graph, type_of
+from ...compiler.graph.graph import LOGITS, Graph
 from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
+from ..layer_ends import LayerEnds, alike
 
 SECTION = "exit"
 
@@ -47,40 +44,12 @@ class InsertEarlyExit(Pass):
 
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:
         """The value behind the first `layers` layers, and the one behind all of them."""
-        order = {node: index for index, node in enumerate(graph.nodes)}
         if any(traits_of(n.target).stateful and not traits_of(n.target).attention for n in graph.nodes):
             raise UsageError("--spec layer-skip: a model with recurrent states cannot take guesses back")
-        attentions = [order[node] for node in graph.nodes if traits_of(node.target).stateful]
-        if not 0 < self.layers < len(attentions):
-            raise UsageError(f"--spec layer-skip:{self.layers}: the model has {len(attentions)} layers")
-        cuts = _cuts(graph)
-        between = [n for n in cuts if attentions[self.layers - 1] < order[n] < attentions[self.layers]]
-        start = between[-1] if between else None
-        behind = [n for n in cuts if order[n] > attentions[-1] and start is not None and _alike(n, start)]
-        if start is None or not behind:
+        ends = LayerEnds(graph)
+        if not 0 < self.layers < ends.count:
+            raise UsageError(f"--spec layer-skip:{self.layers}: the model has {ends.count} layers")
+        start, end = ends.behind(self.layers), ends.behind(ends.count)
+        if start is None or end is None or not alike(end, start):
             raise UsageError(f"--spec layer-skip:{self.layers}: where the model's layers end does not show")
-        return start, behind[-1]
-
-
-def _cuts(graph: Graph) -> list[fx.Node]:
-    """Values that alone carry, at their place in the order, what depends on the tokens."""
-    tokens = graph.input("token_ids")
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    carrying: set[fx.Node] = {node for node in [tokens] if node is not None}
-    live: dict[fx.Node, int] = {}
-    cuts: list[fx.Node] = []
-    for node in graph.nodes:
-        if node.op == "call_function" and any(n in carrying for n in node.all_input_nodes):
-            carrying.add(node)
-            live = {n: last for n, last in live.items() if last > order[node]}
-            live[node] = max((order[user] for user in node.users), default=-1)
-            if len(live) == 1:
-                cuts.append(node)
-    return cuts
-
-
-def _alike(node: fx.Node, other: fx.Node) -> bool:
-    """Whether a node has the type and, but for the layer's number, the module of another: it is the value of another
-    layer."""
-    names = [re.sub(r"\d+", "#", str(n.meta.get("module") or "")) for n in (node, other)]
-    return names[0] == names[1] and type_of(node) == type_of(other)
+        return start, end

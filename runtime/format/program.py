@@ -146,9 +146,12 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return list(range(self.num_own_steps))
 
     def kv_of(self, name: str) -> KVLayout:
-        """The KV layers that the launches of a section use, and those before them. Requires a plan."""
+        """The KV layers that the launches of a section use, and those before them; of "", the program itself, also what
+        those use that may run in its place. Requires a plan."""
         assert self.plan is not None
-        return self.kv.first_layers(max((self.plan.calls[n].layer for n in self.steps_of(name)), default=-1) + 1)
+        names = [name] if name else [name, *(section.name for section in self.sections if section.instead)]
+        used = (self.plan.calls[n].layer for one in names for n in self.steps_of(one))
+        return self.kv.first_layers(max(used, default=-1) + 1)
 
     def section(self, name: str) -> int | None:
         """The number of the section of that name; None if there is none."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what is not chosen is not imported
 
 GROUP = "icc.drafters"  # entry points of other packages, see `_of_a_package`
 NONE = "none"
+LAYERS = {"mtp": "mtp", "eagle": "eagle:DIR"}  # layers of an engine that guess, as they are asked for at compile time
 MakeExecutor = Callable[[Engine, str, str], Executor]  # of a program of an engine, and the section that it runs, if any
 EXIT = "exit"  # the section that is the logits behind the first layers
 DRAFT = "draft"  # the program of an engine that guesses for its main one
@@ -30,8 +31,8 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "mtp", "medusa", "ngram", "suffix", "layer-skip", "draft", "draft:ENGINE", or
-    what a package registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
+    """The speculator for `spec`: "none", "mtp", "eagle", "medusa", "ngram", "suffix", "layer-skip", "draft",
+    "draft:ENGINE", or what a package registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
 
     `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
@@ -68,12 +69,13 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
         if own is None or engine.program.section(SECTION) is None or not isinstance(executor, SectionExecutor):
             raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
         return MedusaDrafter(executor, own)
-    if chosen == "mtp":
+    if chosen in LAYERS:
         from .draft_layer import LayerDrafter
 
         has_layer = engine.program.section(DRAFT_LAYER) is not None
         if own is None or own.drafter != chosen or not has_layer or not isinstance(executor, LayeredExecutor):
-            raise UsageError("--spec mtp: the engine has no layer that guesses", "compile it with --spec mtp")
+            hint = f"compile it with --spec {LAYERS[chosen]}"
+            raise UsageError(f"--spec {chosen}: the engine has no layer that guesses", hint)
         return LayerDrafter(executor, [group.block_size for group in executor.groups], chosen)
     if chosen == DRAFT:
         if DRAFT not in engine.manifest.programs:
@@ -98,17 +100,8 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
 
     make = extensions.load(GROUP, name)
     if make is None:
-        known = [
-            "none",
-            "mtp",
-            "medusa",
-            "layer-skip",
-            "ngram",
-            "suffix",
-            "draft",
-            *extensions.names(GROUP),
-            "draft:ENGINE",
-        ]
+        known = ["none", *LAYERS, "medusa", "layer-skip", "ngram", "suffix", "draft"]
+        known += [*extensions.names(GROUP), "draft:ENGINE"]
         raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
     try:
         drafter = make(argument, engine, executor)

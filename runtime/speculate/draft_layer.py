@@ -1,5 +1,6 @@
 """A layer of the engine itself guesses, from each token and the hidden state before it (multi-token prediction,
-DeepSeek-V3, section 2.2): the token after the next one, and from its own hidden states those behind it.
+DeepSeek-V3, section 2.2; EAGLE-3, Li et al. 2025): the token after the next one, and from its own hidden states those
+behind it.
 
 Its keys and values lie in the engine's KV cache, at the positions of the hidden states: what is cached, swapped out or
 shared of a request is so with the layer's part. Of a prefix that was found in the cache, the last token's place holds

@@ -26,6 +26,8 @@ from icc.compiler.measure.interpret_ranks import RanksInterpreted
 from icc.compiler.options import CompileOptions
 from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.program.verify import verify_lowered, verify_plan
+from icc.compiler.speculate.choice import SpecChoice
+from icc.compiler.speculate.draft_layer import load_draft_layer
 from icc.compiler.speculate.head_files import read_heads
 from icc.compiler.speculate.tree import tree_of
 from icc.compiler.targets import TARGETS, Target
@@ -86,13 +88,14 @@ def build(
     exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
     kv_dtypes: Mapping[int, str] | None = None,
     target: Target = TARGET, adapters: str = "", tensors: int = 1, experts: int = 1,
+    draft_layer: str = "",
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
     heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
     engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
     layers whose cache has a type of its own. adapters: the room for them, as --adapters has it. tensors, experts: ranks
-    that these are divided among.
+    that these are divided among. draft_layer: a layer that guesses, as --spec has it.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, limits.max_seq_len, task="generate" if pooling is None else "embed")
@@ -103,7 +106,8 @@ def build(
         phases.append(pipelines.quantize(quant, "int8", (), sequences))
     if heads is not None:
         phases.append(pipelines.speculate(read_heads(heads), 0, quant, "int8"))
-    phases.append(pipelines.speculate((), exit_layers, quant, "int8"))
+    layer = load_draft_layer(SpecChoice.parse(draft_layer), open_source(model), graph)
+    phases.append(pipelines.speculate((), exit_layers, quant, "int8", layer))
     for phase in phases:
         run_passes(graph, phase, PassContext())
     adapted = adapted_graph(graph, read_adapter_slots(adapters), None, open_source(model)) if adapters else None

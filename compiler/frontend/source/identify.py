@@ -159,7 +159,7 @@ def onnx_files(path: Path) -> Path:
 def onnx_config(files: Path) -> dict[str, Any]:
     """The configuration beside an ONNX model: config.json, or else genai_config.json; {} if there is neither. What it
     says of the text model overrules the rest."""
-    found = _object(files / CONFIG) if (files / CONFIG).is_file() else genai_config(files)
+    found = read_object(files / CONFIG) if (files / CONFIG).is_file() else genai_config(files)
     text = found.get("text_config")
     return {**found, **text} if isinstance(text, dict) else found
 
@@ -227,7 +227,7 @@ def _adapter(where: str, path: Path | None) -> IccError:
     """The refusal of a LoRA or another adapter of the PEFT library."""
     facts: dict[str, Any] = {}
     if path is not None:
-        facts = _object(path / "adapter_config.json")
+        facts = read_object(path / "adapter_config.json")
     kind, base = facts.get("peft_type") or "PEFT", facts.get("base_model_name_or_path") or "its base model"
     return UnsupportedModel(
         f"{where} is a {kind} adapter, not a model: it has no config.json",
@@ -237,10 +237,12 @@ def _adapter(where: str, path: Path | None) -> IccError:
 
 def _config(path: Path) -> dict[str, Any]:
     """config.json, which must be an object that names a model type."""
-    found = _object(path)
+    found = read_object(path)
     if not isinstance(found.get("model_type"), str):
         if "medusa_num_heads" in found:
             hint = "these are Medusa heads: compile their base model with --spec medusa:DIR"
+        elif "speculators_model_type" in found:
+            hint = "this is a drafter: compile its base model with --spec eagle:DIR"
         elif isinstance(found.get("architectures"), list) or "hidden_size" in found:
             hint = "icc compiles checkpoints that transformers can load"
         else:
@@ -249,7 +251,8 @@ def _config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; CheckpointError where it is damaged or something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

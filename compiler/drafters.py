@@ -1,0 +1,6 @@
+"""What `--spec` may name at compile time, as far as options must know it."""
+
+from __future__ import annotations
+
+FROM_FILES = ("eagle", "medusa")  # drafters with weights of their own, in a directory
+LAYERS = ("mtp", "eagle")  # those that are a layer over tokens and hidden states

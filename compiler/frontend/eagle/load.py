@@ -1,0 +1,162 @@
+"""An EAGLE-3 drafter (Li et al. 2025) as a graph: decoder layers of which the first reads two inputs.
+
+    hidden = fc([taps behind some of the model's layers])            the first time, else the drafter's own
+    y = hidden + attention([norm(embedding of token t+1), norm(hidden of token t)])
+    logits of token t+2 = lm_head(norm(layers(y + mlp(norm(y)))))
+
+It is traced as a causal model of those layers by transformers' code, with `hidden` in place of the embeddings, in which
+the first layer's norm gives both inputs. What lies before `hidden` is made of weights alone, see `EagleDrafter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....runtime.format.batch import BatchArray
+from ....runtime.format.speculation import DRAFT_HIDDEN
+from ...errors import UsageError
+from ...graph.graph import Graph
+from ...weights.handles import Weight, derive
+from ..export.rope import settle_rope
+from ..export.trace import export
+from ..load import convert
+from ..source.conversion import completed
+from ..source.facts import model_info
+from ..source.model import build_meta_model, computed_buffers
+from ..source.source import ModelSource
+from .config import EagleConfig, read_config
+from .weights import EagleTensors, checked
+
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class EagleDrafter:
+    """graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, config.draft_vocab].
+
+    projection [H, taps * model's H], `fc`. norms: of each tap, [model's H]; joined_norm: of all, [taps * model's H].
+    vocabulary: see `EagleTensors.vocabulary`.
+    """
+
+    config: EagleConfig
+    graph: Graph
+    projection: Weight
+    norms: tuple[Weight, ...]
+    joined_norm: Weight | None
+    vocabulary: Tensor | None
+
+
+class TwoInputs(nn.Module):
+    """In place of the first layer's norm: the normed embedding and the normed hidden state [1, T, 2 H].
+
+    embedded [1, T, H] is set while the layers run. normed: the hidden state comes normed.
+    """
+
+    def __init__(self, norm: nn.Module, hidden_norm: nn.Module, normed: bool) -> None:
+        super().__init__()
+        self.norm, self.hidden_norm, self.normed = norm, hidden_norm, normed
+        self.embedded: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The two side by side."""
+        assert self.embedded is not None
+        return torch.cat([self.norm(self.embedded), hidden if self.normed else self.hidden_norm(hidden)], dim=-1)
+
+
+class EagleLayers(nn.Module):
+    """The layers as a model: (input_ids[1, T], draft_hidden[1, T, H]) -> logits[1, T, draft_vocab], on meta."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        model: Any = build_meta_model(config.text)
+        text, first = config.text, model.get_decoder().layers[0]
+        norms = first.input_layernorm, type(first.input_layernorm)(text.hidden_size, eps=text.rms_norm_eps).to("meta")
+        first.input_layernorm = TwoInputs(*norms, config.norm_before_residual)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(first.self_attn, name)
+            wide = nn.Linear(2 * old.in_features, old.out_features, bias=old.bias is not None, device="meta")
+            setattr(first.self_attn, name, wide)
+        model.set_output_embeddings(nn.Linear(text.hidden_size, config.draft_vocab, bias=False, device="meta"))
+        self.model, self.config, self.inputs = model.eval(), text, [first.input_layernorm]
+
+    def forward(
+        self, input_ids: Tensor, draft_hidden: Tensor, use_cache: bool = False, return_dict: bool = True
+    ) -> Any:
+        """What the layers give for these tokens and the hidden states before them."""
+        [inputs] = self.inputs
+        hidden = inputs.hidden_norm(draft_hidden) if inputs.normed else draft_hidden
+        inputs.embedded = self.model.get_input_embeddings()(input_ids)
+        try:
+            return self.model(inputs_embeds=hidden, use_cache=use_cache, return_dict=return_dict)
+        finally:
+            inputs.embedded = None
+
+
+def load_eagle(directory: Path, source: ModelSource, model: Graph) -> EagleDrafter:
+    """The drafter in a directory, for the model that `model` was traced from `source`, and sequences as long as its.
+
+    CheckpointError, TensorError or UnsupportedModel in one line where a file, field or tensor is missing, unknown or of
+    another shape than config.json says; UsageError where it is another model's."""
+    config, vocab = read_config(directory, model.info.num_layers), model.info.vocab_size
+    for name, own, theirs in (
+        ("vocab_size", config.text.vocab_size, vocab),
+        ("target_hidden_size", config.target_hidden, model.info.hidden_size),
+    ):
+        if own != theirs:
+            raise UsageError(f"--spec eagle:{directory}: {name} is {own}, the model's is {theirs}")
+    tensors, hidden, width = EagleTensors(directory), config.text.hidden_size, len(config.taps) * config.target_hidden
+    projection = tensors.get("fc.weight", (hidden, width))
+    names = [f"fc_norm.{i}.weight" for i in range(len(config.taps))] if config.fc_norm else []
+    norms = checked(tensors, dict.fromkeys(names, (config.target_hidden,)))
+    joined_norm = tensors.get("input_norm.weight", (width,)) if config.norm_before_fc else None
+    vocabulary = tensors.vocabulary(config.draft_vocab, vocab)
+    graph = _trace(config, tensors, source, vocabulary, model.max_seq_len)
+    return EagleDrafter(config, graph, projection, tuple(norms.values()), joined_norm, vocabulary)
+
+
+def _trace(
+    config: EagleConfig, tensors: EagleTensors, source: ModelSource, vocabulary: Tensor | None, max_seq_len: int
+) -> Graph:
+    module, hidden = EagleLayers(config), config.text.hidden_size
+    model: Any = module.model
+    shapes = {_stored_name(name): tuple(p.shape) for name, p in model.named_parameters()}
+    shared = {name: tensors.find(name, shapes.pop(name)) for name in (_EMBEDDING, _HEAD)}
+    found = checked(tensors, shapes) | {n: w or _shared(n, source, hidden, vocabulary) for n, w in shared.items()}
+    tensors.check_read()
+    own = {name: found[_stored_name(name)] for name, _ in model.named_parameters()}
+    inner = completed(model, own, computed_buffers(model))
+    settle_rope(model, inner, max_seq_len)
+    declared = (BatchArray(DRAFT_HIDDEN, ("T", hidden), "f32"),)
+    traced = export(module.eval(), max_seq_len, None, declared)
+    info = model_info(model, model.config, inner)
+    graph = convert(traced, {f"model.{name}": w for name, w in inner.items()}, info, max_seq_len, declared=declared)
+    graph.max_seq_len = max_seq_len
+    return graph
+
+
+def _stored_name(parameter: str) -> str:
+    """What files call a parameter of the model of those layers."""
+    name = parameter.removeprefix("model.")
+    return name.replace("input_layernorm.norm.", "input_layernorm.").replace(
+        "input_layernorm.hidden_norm", "hidden_norm"
+    )
+
+
+def _shared(name: str, source: ModelSource, hidden: int, vocabulary: Tensor | None) -> Weight:
+    """The model's own embedding, or LM head, of the tokens that the drafter has."""
+    whole: Any = source.build(False, "generate")
+    part = whole.get_input_embeddings() if name == _EMBEDDING else whole.get_output_embeddings()
+    path = next((path for path, module in whole.named_modules() if module is part), None)
+    theirs: Mapping[str, Weight] = source.weights(whole)
+    weight = theirs.get(f"{path}.weight")
+    if weight is None or weight.shape[-1] != hidden:
+        raise UsageError(f"--spec eagle: the drafter has no tensor {name!r}, and the model's does not fit it")
+    if name == _HEAD and vocabulary is not None:
+        return derive(lambda rows: rows[vocabulary.to(rows.device)], weight)
+    return weight
