@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from ...runtime.format.present import is_engine
 from ..errors import OutputExistsError, WriteError
 
 
@@ -13,7 +14,7 @@ def check_output(path: Path, force: bool) -> None:
     """Refuse an output path that exists, unless --force, or cannot be written; checked before anything is computed."""
     if path.exists() and not force:
         raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
-    if path.exists() and not (path / "engine.json").is_file():
+    if path.exists() and not is_engine(path):
         raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
     _check_parent(path, "-o")
 
@@ -31,7 +32,7 @@ def _check_parent(path: Path, option: str) -> None:
     parent = path.resolve().parent
     if not parent.is_dir():
         raise WriteError(f"{parent} is not a directory", "create it first")
-    try:  # as `engine_directory` will: permissions alone do not tell of a read-only or full file system
+    try:  # as `engine_output` will: permissions alone do not tell of a read-only or full file system
         os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=parent))
     except OSError as error:
         raise WriteError(f"cannot write into {parent}: {error.strerror}", f"give another path with {option}") from error
