@@ -35,9 +35,22 @@ def engine_output(path: Path) -> Iterator[Path]:
             write_one_file(Folder(stage), stage / _PACKED)
             _finish_file(stage / _PACKED, path)
         else:
-            stage.chmod(0o755)
-            _sync_tree(stage)
-            _replace(stage, path)
+            _finish_directory(stage, path)
+
+
+@contextlib.contextmanager
+def directory(path: Path) -> Iterator[Path]:
+    """A temporary directory that becomes the one at `path` when the block ends well. WriteError as `engine_output`."""
+    path = path.resolve()
+    with _staged(path) as stage:
+        yield stage
+        _finish_directory(stage, path)
+
+
+def _finish_directory(stage: Path, path: Path) -> None:
+    stage.chmod(0o755)
+    _sync_tree(stage)
+    _replace(stage, path)
 
 
 @contextlib.contextmanager

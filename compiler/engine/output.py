@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from ...runtime.format.present import is_engine
 from ..errors import OutputExistsError, WriteError
 
 
-def check_output(path: Path, force: bool) -> None:
-    """Refuse an output path that exists, unless --force, or cannot be written; checked before anything is computed."""
+def check_output(path: Path, force: bool, is_kind: Callable[[Path], bool] = is_engine, option: str = "-o") -> None:
+    """Refuse an output path that exists, unless --force and it is of the kind that is written, or cannot be written;
+    checked before anything is computed."""
     if path.exists() and not force:
-        raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
-    if path.exists() and not is_engine(path):
+        raise OutputExistsError(f"{path} exists", f"give --force to replace it, or another path with {option}")
+    if path.exists() and not is_kind(path):
         raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
-    _check_parent(path, "-o")
+    _check_parent(path, option)
 
 
 def check_file(path: Path, force: bool) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 from icc.compiler.cli import main as icc_main
 from icc.compiler.engine import packing
 from icc.compiler.errors import OutputExistsError, UsageError, WriteError
-from icc.compiler.packing import pack_engine, unpack_engine
+from icc.compiler.packing import pack_engine, pack_layout, unpack_engine
 from icc.runtime.cli.commands import main
 from icc.runtime.errors import EngineChangedError, EngineFormatError, IccError
 from icc.runtime.format.container import open_container
@@ -327,3 +330,60 @@ def test_the_manifest_is_the_directorys(packed: Path) -> None:
     manifest = json.loads(open_container(packed).read("engine.json"))
     assert (packed.with_suffix(".engine") / "engine.json").read_bytes() == open_container(packed).read("engine.json")
     assert sorted(open_container(packed).sizes()) == sorted([*manifest["files"], "engine.json"])
+
+
+def test_an_oci_layout_holds_it(packed: Path, tmp_path: Path) -> None:
+    """As the image specification has it; the layer is the file, byte for byte, and comes back."""
+    layout = tmp_path / "model.oci"
+    pack_layout(packed.with_suffix(".engine"), layout)
+    assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    [found] = json.loads((layout / "index.json").read_text())["manifests"]
+
+    def blob(descriptor: dict[str, Any]) -> bytes:
+        algorithm, digest = descriptor["digest"].split(":")
+        raw = (layout / "blobs" / algorithm / digest).read_bytes()
+        assert hashlib.sha256(raw).hexdigest() == digest and len(raw) == descriptor["size"]
+        return raw
+
+    manifest = json.loads(blob(found))
+    assert manifest["artifactType"] == found["artifactType"] == "application/vnd.icc.engine.v1"
+    assert manifest["mediaType"] == found["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
+    assert blob(manifest["config"]) == b"{}" and manifest["config"]["mediaType"] == "application/vnd.oci.empty.v1+json"
+    [layer] = manifest["layers"]
+    assert blob(layer) == packed.read_bytes() and len(list((layout / "blobs" / "sha256").iterdir())) == 3
+    assert layer["annotations"] == {"org.opencontainers.image.title": "model.oci.icc"}
+    pack_engine(layout, tmp_path / "pulled.icc")
+    assert (tmp_path / "pulled.icc").read_bytes() == packed.read_bytes()
+    unpack_engine(layout, tmp_path / "pulled")
+    assert contents(tmp_path / "pulled") == contents(packed)
+    with load(layout / "blobs" / "sha256" / layer["digest"].split(":")[1]) as llm:
+        assert llm.generate(["abc"])[0].text
+    with pytest.raises(OutputExistsError, match=r"model\.oci exists"):
+        pack_layout(packed, layout)
+    pack_layout(packed, layout, force=True)
+    assert json.loads((layout / "index.json").read_text())["manifests"] == [found]
+    with pytest.raises(OutputExistsError, match="--force does not replace it"):
+        pack_layout(packed, packed.with_suffix(".engine"), force=True)
+
+
+def test_a_damaged_layout_is_told(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for change, says in (
+        (lambda layout, blob: blob.write_bytes(blob.read_bytes() + b"x"), "has changed: its name is not its sha256"),
+        (lambda layout, blob: blob.unlink(), "cannot be read"),
+        (lambda layout, blob: (layout / "index.json").write_text("["), "index.json cannot be read"),
+        (lambda layout, blob: (layout / "index.json").unlink(), "index.json cannot be read"),
+        (lambda layout, blob: (layout / "index.json").write_text("[]"), "is no JSON object"),
+        (
+            lambda layout, blob: (layout / "index.json").write_text('{"manifests": [{"digest": "../x"}]}'),
+            "without an engine",
+        ),
+    ):
+        layout = tmp_path / "model.oci"
+        pack_layout(packed, layout)
+        [blob] = [file for file in (layout / "blobs" / "sha256").iterdir() if file.stat().st_size > 5000]
+        change(layout, blob)
+        with pytest.raises(SystemExit) as ended:
+            icc_main(["unpack", str(layout)])
+        error = capsys.readouterr().err
+        assert ended.value.code == 20 and says in error and len(error.splitlines()) == 2
+        shutil.rmtree(layout)
