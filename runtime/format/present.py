@@ -8,6 +8,7 @@ from ..errors import EngineFormatError
 
 MANIFEST_FILE = "engine.json"
 SIGNATURE_FILE = f"{MANIFEST_FILE}.minisig"  # beside it, where `minisign -V -m engine.json` looks
+SBOM_FILE, PROVENANCE_FILE = "sbom.cdx.json", "provenance.intoto.json"  # beside it, too
 ONE_FILE = ".icc"  # the suffix of one-file engines
 SHEBANG = b"#!/usr/bin/env python3\n"  # what a one-file engine begins with, so that `./model.icc run` starts
 ARCHIVE = b"PK\3\4"  # behind it: the first entry of a zip archive

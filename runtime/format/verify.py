@@ -8,9 +8,13 @@ from pathlib import Path
 from ..errors import EngineFormatError
 from .container import NO_FILE, Container, open_container
 from .manifest import MAIN, FileEntry, Manifest
-from .present import MANIFEST_FILE, SIGNATURE_FILE
+from .present import MANIFEST_FILE, PROVENANCE_FILE, SBOM_FILE, SIGNATURE_FILE
 
-BESIDE = (SIGNATURE_FILE,)  # files that may lie beside the manifest, which does not list them
+BESIDE = (
+    SIGNATURE_FILE,
+    SBOM_FILE,
+    PROVENANCE_FILE,
+)  # files that may lie beside the manifest, which does not list them
 _NO_PARTS = frozenset(("", ".", ".."))  # of a path that stays below
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
