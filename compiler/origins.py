@@ -155,7 +155,7 @@ def rebuild(engine: Path, model: Path, given: Mapping[str, Any], reporter: Repor
     by = "" if made.icc_version == manifest.icc_version else f"; icc {manifest.icc_version} compiled it"
     raise RebuildError(
         f"a compile of {model} gives another engine: {len(differ)} files differ, among them {differ[0]}{by}",
-        "targets native and cpu depend on the compiler's version; compare with icc diff",
+        "the same icc, libraries and C++ compiler are needed; icc diff compares two engines",
     )
 
 
