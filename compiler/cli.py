@@ -22,6 +22,13 @@ COMMANDS = {
     "opt": Lazy(f"{_HERE}.opt", "opt_command"),
     "diff": Lazy(f"{_HERE}.diff", "diff_command"),
     "refit": Lazy(f"{_HERE}.refit", "refit_command"),
+    "verify": Lazy(f"{_HERE}.verify", "verify_command"),
+    "sbom": Lazy(f"{_HERE}.origins", "sbom_command"),
+    "provenance": Lazy(f"{_HERE}.origins", "provenance_command"),
+    "keygen": Lazy(f"{_HERE}.sign", "keygen_command"),
+    "sign": Lazy(f"{_HERE}.sign", "sign_command"),
+    "pack": Lazy(f"{_HERE}.pack", "pack_command"),
+    "unpack": Lazy(f"{_HERE}.pack", "unpack_command"),
     "train-heads": Lazy(f"{_HERE}.train_heads", "train_heads_command"),
     "tune": Lazy(f"{_HERE}.tune", "tune_command"),
 }

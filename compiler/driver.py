@@ -1,12 +1,13 @@
-"""The whole compile on one screen: checkpoint -> graph -> passes -> program -> kernels -> engine directory."""
+"""The whole compile on one screen: checkpoint -> graph -> passes -> program -> kernels -> engine."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
 
+from ..runtime.format.container import open_container
 from .compilation import trace
-from .engine import directory as writer
+from .engine.atomic import engine_output
 from .engine.earlier import EarlierEngine
 from .options import CompileOptions
 from .progress import Reporter
@@ -42,7 +43,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
     with reporter.stage("lower"):
         lowered = job.lower()
     output = request.options.output
-    with writer.engine_directory(output) as stage:
+    with engine_output(output) as stage:
         with reporter.stage("kernels"):
             built = job.build(lowered, stage)
         with reporter.stage("weights"):
@@ -53,4 +54,4 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
         job.gate(original, quantized, manifest, stage)
         job.check_answers(stage)
     job.calibrations.done()
-    return replace(report, engine_bytes=sum(p.stat().st_size for p in output.rglob("*") if p.is_file()))
+    return replace(report, engine_bytes=sum(open_container(output).sizes().values()))

@@ -17,6 +17,7 @@ __all__ = [
     "OutOfMemory",
     "OutputExistsError",
     "PassError",
+    "RebuildError",
     "SequenceLengthError",
     "TensorError",
     "TraceError",
@@ -140,6 +141,12 @@ class OutOfMemory(IccError):
             "free memory, or compile on a machine that has more: `icc plan MODEL` says what a compile takes",
         )
         self.stage = stage
+
+
+class RebuildError(IccError):
+    """A compile of what an engine is said to be made of gives another engine."""
+
+    exit_code = 51
 
 
 class MismatchError(IccError):

@@ -61,7 +61,7 @@ def checkpoint_files(model: Path) -> dict[str, str]:
     lies, its size and when it was written. A file in the cache of huggingface_hub lies where its own digest says."""
     found: dict[str, str] = {}
     folder = onnx_files(model) if is_onnx(model) else model.parent if model.is_file() else model
-    for path in _files(model):
+    for path in model_files(model):
         place = path.resolve()
         status = place.stat()
         if place.parent.name == "blobs":
@@ -73,7 +73,8 @@ def checkpoint_files(model: Path) -> dict[str, str]:
     return found
 
 
-def _files(model: Path) -> list[Path]:
+def model_files(model: Path) -> list[Path]:
+    """The files of a checkpoint directory, of a GGUF or of an ONNX model that may count."""
     if is_onnx(model):
         folder = onnx_files(model)
         beside = [p for p in folder.glob("*") if p.is_file() and p.suffix.lower() != ".onnx"]

@@ -1,4 +1,5 @@
-"""What becomes ENGINE/__main__.py: `python ENGINE run -p "..."` with the copy of this runtime inside the engine."""
+"""What becomes ENGINE/__main__.py: `python ENGINE run -p "..."` with the copy of this runtime inside the engine, which
+is a directory or one file."""
 
 import gc
 import os
@@ -21,6 +22,10 @@ if __name__ == "__main__":
     gc.disable()  # until there is a command line, see `Cli.run`: looking through what is imported takes milliseconds
     keep_clean()
     sys.path.insert(0, ENGINE)  # first: its own `runtime`, whatever else is installed
+    if os.path.isfile(ENGINE):
+        from runtime import zipped_imports  # type: ignore[import-not-found]
+
+        zipped_imports.install(ENGINE)
     from runtime.cli.commands import main  # type: ignore[import-not-found]
 
     sys.exit(main(sys.argv[1:], engine=ENGINE))

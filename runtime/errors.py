@@ -63,6 +63,12 @@ class EngineChangedError(EngineFormatError):
     exit_code = 32
 
 
+class SignatureError(IccError):
+    """The engine is not signed by the key that is asked for, or has changed since."""
+
+    exit_code = 50
+
+
 class EngineAbiError(EngineFormatError):
     """The engine's kernels have another interface than this runtime calls."""
 

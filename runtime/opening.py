@@ -28,6 +28,10 @@ def begin(options: LoadOptions) -> Begun:
     """Begin to load an engine; `loading.open_llm` ends it. What is imported in between costs no time where files are
     compared meanwhile."""
     manifest = read_manifest(Path(options.path))
+    if options.require_signature is not None:
+        from .trust.engine_signature import require_signatures
+
+        require_signatures(manifest, options)
     if manifest.backend == "cpu" and options.device is not None:
         raise UsageError(f"device = {options.device}: the engine runs on the CPU", "leave it out; see also cores")
     if manifest.backend != "cpu" and options.cores is not None:

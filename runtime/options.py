@@ -23,7 +23,8 @@ class LoadOptions:
     threads: of the kernels (default: the physical cores this process may use). cores: of a CPU engine, those that
     kernel threads stay on, such as "0-7,8", and a thread that runs requests does until the engine is closed. device: of
     a GPU engine, the number of the GPU (default: 0). isa: a library of the engine by name instead of the best for this
-    machine. verify: compare every file with its sha256 first. verify_answers: let the engine answer its canary prompts
+    machine. verify: compare every file with its sha256 first. require_signature: a key, whose signature the
+    engine and a drafter's have; SignatureError for another. verify_answers: let the engine answer its canary prompts
     first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc serve` always does. kv_bytes:
     memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes:
     of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 %
@@ -48,6 +49,9 @@ class LoadOptions:
         None, "Kernel library to use instead of the best one; also ICC_ISA.", unset="the best for this CPU", needs="cpu"
     )
     verify: bool = setting(True, "Compare every file with its hash first.")
+    require_signature: str | None = setting(
+        None, "Refuse an engine that is not signed by this key: a file, or what stands in it.", metavar="PUBLIC_KEY"
+    )
     verify_answers: bool = setting(False, "Run the engine's canary prompts first: are its kernels right here?")
     kv_bytes: int | None = setting(
         None,
@@ -108,11 +112,14 @@ class LoadOptions:
             ("isa", str | None),
             ("cores", str | None),
             ("spec", str | None),
+            ("require_signature", str | None),
             ("spec_accept", str),
             *flags,
         ):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: must be {getattr(kind, '__name__', kind)}")
+        if self.require_signature is not None and not self.verify:
+            raise UsageError("a signature is of files that are verified", "leave out --no-verify, verify=False")
         _ = self.acceptance, self.core_set
 
     @property

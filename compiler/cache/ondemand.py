@@ -11,6 +11,7 @@ from types import TracebackType
 
 from ... import __version__
 from ...runtime.errors import MissingExtraError, install
+from ...runtime.format.present import is_engine
 from ..errors import HubError, UsageError
 from ..frontend.source import hub
 from ..frontend.source.identify import knows
@@ -44,7 +45,7 @@ class CachedEngine:
 
 def is_model(path: Path) -> bool:
     """Whether MODEL|ENGINE is a model, or something that the compiler can say more about than the runtime."""
-    if (path / "engine.json").is_file():
+    if is_engine(path):
         return False
     return hub.is_hub_name(path) or path.is_file() or knows(path)
 

@@ -17,12 +17,18 @@ from ..options import CompileOptions, default_output
 
 @command("compile")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, show_default="MODEL.engine", help="Engine directory to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    show_default="MODEL.engine",
+    help="Engine to write: a directory, or one file if it ends in .icc.",
+)
 @field_options(CompileOptions)
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **parameters: Any) -> None:
-    """Compile the checkpoint MODEL, a directory or a model of the Hugging Face hub, to an engine directory."""
+    """Compile the checkpoint MODEL, a directory or a model of the Hugging Face hub, to an engine."""
     from ...passes.registry import check_explainable
     from ..request import check
 

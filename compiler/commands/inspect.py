@@ -9,6 +9,7 @@ import click
 
 from ...runtime.cli import inspect as runtime
 from ...runtime.cli.group import command
+from ...runtime.format.present import is_engine
 
 
 @command("inspect")
@@ -16,7 +17,7 @@ from ...runtime.cli.group import command
 def inspect_command(engine: str, **options: Any) -> None:
     """Show what is inside an engine, or the graph of a checkpoint."""
     path = Path(engine)
-    if (path / "config.json").is_file() and not (path / "engine.json").is_file():
+    if (path / "config.json").is_file() and not is_engine(path):
         from ..console import show_checkpoint
 
         show_checkpoint(path)

@@ -15,6 +15,7 @@ import click
 from ...runtime.cli.commands import COMMANDS
 from ...runtime.cli.fields import field_options, taken
 from ...runtime.cli.group import Command
+from ...runtime.format.present import is_engine
 from ...runtime.settings import named_by_role, setting, settings
 from .. import targets
 from ..cache.ondemand import engine_of, is_model
@@ -66,7 +67,7 @@ def with_models(name: str, runtime: click.Command) -> Command:
 def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:
     """The engine directory that the command runs; of a MODEL that in the cache, which `stack` keeps there."""
     if not is_model(Path(path)):
-        if (Path(path) / "engine.json").is_file():
+        if is_engine(Path(path)):
             _check_unused(path, given)
         return path
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals

@@ -1,14 +1,8 @@
-"""Writes an engine directory: into a temporary sibling, flushed to disk, then renamed.
-
-A failed or killed compile leaves no half engine and loses no old one. Nothing here depends on time or place, so equal
-inputs give equal bytes.
-"""
+"""Writes the files of an engine. Nothing here depends on time or place, so equal inputs give equal bytes."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import functools
 import json
 import marshal
@@ -30,8 +24,6 @@ from ...runtime.format.digest import encode_sealed
 from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest, weights_file
 from ...runtime.format.program import Program
 from ...runtime.format.vocabulary import VOCABULARY_FILE
-from ..errors import WriteError
-from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
 from ..weights.shards import LastParts, of_rank
 from .digests import file_entry, library_digest
@@ -41,7 +33,6 @@ from .vocabulary import compact, lowering, make_vocabulary
 Progress = Callable[[str, int, int], None]
 Pack = Callable[[WeightSource], np.ndarray]
 RUNTIME_DIR = Path(__file__).resolve().parents[2] / "runtime"
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -49,95 +40,6 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-
-
-@contextlib.contextmanager
-def engine_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory that becomes `path` when the block ends well, and vanishes when it does not."""
-    path = path.resolve()
-    with _write_errors(path):
-        _remove_abandoned(path)
-        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
-        try:
-            with removed_if_interrupted(stage):
-                yield stage
-                stage.chmod(0o755)
-                _sync_tree(stage)
-                _replace(stage, path)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reasons = {
-            errno.ENOSPC: "the disk is full",
-            errno.EDQUOT: "the disk quota is used up",
-            errno.EFBIG: "too large",
-        }
-        reason = reasons.get(error.errno or 0, error.strerror or str(error))
-        free = shutil.disk_usage(path.parent).free // 2**20
-        raise WriteError(
-            f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
-        ) from error
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Delete what compiles of the same engine left that were killed: their process is gone. An old engine that was
-    moved away and not replaced is put back."""
-    for left in path.parent.glob(f".{path.name}.*"):
-        owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
-        if left.suffix not in (".partial", ".old") or not owner.isdigit() or Path("/proc", owner).exists():
-            continue
-        if left.suffix == ".old" and not path.exists():
-            os.rename(left, path)
-        else:
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _sync_tree(root: Path) -> None:
-    for folder, _, files in os.walk(root):
-        for name in [*files, "."]:
-            handle = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
-
-def _replace(stage: Path, path: Path) -> None:
-    if path.exists() and _exchange(stage, path):
-        shutil.rmtree(stage)
-    elif path.exists():
-        old = stage.with_suffix(".old")
-        os.rename(path, old)
-        try:
-            os.rename(stage, path)
-        except OSError:
-            os.rename(old, path)
-            raise
-        shutil.rmtree(old)
-    else:
-        os.rename(stage, path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two directories in one step, so that at no moment there is none; False where that cannot be done."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # an old kernel, or a file system that cannot
-        return False
-    raise OSError(code, os.strerror(code), str(second))
 
 
 def write_weights(

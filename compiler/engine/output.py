@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from ...runtime.format.present import is_engine
 from ..errors import OutputExistsError, WriteError
 
 
-def check_output(path: Path, force: bool) -> None:
-    """Refuse an output path that exists, unless --force, or cannot be written; checked before anything is computed."""
+def check_output(path: Path, force: bool, is_kind: Callable[[Path], bool] = is_engine, option: str = "-o") -> None:
+    """Refuse an output path that exists, unless --force and it is of the kind that is written, or cannot be written;
+    checked before anything is computed."""
     if path.exists() and not force:
-        raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
-    if path.exists() and not (path / "engine.json").is_file():
+        raise OutputExistsError(f"{path} exists", f"give --force to replace it, or another path with {option}")
+    if path.exists() and not is_kind(path):
         raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
-    _check_parent(path, "-o")
+    _check_parent(path, option)
 
 
 def check_file(path: Path, force: bool) -> None:
@@ -31,7 +34,7 @@ def _check_parent(path: Path, option: str) -> None:
     parent = path.resolve().parent
     if not parent.is_dir():
         raise WriteError(f"{parent} is not a directory", "create it first")
-    try:  # as `engine_directory` will: permissions alone do not tell of a read-only or full file system
+    try:  # as `engine_output` will: permissions alone do not tell of a read-only or full file system
         os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=parent))
     except OSError as error:
         raise WriteError(f"cannot write into {parent}: {error.strerror}", f"give another path with {option}") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from ...runtime.batch.tables import plain_tables
 from ...runtime.executor.player import Player
+from ...runtime.format.container import Folder
 from ...runtime.format.files import EngineFiles
 from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits, ModelFacts, QuantFacts
@@ -33,9 +34,11 @@ def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kerne
     )
     manifest = kernel_manifest(target, built, limits, model, QuantFacts(method="", bits_per_weight=0.0, kept=[]))
     file = manifest.main.weights
-    weights = MappedWeights(EngineFiles(stage, {}, verify=False).map(file), file)
+    weights = MappedWeights(EngineFiles(Folder(stage), {}, verify=False).map(file), file)
     library = built.libraries[0]
-    return Engine(stage, manifest, built.program, weights, library, EngineFiles(kernels or stage, {}, verify=False))
+    return Engine(
+        stage, manifest, built.program, weights, library, EngineFiles(Folder(kernels or stage), {}, verify=False)
+    )
 
 
 def verify_step(executor: Player, tokens: int, max_seq_len: int) -> ScheduledBatch:

@@ -17,6 +17,7 @@ COMMANDS = {
     "bench serve": Lazy(f"{__package__}.bench_serve", "bench_serve_command", needs="server"),
     "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
     "detect": Lazy(f"{__package__}.detect", "detect_command", needs="generate tokenizer"),
+    "verify": Lazy(f"{__package__}.verify", "verify_command"),
     "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
     "report": Lazy(f"{__package__}.report", "report_command"),
     "doctor": Lazy(f"{__package__}.doctor", "doctor_command"),
@@ -26,9 +27,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None, engine: str | None = None) -> int:
     """Run one of them and return its exit code.
 
-    engine: the engine directory if it is implied; otherwise it is the command's first argument.
+    engine: the engine if it is implied; otherwise it is the command's first argument.
     """
     if engine is None:
         return Cli(COMMANDS, "Run engines of icc.").run(arguments, "icc")
     name = f"python {min(engine, os.path.relpath(engine), key=len)}"
-    return Cli(COMMANDS, "Run the engine in this directory.").run(arguments, name, OwnEngine.read(engine))
+    return Cli(COMMANDS, "Run this engine.").run(arguments, name, OwnEngine.read(engine))

@@ -27,6 +27,7 @@ def detect_command(engine: str, text: str | None, key: Watermark, as_json: bool)
     """
     check_present(Path(engine))
     from ..commands.prompt import read_standard_input
+    from ..format.container import open_container
     from ..format.load import read_manifest
     from ..tokenizer import Tokenizer
     from ..watermark.detect import detect
@@ -34,7 +35,7 @@ def detect_command(engine: str, text: str | None, key: Watermark, as_json: bool)
     manifest = read_manifest(Path(engine))
     if manifest.tokenizer_dir is None:
         raise RequestError("the engine has no tokenizer, which makes tokens of a text")
-    tokenizer = Tokenizer((Path(engine) / manifest.tokenizer_dir / "tokenizer.json").read_bytes())
+    tokenizer = Tokenizer(open_container(Path(engine)).read(f"{manifest.tokenizer_dir}/tokenizer.json"))
     given = read_standard_input() if text in (None, "-") else text
     assert given is not None
     found = detect(tokenizer.encode(given, add_special_tokens=False), key, manifest.model.vocab_size)

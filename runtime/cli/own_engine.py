@@ -9,10 +9,12 @@ import click
 import msgspec
 
 from ..errors import IccError, MissingExtraError, RequestError, install
+from ..format.container import Container, open_container
+from ..format.present import MANIFEST_FILE
 
 
 class OwnEngine(msgspec.Struct, frozen=True):
-    """path: the engine directory. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and
+    """path: the engine. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and
     "server"."""
 
     path: str
@@ -24,12 +26,13 @@ class OwnEngine(msgspec.Struct, frozen=True):
         run says what is wrong with it."""
         lacks = {"server"}
         try:
-            found = json.loads((Path(path) / "engine.json").read_bytes())
+            container = open_container(Path(path))
+            found = json.loads(container.read(MANIFEST_FILE))
             lacks.add("gpu" if found["backend"] == "cpu" else "cpu")
             lacks |= {"generate"} if "embedding" in found else set()
             folder = found.get("tokenizer_dir")
             lacks |= {"tokenizer"} if folder is None else set()
-            lacks |= set() if folder is not None and _has_template(Path(path) / folder) else {"template"}
+            lacks |= set() if folder is not None and _has_template(container, f"{folder}/") else {"template"}
         except (OSError, ValueError, KeyError, TypeError, IccError):
             pass
         return cls(path, frozenset(lacks))
@@ -53,14 +56,15 @@ class OwnEngine(msgspec.Struct, frozen=True):
         return RequestError(f"the engine {reasons[lacking]}: it has no {command}")
 
 
-def _has_template(folder: Path) -> bool:
+def _has_template(container: Container, start: str) -> bool:
     from ..templates.source import read_template
 
-    def read(name: str) -> bytes | None:
-        file = folder / name
-        return file.read_bytes() if file.exists() else None
+    there = [name.removeprefix(start) for name in container.sizes() if name.startswith(start)]
 
-    return bool(read_template(read, [str(file.relative_to(folder)) for file in folder.rglob("*.jinja")]))
+    def read(name: str) -> bytes | None:
+        return container.read(start + name) if name in there else None
+
+    return bool(read_template(read, [name for name in there if name.endswith(".jinja")]))
 
 
 def own_engine(context: click.Context) -> OwnEngine | None:

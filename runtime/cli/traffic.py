@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from ..errors import UsageError
+from ..format.present import is_engine
 from ..options import LoadOptions
 from ..progress.stream import open_display
 from .fields import PATH, Read
@@ -101,7 +102,7 @@ def plan_traffic(
 
 
 def _measured(path: Path, threads: int | None, progress: Callable[[str, int, int], None]) -> StepTable:
-    if not (path / "engine.json").is_file():
+    if not is_engine(path):
         raise UsageError(
             f"{path} is no engine, and step costs are measured on one",
             "compile it first, or give --step-costs FILE, written with --write-step-costs",

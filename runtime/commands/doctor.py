@@ -17,6 +17,7 @@ from ..executor.cpu.library import KernelLibrary
 from ..executor.cpu.memory import available_bytes, choose_blocks
 from ..executor.cuda.compat import arch_name, check_device, check_memory, open_gpu
 from ..executor.cuda.driver import Cuda
+from ..format.container import Container, open_container
 from ..format.files import EngineFiles
 from ..format.footprint import (
     KV_SHARES,
@@ -28,7 +29,7 @@ from ..format.footprint import (
     size_text,
 )
 from ..format.isa import cpu_flags, select_library
-from ..format.load import check_abi, read_manifest, weight_files
+from ..format.load import check_abi, read_manifest, verify_files
 from ..format.manifest import Manifest
 from ..format.program import Program
 from ..format.programs import read_program
@@ -83,11 +84,12 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
     """
     root = Path(path)
     manifest = read_manifest(root)
-    files = EngineFiles(root, manifest.files, verify=hashes, base=manifest.base)
+    container = open_container(root)
+    files = EngineFiles(container, manifest.files, verify=hashes, base=manifest.base)
     program = read_program(manifest, files)
     memory = footprint(program, manifest.limits, manifest.backend)
     found = Diagnosis(str(root), manifest.target)
-    found.look("files", lambda: _files(root, manifest, files, hashes))
+    found.look("files", lambda: _files(container, manifest, files, hashes))
     found.look("kernel interface", lambda: _abi(manifest))
     bandwidth: float | None = None
     if manifest.backend == "cpu":
@@ -105,17 +107,11 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
     return found
 
 
-def _files(root: Path, manifest: Manifest, files: EngineFiles, hashes: bool) -> str:
-    check_listing(root, manifest)
+def _files(container: Container, manifest: Manifest, files: EngineFiles, hashes: bool) -> str:
     if not hashes:
+        check_listing(container, manifest)
         return f"{len(manifest.files)} files of the right size (--hashes compares their contents)"
-    mapped = {name: memoryview(files.map(name)) for name in weight_files(manifest)}
-    try:
-        files.begin((), mapped)
-        files.finish()
-    finally:
-        for view in mapped.values():
-            view.release()
+    verify_files(container, manifest, files)
     return f"{len(manifest.files)} files as they were written"
 
 

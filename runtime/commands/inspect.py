@@ -1,4 +1,4 @@
-"""`inspect`: what is inside an engine directory, without loading it."""
+"""`inspect`: what is inside an engine, without loading it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..format.container import open_container
 from ..format.files import EngineFiles
 from ..format.isa import cpu_flags
 from ..format.kv import KVGroup, KVLayout, KVMemory
@@ -24,7 +25,9 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     """Facts about an engine as plain JSON values; sizes in bytes. The files are not compared with their hashes."""
     root = Path(path)
     manifest = read_manifest(root)
-    program = read_program(manifest, EngineFiles(root, manifest.files, verify=False, base=manifest.base))
+    program = read_program(
+        manifest, EngineFiles(open_container(root), manifest.files, verify=False, base=manifest.base)
+    )
     model, limits = manifest.model, manifest.limits
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel] for step in program.steps)

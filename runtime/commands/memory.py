@@ -16,6 +16,7 @@ from ..executor.cpu.cores import usable_cores
 from ..executor.cpu.library import KernelLibrary
 from ..executor.cpu.memory import choose_blocks, touched_bytes
 from ..format.batch import CPU_INPUTS, GPU_INPUTS
+from ..format.container import open_container
 from ..format.files import EngineFiles
 from ..format.footprint import LOGITS_BYTES, batch_limits, footprint
 from ..format.isa import cpu_flags, select_library
@@ -47,7 +48,7 @@ def certify(path: str | os.PathLike[str], sequences: int | None = None, length: 
     """
     root = Path(path)
     manifest = read_manifest(root)
-    files = EngineFiles(root, manifest.files, verify=False, base=manifest.base)
+    files = EngineFiles(open_container(root), manifest.files, verify=False, base=manifest.base)
     program = read_program(manifest, files)
     load = _load(manifest.limits, sequences, length)
     limits = Limits(load.length, load.sequences, manifest.limits.max_step_tokens)

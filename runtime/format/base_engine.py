@@ -9,21 +9,23 @@ from msgspec.structs import replace
 
 from ..errors import EngineFormatError
 from .manifest import BaseEngine, Manifest
-from .present import MANIFEST_FILE
+from .present import MANIFEST_FILE, ONE_FILE, is_engine
 
 
 def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) -> Manifest:
     """A delta engine's manifest with the files that it takes from its base, which lies where it was when the delta was
-    written, or beside it. read: gives a directory's manifest. EngineFormatError if the base is at neither place."""
+    written, or beside it, as a directory or as one file. read: gives an engine's manifest. EngineFormatError if the
+    base is at no such place."""
     base = manifest.base
     assert base is not None
     if "\0" in base.path or not Path(base.path).name:
         raise EngineFormatError(f"{MANIFEST_FILE}: base {base.path!r} is no path", "copy the engine again")
     here = root.resolve()
-    places = dict.fromkeys(path.resolve() for path in (here / base.path, here.parent / Path(base.path).name))
+    known = (here / base.path, here.parent / Path(base.path).name)
+    places = dict.fromkeys(path.resolve() for place in known for path in (place, _as_one_file(place)))
     others: list[str] = []
     for place in places:
-        if not (place / MANIFEST_FILE).is_file():
+        if not is_engine(place):
             continue
         found = read(place)
         if found.digest != base.digest or found.base is not None:
@@ -32,8 +34,12 @@ def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) 
             shared = {name: entry for name, entry in found.files.items() if name not in manifest.files}
             opened = BaseEngine(base.digest, str(place), base.weights, list(shared))
             return replace(manifest, files={**shared, **manifest.files}, base=opened)
-    looked = " nor ".join(str(path) for path in places)
+    looked = " nor ".join(str(path) for path in places if path.suffix != ONE_FILE)
     raise EngineFormatError(
         f"{root} is a delta of another engine ({base.digest[:12]}), which is not at {looked}{''.join(others)}",
         f"put that engine beside it, as {Path(base.path).name}",
     )
+
+
+def _as_one_file(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".engine").removesuffix(ONE_FILE) + ONE_FILE)

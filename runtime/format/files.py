@@ -1,31 +1,28 @@
-"""The files of an engine directory: what was hashed is what is used, whoever replaces a file in between."""
+"""The files of an engine: what was hashed is what is used, whoever replaces a file in between."""
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
 from ctypes import Array, c_char, c_int64
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
-from ..errors import EngineChangedError, EngineFormatError
+from ..errors import EngineChangedError
 from .comparison import Comparison, Part
+from .container import Container, open_container
 from .manifest import PIECE, BaseEngine, FileEntry
 from .present import MANIFEST_FILE
 
 # Writes the BLAKE3 digests of pieces of so many bytes, from a number on that threads share, as they share the digests.
 DigestPieces = Callable[[memoryview, int, c_int64, "Array[c_char]"], None]
 _LARGE = 1 << 20  # bytes; smaller files take no longer than the threads' talk about them
-_SMALL = 1 << 16  # most files are smaller; room for this is had without asking the kernel
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
 class EngineFiles:
-    """Opens and reads the files that a manifest lists; paths are those of the manifest, relative to `root`, or to
+    """Reads and maps the files that a manifest lists; paths are those of the manifest, within `container`, or within
     `base` where they are shared with that.
 
     With `verify`, whatever `read` returns has the sha256 of the manifest, and so has what `begin` was given as mapped
@@ -34,10 +31,10 @@ class EngineFiles:
     """
 
     def __init__(
-        self, root: Path, files: Mapping[str, FileEntry], verify: bool, base: BaseEngine | None = None
+        self, container: Container, files: Mapping[str, FileEntry], verify: bool, base: BaseEngine | None = None
     ) -> None:
-        self._root, self._files, self._verify = root, files, verify
-        self._shared = {} if base is None else {name: Path(base.path, name) for name in base.shared}
+        self._container, self._files, self._verify = container, files, verify
+        self._shared = {} if base is None else dict.fromkeys(base.shared, open_container(Path(base.path)))
         self._contents: dict[str, bytes] = {}  # checked, and not yet asked for
         self._used: frozenset[str] = frozenset()
         self._begun: set[str] = set()
@@ -50,29 +47,18 @@ class EngineFiles:
         """Whether files are compared with their digests."""
         return self._verify
 
-    def open(self, path: str) -> BinaryIO:
-        """A file, unbuffered; no link is followed."""
-        try:
-            return open(os.open(self._place(path), _READ), "rb", buffering=0)
-        except OSError as error:
-            raise _unreadable(path, error) from error
+    def map(self, path: str) -> memoryview:
+        """A file, read-only and not copied; valid as long as the view is."""
+        return self._place(path).map(path)
 
-    def _place(self, path: str) -> Path:
-        return self._shared.get(path) or self._root / path
-
-    def map(self, path: str) -> mmap.mmap:
-        """A read-only memory map of a file."""
-        with self.open(path) as stream:
-            try:
-                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:  # ValueError: the file is empty
-                raise EngineFormatError(f"{path} cannot be mapped: {error}", _HINT) from error
+    def _place(self, path: str) -> Container:
+        return self._shared.get(path, self._container)
 
     def read(self, path: str) -> bytes:
         """The content of a file. EngineFormatError if it has changed."""
         content = self._contents.pop(path, None)
         if content is None:
-            content = self._read(path)
+            content = self._place(path).read(path)
             if self._verify and _sha256(content) != self._files[path].sha256:
                 raise _changed(path)
         return content
@@ -109,11 +95,8 @@ class EngineFiles:
         if not self._verify or self._comparison is None:
             return
         comparison, self._comparison = self._comparison, None
-        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            wrong = {path for path in self._compared.keys() - self._begun if not self._is_same(path, folder)}
-        finally:
-            os.close(folder)
+        with self._container.reading() as read:
+            wrong = {path for path in self._compared.keys() - self._begun if not self._is_same(path, read)}
         wrong |= comparison.finish() | {pieces.path for pieces in self._pieces if not pieces.are_same()}
         if wrong:
             raise _changed(min(wrong))
@@ -144,28 +127,12 @@ class EngineFiles:
 
         return [(path, partial(same, at)) for at in range(len(wanted))]
 
-    def _is_same(self, path: str, folder: int | None = None) -> bool:
-        content = self._read(path, folder)
+    def _is_same(self, path: str, read: Callable[[str], bytes] | None = None) -> bool:
+        """read: what reads many files of the container."""
+        content = read(path) if read is not None and path not in self._shared else self._place(path).read(path)
         if path in self._used:
             self._contents[path] = content
         return _sha256(content) == self._files[path].sha256
-
-    def _read(self, path: str, folder: int | None = None) -> bytes:
-        """All of a file; folder: a descriptor of the root, which saves time for many."""
-        try:
-            if folder is None or path in self._shared:
-                descriptor = os.open(self._place(path), _READ)
-            else:
-                descriptor = os.open(path, _READ, dir_fd=folder)
-            try:
-                pieces: list[bytes] = []
-                while piece := os.read(descriptor, _LARGE if pieces else _SMALL):
-                    pieces.append(piece)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class _Pieces:
@@ -194,7 +161,3 @@ def _sha256(content: bytes | memoryview) -> str:
 
 def _changed(path: str) -> EngineChangedError:
     return EngineChangedError(f"{path} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)
-
-
-def _unreadable(path: str, error: OSError) -> EngineFormatError:
-    return EngineFormatError(f"{path} cannot be read: {error.strerror}", _HINT)

@@ -1,8 +1,7 @@
-"""Opening an engine directory: read, check, map. Nothing of it is executed here, but for what the caller brings."""
+"""Opening an engine: read, check, map. Nothing of it is executed here, but for what the caller brings."""
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError
 from .base_engine import with_base
 from .canaries import Canaries
+from .container import Container, open_container
 from .decoding import COPY_AGAIN, decode
 from .digest import digest_of
 from .files import DigestPieces, EngineFiles
@@ -32,7 +32,7 @@ _MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """An engine directory that has been read, checked and mapped.
+    """An engine that has been read, checked and mapped: a directory or one file.
 
     program, weights: those of the program called `name`. library: of that program, for this machine's CPU; a GPU engine
     has kernel objects in its plan instead, and None here.
@@ -85,7 +85,7 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """An engine directory whose large files are being compared with their digests, on other threads, since it was made:
+    """An engine whose large files are being compared with their digests, on other threads, since it was made:
     what takes time, as imports do, can be done meanwhile. It ends with `finish` or `drop`."""
 
     path: Path
@@ -93,7 +93,7 @@ class Opening(msgspec.Struct, frozen=True):
     program: Program
     library: Library | None
     files: EngineFiles
-    mapped: dict[str, mmap.mmap]
+    mapped: dict[str, memoryview]
 
     def finish(self) -> Engine:
         """The engine, once all its files are as they were written. EngineFormatError says which is not."""
@@ -121,6 +121,32 @@ def weight_files(manifest: Manifest, program: str = MAIN) -> list[str]:
     return [own, *([] if manifest.base is None else [manifest.base.weights])]
 
 
+def own_files(manifest: Manifest) -> list[str]:
+    """The files of the manifest that lie in the engine itself, and not in the base of a delta."""
+    shared = set() if manifest.base is None else {*manifest.base.shared}
+    return [name for name in manifest.files if name not in shared]
+
+
+def verify_files(container: Container, manifest: Manifest, files: EngineFiles) -> None:
+    """Compare every file with its digest, whether this machine can run the engine or not. EngineFormatError for the
+    first that differs."""
+    check_listing(container, manifest)
+    mapped = {name: files.map(name) for name in weight_files(manifest)}
+    try:
+        files.begin((), mapped)
+        files.finish()
+    finally:
+        for view in mapped.values():
+            view.release()
+
+
+def open_verified(path: Path) -> tuple[Container, Manifest]:
+    """An engine to be copied or signed, all files compared with their digests. EngineFormatError as `open_engine`."""
+    manifest, container = read_manifest(path), open_container(path)
+    verify_files(container, manifest, EngineFiles(container, manifest.files, True, manifest.base))
+    return container, manifest
+
+
 def begin_opening(
     path: str | os.PathLike[str],
     manifest: Manifest,
@@ -130,22 +156,23 @@ def begin_opening(
     load_digests: Callable[[bytes, str], DigestPieces] | None = None,
     program: str = MAIN,
 ) -> Opening:
-    """Begin to open the engine directory that the manifest was read from; see `open_engine`. program: the one to open;
+    """Begin to open the engine that the manifest was read from; see `open_engine`. program: the one to open;
     a rank's, too."""
     root = Path(path)
     check_abi(manifest)
-    check_listing(root, manifest)
+    container = open_container(root)
+    check_listing(container, manifest)
     main, library = manifest.program(program, alone=False), None
     if manifest.backend == "cpu":
         library = select_library(main.libraries, cpu_flags(), isa or os.environ.get("ICC_ISA"))
-    files = EngineFiles(root, manifest.files, verify, manifest.base)
+    files = EngineFiles(container, manifest.files, verify, manifest.base)
     steps = read_program(manifest, files)  # ranks run the same steps
     check_agreement(manifest, steps)  # all that can be said without the weights comes before them
     mapped = {name: files.map(name) for name in weight_files(manifest, program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
     others = {entry.weights for entry in manifest.programs.values()} - mapped.keys() if manifest.ranks > 1 else ()
-    files.begin([file for file in used if file], {name: memoryview(m) for name, m in mapped.items()}, digests, others)
+    files.begin([file for file in used if file], mapped, digests, others)
     return Opening(root, manifest, steps, library, files, mapped)
 
 
@@ -156,7 +183,7 @@ def open_engine(
     isa: str | None = None,
     load_digests: Callable[[bytes, str], DigestPieces] | None = None,
 ) -> Engine:
-    """Open an engine directory.
+    """Open an engine directory or a one-file engine.
 
     verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes.
     isa (or the environment variable ICC_ISA): take this library instead of the best one. load_digests: makes, of that
@@ -169,7 +196,7 @@ def open_engine(
 
 
 def read_manifest(root: Path) -> Manifest:
-    """engine.json of an engine directory, decoded strictly, its paths checked. The version is checked first. A delta
+    """engine.json of an engine, decoded strictly, its paths checked. The version is checked first. A delta
     engine's has the files of its base, too."""
     manifest = _own_manifest(root)
     if manifest.base is not None:
@@ -207,10 +234,8 @@ def _tokenizer_file(manifest: Manifest) -> str | None:
 
 
 def _read(root: Path) -> bytes:
-    file = check_present(root)
-    try:
-        if file.stat().st_size > _MAX_JSON:
-            raise EngineFormatError(f"{MANIFEST_FILE} is too large to be a manifest", COPY_AGAIN)
-        return file.read_bytes()
-    except OSError as error:
-        raise EngineFormatError(f"{MANIFEST_FILE} cannot be read: {error.strerror}", COPY_AGAIN) from error
+    check_present(root)
+    container = open_container(root)
+    if container.size(MANIFEST_FILE) > _MAX_JSON:
+        raise EngineFormatError(f"{MANIFEST_FILE} is too large to be a manifest", COPY_AGAIN)
+    return container.read(MANIFEST_FILE)

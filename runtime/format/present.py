@@ -7,16 +7,41 @@ from pathlib import Path
 from ..errors import EngineFormatError
 
 MANIFEST_FILE = "engine.json"
+SIGNATURE_FILE = f"{MANIFEST_FILE}.minisig"  # beside it, where `minisign -V -m engine.json` looks
+SBOM_FILE, PROVENANCE_FILE = "sbom.cdx.json", "provenance.intoto.json"  # beside it, too
+ONE_FILE = ".icc"  # the suffix of one-file engines
+SHEBANG = b"#!/usr/bin/env python3\n"  # what a one-file engine begins with, so that `./model.icc run` starts
+ARCHIVE = b"PK\3\4"  # behind it: the first entry of a zip archive
 
 
-def check_present(root: Path) -> Path:
-    """The engine's manifest, not read. EngineFormatError if there is none."""
+def is_one_file(path: Path) -> bool:
+    """Whether a file begins as a one-file engine does, whole or not."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SHEBANG + ARCHIVE)) == SHEBANG + ARCHIVE
+    except OSError:
+        return False
+
+
+def is_engine(path: Path) -> bool:
+    """Whether a path is an engine, as far as can be told without reading it."""
+    return (path / MANIFEST_FILE).is_file() or is_one_file(path)
+
+
+def engine_name(path: Path) -> str:
+    """What people call the engine at a path: its name without `.engine` or `.icc`."""
+    return path.name.removesuffix(".engine").removesuffix(ONE_FILE)
+
+
+def check_present(root: Path) -> None:
+    """EngineFormatError if there is no engine."""
+    if is_engine(root):
+        return
     if not root.is_dir():
-        found = "is not a directory" if root.exists() else "does not exist"
-        raise EngineFormatError(f"{root} {found}", "give the engine directory that `icc compile` wrote")
-    file = root / MANIFEST_FILE
-    if not file.is_file():
-        checkpoint = (root / "config.json").is_file()
-        hint = "this looks like a checkpoint: `icc compile` it first" if checkpoint else "give what `icc compile` wrote"
-        raise EngineFormatError(f"{root} is not an engine: it has no {MANIFEST_FILE}", hint)
-    return file
+        found = "is not a directory, nor a one-file engine" if root.exists() else "does not exist"
+        raise EngineFormatError(f"{root} {found}", "give the engine that `icc compile` wrote")
+    checkpoint = (root / "config.json").is_file()
+    hint = "this looks like a checkpoint: `icc compile` it first" if checkpoint else "give what `icc compile` wrote"
+    raise EngineFormatError(f"{root} is not an engine: it has no {MANIFEST_FILE}", hint)

@@ -1,15 +1,20 @@
-"""Verification: the files of an engine directory are exactly those that the manifest lists. See also `files.py`."""
+"""Verification: the files of an engine are exactly those that the manifest lists. See also `files.py`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import EngineFormatError
+from .container import NO_FILE, Container, open_container
 from .manifest import MAIN, FileEntry, Manifest
-from .present import MANIFEST_FILE
+from .present import MANIFEST_FILE, PROVENANCE_FILE, SBOM_FILE, SIGNATURE_FILE
 
+BESIDE = (
+    SIGNATURE_FILE,
+    SBOM_FILE,
+    PROVENANCE_FILE,
+)  # files that may lie beside the manifest, which does not list them
 _NO_PARTS = frozenset(("", ".", ".."))  # of a path that stays below
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
@@ -39,7 +44,7 @@ def _check_relative(path: str) -> None:
         raise EngineFormatError(f"{MANIFEST_FILE}: path {path!r} does not stay inside the engine directory", _HINT)
 
 
-def check_listing(root: Path, manifest: Manifest) -> None:
+def check_listing(container: Container, manifest: Manifest) -> None:
     """EngineFormatError for a file that is missing, not listed, of another size, or no plain file (links included).
 
     What Python puts into its own `__pycache__` folders is the one thing that may come after the engine was written.
@@ -50,42 +55,32 @@ def check_listing(root: Path, manifest: Manifest) -> None:
         shared = {*manifest.base.shared}
         _check_shared(Path(manifest.base.path), {name: files[name] for name in shared})
         files = {name: entry for name, entry in files.items() if name not in shared}
-    found: dict[str, int] = {}
-    folders = [("", False)]  # below the root, with the slash behind; whether it is a __pycache__
-    while folders:
-        below, own = folders.pop()
-        for entry in _entries(root / below):
-            path = below + entry.name
-            if entry.is_dir(follow_symlinks=False):
-                folders.append((f"{path}/", entry.name == "__pycache__"))
-            elif not own or path in files:
-                if not entry.is_file(follow_symlinks=False):
-                    raise EngineFormatError(f"{path} is not a plain file", _HINT)
-                found[path] = entry.stat(follow_symlinks=False).st_size
-    found.pop(MANIFEST_FILE, None)
+    found = container.sizes()
+    for name in (MANIFEST_FILE, *BESIDE):
+        found.pop(name, None)
     for path, entry in files.items():
-        if path not in found:
+        size = found.pop(path, None)
+        if size is None:
             raise EngineFormatError(f"{path} is missing", _HINT)
-        if found[path] != entry.size:
-            raise EngineFormatError(f"{path} has {found[path]} bytes, {MANIFEST_FILE} says {entry.size}", _HINT)
-    extra = sorted(found.keys() - files.keys())
-    if extra:
-        raise EngineFormatError(f"{extra[0]} is not part of the engine", f"remove it, or {_HINT}")
+        _check_plain(path, size)
+        if size != entry.size:
+            raise EngineFormatError(f"{path} has {size} bytes, {MANIFEST_FILE} says {entry.size}", _HINT)
+    for path in sorted(found):
+        if path.split("/")[-2:-1] != ["__pycache__"]:
+            _check_plain(path, found[path])
+            raise EngineFormatError(f"{path} is not part of the engine", f"remove it, or {_HINT}")
+
+
+def _check_plain(path: str, size: int) -> None:
+    if size == NO_FILE:
+        raise EngineFormatError(f"{path} is not a plain file", _HINT)
 
 
 def _check_shared(root: Path, files: Mapping[str, FileEntry]) -> None:
+    sizes = open_container(root).sizes()
     for path, entry in files.items():
-        place = root / path
-        if place.is_symlink() or not place.is_file():
-            raise EngineFormatError(f"{place} is missing", _HINT)
-        if (size := place.stat().st_size) != entry.size:
-            raise EngineFormatError(f"{place} has {size} bytes, {MANIFEST_FILE} says {entry.size}", _HINT)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing in one that cannot be read, so that its files are missing."""
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
+        size = sizes.get(path, NO_FILE)
+        if size == NO_FILE:
+            raise EngineFormatError(f"{root / path} is missing", _HINT)
+        if size != entry.size:
+            raise EngineFormatError(f"{root / path} has {size} bytes, {MANIFEST_FILE} says {entry.size}", _HINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -33,9 +32,8 @@ class MappedWeights:
     """The tensors of a mapped weights file `name`, and of the one `below` those that this one has not. Addresses are
     valid until `close`, which unmaps the files."""
 
-    def __init__(self, mapped: mmap.mmap, name: str, below: MappedWeights | None = None) -> None:
-        self._name, self._map, self._below = name, mapped, below
-        self._bytes = memoryview(self._map)
+    def __init__(self, mapped: memoryview, name: str, below: MappedWeights | None = None) -> None:
+        self._name, self._bytes, self._below = name, mapped, below
         self._entries = self._parse_header()
 
     def _parse_header(self) -> dict[str, tuple[int, int]]:
@@ -112,8 +110,8 @@ class MappedWeights:
         """Unmap. Addresses and views given out are invalid from here on."""
         if self._below is not None:
             self._below.close()
-        self._bytes = memoryview(b"")
         try:
-            self._map.close()
+            self._bytes.release()
         except BufferError:  # a view is still alive: the map goes when it does
             pass
+        self._bytes = memoryview(b"")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..format.load import read_manifest
 from ..format.manifest import Manifest
+from ..format.present import engine_name
 from ..options import LoadOptions
 from ..server.options import ServeOptions, adapter_paths
 from .choosing import STATS_S
@@ -138,7 +139,7 @@ def _absolute(serve: ServeOptions) -> ServeOptions:
 
 def _names(serve: ServeOptions) -> str:
     """What requests call the model: of a link to an engine its name, which stays when it leads to the next."""
-    return serve.name or Path(serve.load.path).absolute().name.removesuffix(".engine")
+    return serve.name or engine_name(Path(serve.load.path).absolute())
 
 
 def _routing(serve: ServeOptions, manifest: Manifest, most: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a report is made of: the manifest, the program and report.json of an engine directory."""
+"""What a report is made of: the manifest, the program and report.json of an engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import EngineFormatError
+from ..format.container import open_container
 from ..format.files import EngineFiles
 from ..format.load import read_manifest
 from ..format.manifest import Manifest
@@ -68,7 +69,7 @@ def read_facts(path: str | os.PathLike[str]) -> EngineFacts:
     `read_manifest` raises, and EngineFormatError for a damaged report.json."""
     root = Path(path)
     manifest = read_manifest(root)
-    files = EngineFiles(root, manifest.files, verify=True, base=manifest.base)
+    files = EngineFiles(open_container(root), manifest.files, verify=True, base=manifest.base)
     program, file = read_program(manifest, files), manifest.main.program
     report = _object(files.read(REPORT_FILE), REPORT_FILE) if REPORT_FILE in manifest.files else {}
     steps = _object(files.read(file), file)["steps"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from pathlib import Path
+from pkgutil import get_data
 
 from ..format.roofline import Roofline
 from .facts import OUTSIDE, EngineFacts, decode_bytes, decode_rows
@@ -12,8 +12,6 @@ from .html import Markup, count, el, seconds, size
 from .passes import extra_sections, passes_section, quantization_section
 from .stages import graph_section
 from .work import memory_section, roofline_section
-
-_HERE = Path(__file__).parent
 
 
 def report_page(facts: EngineFacts, bandwidth: float | None = None) -> str:
@@ -29,7 +27,7 @@ def report_page(facts: EngineFacts, bandwidth: float | None = None) -> str:
     ]
     contents = el("nav", [el("a", title, href=f"#{name}") for name, title, _ in sections], aria_label="Sections")
     body = [el("section", el("h2", title), parts, id=name) for name, title, parts in sections]
-    style, script = (Markup((_HERE / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
+    style, script = (Markup(_beside(name)) for name in ("report.css", "report.js"))
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_digest(script)}'"
     head = [
         el("meta", charset="utf-8"),
@@ -42,6 +40,13 @@ def report_page(facts: EngineFacts, bandwidth: float | None = None) -> str:
     main = el("main", _title(facts), _overview(facts, bandwidth), body)
     page = el("html", el("head", head), el("body", contents, main, tip, el("script", script)), lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+def _beside(name: str) -> str:
+    """A file of this package, which may lie in an archive."""
+    content = get_data(__name__.rpartition(".")[0], name)
+    assert content is not None
+    return content.decode()
 
 
 def _digest(script: str) -> str:

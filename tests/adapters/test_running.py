@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from icc import SamplingParams
 from icc.compiler.options import CompileOptions
+from icc.compiler.packing import pack_engine
 from icc.compiler.planning.plan import make_plan
 from icc.compiler.planning.show import as_text
 from icc.runtime.commands.memory import certify
 from icc.runtime.errors import RequestError, UsageError
+from icc.runtime.format.container import Folder
 from icc.runtime.format.files import EngineFiles
 from icc.runtime.format.footprint import size_text
 from icc.runtime.format.load import read_manifest
@@ -104,6 +106,14 @@ def test_the_base_pays_nothing(engine: Make, llm: LLM) -> None:
     steps = [msgspec.json.decode(raw)["steps"] for raw in (without, with_room)]
     assert llm.engine.program.num_own_steps == len(steps[0])
     assert steps[1][: len(steps[0])] == steps[0]
+
+
+def test_an_engine_of_one_file_has_room(engine: Make, llm: LLM, adapters: dict[str, Path], tmp_path: Path) -> None:
+    pack_engine(engine("llama", adapters="2x16"), tmp_path / "one.icc")
+    with icc.load(tmp_path / "one.icc") as found:
+        found.load_adapter("plain", adapters["plain"])
+        answers = [one.generate([IDS], PARAMS, adapter="plain")[0].token_ids for one in (found, llm)]
+    assert answers[0] == answers[1]
 
 
 def test_a_mixed_batch_is_each_alone_bit_for_bit(llm: LLM) -> None:
@@ -234,7 +244,7 @@ def test_what_has_no_room(engine: Make, model: Callable[[str], Path], llm: LLM, 
 def test_memory_counts_the_room(engine: Make, model: Callable[[str], Path]) -> None:
     """As a row of its own: of the engine, and of what would become one."""
     path = engine("llama", adapters="2x16")
-    program = read_program(read_manifest(path), EngineFiles(path, read_manifest(path).files, verify=False))
+    program = read_program(read_manifest(path), EngineFiles(Folder(path), read_manifest(path).files, verify=False))
     pools = sum(weight.nbytes for name, weight in program.weights.items() if name not in program.stored)
     with_room, without = certify(path), certify(engine("llama"))
     assert with_room["adapters_bytes"] == pools > 0 and "adapters_bytes" not in without

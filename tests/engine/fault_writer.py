@@ -15,7 +15,9 @@ import sys
 from pathlib import Path
 
 from icc.compiler.engine import directory as write_engine
+from icc.compiler.engine.atomic import engine_output
 from icc.compiler.errors import WriteError
+from icc.runtime.format.container import Folder
 from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import (
     FORMAT_VERSION,
@@ -39,7 +41,7 @@ MISTAKE = 3  # exit status of a write that failed in words
 
 def write(path: Path, generation: int) -> None:
     """An engine whose files all hold the generation."""
-    with write_engine.engine_directory(path) as stage:
+    with engine_output(path) as stage:
         (stage / "kernels").mkdir()
         for name in ("weights.safetensors", "program.json", "kernels/a.so"):
             with (stage / name).open("wb", buffering=0) as file:
@@ -56,7 +58,7 @@ def write(path: Path, generation: int) -> None:
 def found(path: Path) -> int:
     """The generation of the engine that is there, whole; raises if it is not."""
     manifest = read_manifest(path)
-    check_listing(path, manifest)
+    check_listing(Folder(path), manifest)
     for name, entry in manifest.files.items():
         content = (path / name).read_bytes()
         assert len(content) == entry.size and content == str(manifest.model.num_parameters).encode() * 300, name

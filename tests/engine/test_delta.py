@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
+from icc.compiler.packing import pack_engine
 from icc.runtime.errors import EngineChangedError, EngineFormatError, UsageError
+from icc.runtime.format.container import open_container
 from icc.runtime.format.load import open_engine
 from safetensors.torch import load_file, save_file
 
@@ -70,8 +72,10 @@ def test_a_delta_has_what_differs(
     assert weights(delta) == weights(whole) != weights(base)
     own, all_of_it = ((delta / "delta.safetensors").stat().st_size, (base / "weights.safetensors").stat().st_size)
     assert own < all_of_it / 5
-    found = CliRunner().invoke(main, ["diff", str(delta), str(whole)])
-    assert found.output.endswith("the engines are the same\n")
+    pack_engine(whole, tmp_path / "whole.icc")
+    for other in (whole, tmp_path / "whole.icc"):
+        found = CliRunner().invoke(main, ["diff", str(delta), str(other)])
+        assert found.output.endswith("the engines are the same\n")
 
 
 def test_it_runs(made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path) -> None:
@@ -84,6 +88,28 @@ def test_it_runs(made: Callable[..., tuple[Path, Path]], models: tuple[Path, Pat
         done = CliRunner().invoke(main, [command[0], str(delta), *command[1:]])
         assert done.exit_code == 0, done.output
     assert f"delta_of: {base}" in CliRunner().invoke(main, ["inspect", str(delta)]).output
+
+
+def test_as_one_file(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    """A delta and its base, each as one file or as a directory."""
+    base, delta = made()
+    with icc.load(delta) as llm:
+        wanted = llm.logits(IDS)
+    pack_engine(delta, tmp_path / "delta.icc")
+    with pytest.raises(EngineFormatError, match="is a delta of another engine"):
+        icc.load(tmp_path / "delta.icc")
+    shutil.copytree(base, tmp_path / "base.engine")
+    for _ in range(2):
+        with icc.load(tmp_path / "delta.icc", verify_answers=True) as llm:
+            assert np.array_equal(llm.logits(IDS), wanted)
+        if (tmp_path / "base.engine").is_dir():
+            pack_engine(tmp_path / "base.engine", tmp_path / "base.icc")
+            shutil.rmtree(tmp_path / "base.engine")
+    raw = bytearray((tmp_path / "base.icc").read_bytes())
+    raw[raw.index(open_container(tmp_path / "base.icc").read("weights.safetensors")) + 5000] ^= 1
+    (tmp_path / "base.icc").write_bytes(raw)
+    with pytest.raises(EngineChangedError, match=r"weights\.safetensors has changed"):
+        icc.load(tmp_path / "delta.icc")
 
 
 def test_where_the_base_lies(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:

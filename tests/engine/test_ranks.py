@@ -16,6 +16,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
+from icc.compiler.packing import pack_engine
 from icc.runtime.errors import DeviceError, UsageError
 from icc.runtime.executor.cpu.rank_group import cores_by_rank
 from icc.runtime.executor.cpu.ranked import RankedDevice
@@ -45,14 +46,16 @@ def ranked(llm: LLM) -> RankedDevice:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_two_ranks_answer_as_one(name: str, compiled: Compiled) -> None:
+def test_two_ranks_answer_as_one(name: str, compiled: Compiled, tmp_path: Path) -> None:
     one, two = compiled(name, max_seq_len=64), compiled(name, max_seq_len=64, tensor_parallel=2)
     ids = list(range(3, 40))
     with icc.load(one.engine) as llm:
         wanted, drawn, logits = tokens(llm), tokens(llm, SAMPLED), llm.logits(ids)
-    with icc.load(two.engine, threads=2) as llm:
-        assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
-        assert difference(llm.logits(ids), logits) < 2e-5
+    pack_engine(two.engine, tmp_path / "two.icc")
+    for engine in (two.engine, tmp_path / "two.icc"):
+        with icc.load(engine, threads=2) as llm:
+            assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
+            assert difference(llm.logits(ids), logits) < 2e-5
 
 
 @pytest.mark.parametrize("options", [{}, *soak({"quant": "rtn4"}, {"quant": "rtn4", "kv_cache": "int8"})])

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.engine import directory
 from icc.compiler.engine.earlier import open_earlier
-from icc.compiler.errors import MismatchError
+from icc.compiler.errors import MismatchError, OutputExistsError
+from icc.compiler.packing import pack_engine
 from icc.runtime.errors import UsageError
 from icc.runtime.format.digest import encode_sealed
 from icc.runtime.format.load import read_manifest
@@ -92,6 +93,24 @@ def test_in_its_place_while_it_runs(engine: Callable[..., Path], model: Callable
     with icc.load(own, verify_answers=True) as llm, icc.load(engine(1)) as other:
         assert llm.logits(IDS).tobytes() == other.logits(IDS).tobytes() != before
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+def test_as_one_file(engine: Callable[..., Path], model: Callable[..., Path], tmp_path: Path) -> None:
+    """A compile, a refit and a refit in place all write the bytes that packing their directory gives."""
+    pack_engine(engine(1), tmp_path / "wanted.icc")
+    pack_engine(engine(0), tmp_path / "own.icc")
+    wanted = (tmp_path / "wanted.icc").read_bytes()
+    assert icc.refit(tmp_path / "own.icc", model(1), tmp_path / "other.icc").read_bytes() == wanted
+    assert (tmp_path / "own.icc").read_bytes() != wanted
+    done = CliRunner().invoke(main, ["refit", str(tmp_path / "own.icc"), str(model(1))])
+    assert done.exit_code == 0 and (tmp_path / "own.icc").read_bytes() == wanted
+    compiled = icc.compile(model(1), tmp_path / "made.icc", target="native", quant="rtn4", **LIMITS)
+    assert compiled.read_bytes() == wanted
+    with pytest.raises(OutputExistsError):
+        icc.compile(model(1), tmp_path / "made.icc", target="native", **LIMITS)
+    again = CliRunner().invoke(main, ["compile", str(compiled)])
+    assert again.exit_code == 10 and "is an engine, compiled already" in again.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.icc", "other.icc", "own.icc", "wanted.icc"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ BREACHES = {
     "compiler/targets.py": ("import triton", "triton has one home"),
     "compiler/phases.py": ("import onnx", "onnx is for exporting"),
     "compiler/onnx/export.py": ("from ..frontend import load", "Writing ONNX knows the graph"),
+    "compiler/signing.py": ("import cryptography", "cryptography has one home"),
     "compiler/progress.py": ("import fastapi", "FastAPI has one home"),
     "runtime/commands/run.py": ("import llguidance", "The runtime needs no server"),
     "runtime/loading.py": ("import ray", "Ray has one home"),

@@ -24,14 +24,18 @@ OPTIONS: dict[str, Any] = {
 def test_load_takes_the_fields() -> None:
     parameters = inspect.signature(icc.load).parameters
     assert list(parameters) == [field.name for field in fields(LoadOptions)]
-    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 10
-    assert [p.default for p in parameters.values()][1:] == [*[None] * 4, True, False, None, None, None, "lossless"]
+    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 11
+    assert [p.default for p in parameters.values()][1:] == [
+        *[None] * 4, True, None, False, None, None, None, "lossless",
+    ]  # fmt: skip
 
 
 def test_they_reach_the_engine_process_as_they_are() -> None:
     options = LoadOptions(Path("a/model.engine"), **OPTIONS)
-    assert set(OPTIONS) == {field.name for field in fields(LoadOptions)} - {"path"}
-    assert LoadOptions.from_json(options.to_json()) == options
+    assert set(OPTIONS) == {field.name for field in fields(LoadOptions)} - {"path", "require_signature"}
+    signed = LoadOptions("x", require_signature="release.pub")  # which does not go with verify=False
+    for one in (options, signed):
+        assert LoadOptions.from_json(one.to_json()) == one
     assert options.path == "a/model.engine" and options.acceptance is not None
     with pytest.raises(FrozenInstanceError):
         options.threads = 3  # type: ignore[misc]

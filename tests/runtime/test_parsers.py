@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from icc.compiler.engine.vocabulary import make_vocabulary
 from icc.runtime.errors import EngineFormatError, IccError
+from icc.runtime.format.container import Folder
 from icc.runtime.format.files import EngineFiles
 from icc.runtime.format.load import open_engine, read_manifest
 from icc.runtime.format.programs import decode_program
@@ -99,7 +100,7 @@ def test_the_weights(seeds: dict[str, bytes], tmp_path_factory: pytest.TempPathF
     file.write_bytes(raw)
 
     def parse() -> None:
-        MappedWeights(EngineFiles(file.parent, {}, verify=False).map(file.name), file.name).close()
+        MappedWeights(EngineFiles(Folder(file.parent), {}, verify=False).map(file.name), file.name).close()
         safetensors.deserialize(raw)
 
     total(parse)

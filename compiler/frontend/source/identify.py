@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....runtime.format.present import is_one_file
 from ...errors import CheckpointError, IccError, UnsupportedModel
 from ...genai import GENAI_CONFIG, genai_config
 
@@ -201,6 +202,8 @@ def _only(path: Path, models: list[str], kind: str = "GGUF") -> str:
 
 def _file(path: Path) -> IccError:
     """Why a file is not a checkpoint."""
+    if is_one_file(path):
+        return _engine(str(path))
     suffix = path.suffix.lower()
     if suffix == ".safetensors" or path.name.endswith(".index.json"):
         config = "" if (path.parent / CONFIG).is_file() else ", which needs a config.json too"

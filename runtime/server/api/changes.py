@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import IccError
+from ...format.container import open_container
 from ...format.load import open_engine, weight_files
 from ...format.manifest import FileEntry, Manifest
+from ...trust.engine_signature import check_signature, read_public_key
 from ..engine.engine_pool import EnginePool
 from .adapters import ServedAdapters
 from .errors import HttpError
@@ -24,7 +26,8 @@ class EngineChanges:
     """Loads an engine anew, one replica after the other.
 
     path: its directory. manifest: of what is served now. keyed: whether requests need an API key, without which nobody
-    may change anything. commands: the engine processes for an engine directory.
+    may change anything. commands: the engine processes for an engine directory. signed_by: the key whose
+    signature engines must have.
     """
 
     engine: EnginePool
@@ -33,6 +36,7 @@ class EngineChanges:
     manifest: Manifest
     keyed: bool
     commands: Callable[[Path], Sequence[Sequence[str]]]
+    signed_by: str | None = None
 
     async def refit(self, wait_s: float) -> None:
         """Go on with the weights that `icc refit` has put into the engine. Requests that run have `wait_s` seconds to
@@ -65,7 +69,7 @@ class EngineChanges:
     ) -> None:
         """Load what is at `path`, of which these fields and files must be as they are."""
         try:
-            found, has_room = await asyncio.to_thread(_verified, path)
+            found, has_room = await asyncio.to_thread(_verified, path, self.signed_by)
         except IccError as error:
             raise HttpError(409, error.message, code="engine_unreadable") from error
         problem = next((name for name in fields if getattr(self.manifest, name) != getattr(found, name)), "")
@@ -79,10 +83,13 @@ class EngineChanges:
         self.manifest = found
 
 
-def _verified(path: Path) -> tuple[Manifest, bool]:
-    """The manifest of an engine, all files of which are as they were written, and whether it has room for adapters."""
+def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, bool]:
+    """The manifest of an engine, all files of which are as they were written, and whether it has room for adapters.
+    SignatureError where it is not signed by the key."""
     engine = open_engine(path)
     engine.close()
+    if signed_by is not None:
+        check_signature(open_container(path), engine.manifest, read_public_key(signed_by))
     return engine.manifest, engine.program.adapters is not None
 
 

@@ -15,6 +15,7 @@ from ...reading.formats import AnswerFormat
 from ...reading.probe import find_format
 from ...templates.source import read_template_file
 from ...templates.template_input import TemplateInput
+from ...trust.engine_signature import require_signatures
 from ...watermark.settings import Watermark
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import worker_command
@@ -70,6 +71,8 @@ class Core:
         watermark: Watermark | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
+        if load.require_signature is not None:
+            require_signatures(self.model.manifest, load)
         if chat_template is not None:
             self.model = replace(self.model, template=self.model.template.replaced(read_template_file(chat_template)))
         self._own_template = chat_template
@@ -92,7 +95,9 @@ class Core:
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
         served = Path(load.path), self.model.manifest
-        self.changes = EngineChanges(self.engine, self.adapters, *served, keys.required, commands)
+        self.changes = EngineChanges(
+            self.engine, self.adapters, *served, keys.required, commands, load.require_signature
+        )
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)

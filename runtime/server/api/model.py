@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ...format.container import open_container
 from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
+from ...format.present import engine_name
 from ...format.verify import check_listing
 from ...prompting import Prompting
 from ...templates.source import TemplateSource, read_template
@@ -92,11 +94,12 @@ class ServedModel:
 
 
 def open_model(path: Path, name: str | None = None, verify: bool = True) -> ServedModel:
-    """The model of an engine directory, under one name, or several with commas. EngineFormatError if a file is damaged
+    """The model of an engine, under one name, or several with commas. EngineFormatError if a file is damaged
     or changed."""
     manifest = read_manifest(path)
-    check_listing(path, manifest)
-    files = EngineFiles(path, manifest.files, verify, manifest.base)
+    container = open_container(path)
+    check_listing(container, manifest)
+    files = EngineFiles(container, manifest.files, verify, manifest.base)
 
     def read(file: str) -> bytes | None:
         file = f"{manifest.tokenizer_dir}/{file}"
@@ -104,11 +107,11 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
 
     raw = read("tokenizer.json")
     names = [part.strip() for part in (name or "").split(",") if part.strip()]
-    first, *aliases = dict.fromkeys(names or [path.resolve().name.removesuffix(".engine")])
+    first, *aliases = dict.fromkeys(names or [engine_name(path.resolve())])
     return ServedModel(
         name=first,
         aliases=tuple(aliases),
-        created=int((path / "engine.json").stat().st_mtime),
+        created=int(container.modified),
         manifest=manifest,
         tokenizer=None if raw is None else Tokenizer(raw),
         template=read_template(read, manifest.tokenizer_names),

@@ -1,0 +1,40 @@
+"""`icc sbom` and `icc provenance`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...runtime.cli.fields import PATH
+from ...runtime.cli.group import command
+from ...runtime.format.present import PROVENANCE_FILE, SBOM_FILE, check_present
+
+_MODEL = "The checkpoint that ENGINE was compiled from."
+
+
+@command("sbom")
+@click.argument("engine", type=PATH)
+@click.option("--model", type=PATH, required=True, help=_MODEL)
+def sbom_command(engine: Path, model: Path) -> None:
+    """Put a bill of materials beside ENGINE's manifest (CycloneDX): compiler, checkpoint, licence, what it carries."""
+    check_present(engine)
+    from ..origins import write_sbom
+
+    write_sbom(engine, model)
+    click.echo(f"wrote {SBOM_FILE} into {engine}")
+
+
+@command("provenance")
+@click.argument("engine", type=PATH)
+@click.option("--model", type=PATH, required=True, help=_MODEL)
+def provenance_command(engine: Path, model: Path) -> None:
+    """Put a statement beside ENGINE's manifest (in-toto, SLSA): the digests of MODEL's files, and the options.
+
+    It is as good as whoever makes it; icc verify ENGINE --rebuild MODEL shows that it is true.
+    """
+    check_present(engine)
+    from ..origins import write_provenance
+
+    write_provenance(engine, model)
+    click.echo(f"wrote {PROVENANCE_FILE} into {engine}")

@@ -1,0 +1,43 @@
+"""`icc keygen` and `icc sign`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ...runtime.cli.fields import PATH
+from ...runtime.cli.group import command
+from ...runtime.format.present import check_present
+
+
+@command("keygen")
+@click.argument("key", type=PATH)
+def keygen_command(key: Path) -> None:
+    """Make a key to sign engines with: KEY, which is secret and not encrypted, and KEY.pub, in minisign's format.
+
+    Keys of `minisign -G` do as well; their passwords are asked for.
+    """
+    from ..signing import make_keys
+
+    made = make_keys(key)
+    click.echo(f"wrote {key} (keep it to yourself) and {key}.pub, key {made.public.name}")
+
+
+@command("sign")
+@click.argument("engine", type=PATH)
+@click.option("--key", type=PATH, required=True, metavar="FILE", help="The secret key, of icc keygen or minisign -G.")
+def sign_command(engine: Path, key: Path) -> None:
+    """Sign ENGINE, all files of which are verified first: engine.json gets a signature beside it.
+
+    engine.json has the digest of every file. icc verify ENGINE --key PUBLIC_KEY checks it, and so does minisign.
+    """
+    check_present(engine)
+    from ..signing import read_secret_key, sign_engine
+
+    def password() -> bytes:
+        return click.prompt("Password of the key", hide_input=True, err=True).encode()
+
+    secret = read_secret_key(key, password)
+    sign_engine(engine, secret)
+    click.echo(f"signed {engine} with key {secret.public.name}")

@@ -1,0 +1,173 @@
+"""Where an engine is written: into a temporary sibling, flushed to disk, then renamed.
+
+A failed or killed compile leaves no half engine and loses no old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...runtime.format.container import Folder
+from ...runtime.format.present import ONE_FILE
+from ..errors import WriteError
+from ..interrupt import removed_if_interrupted
+from .packing import write_one_file
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_PACKED = ".packed"  # within the temporary directory
+
+
+@contextlib.contextmanager
+def engine_output(path: Path) -> Iterator[Path]:
+    """A temporary directory that becomes the engine at `path` when the block ends well, and vanishes when it does not:
+    one file where the path ends in ".icc", a directory otherwise. WriteError where it cannot be written."""
+    path = path.resolve()
+    with _staged(path) as stage:
+        yield stage
+        if path.suffix == ONE_FILE:
+            write_one_file(Folder(stage), stage / _PACKED)
+            _finish_file(stage / _PACKED, path)
+        else:
+            _finish_directory(stage, path)
+
+
+@contextlib.contextmanager
+def directory(path: Path) -> Iterator[Path]:
+    """A temporary directory that becomes the one at `path` when the block ends well. WriteError as `engine_output`."""
+    path = path.resolve()
+    with _staged(path) as stage:
+        yield stage
+        _finish_directory(stage, path)
+
+
+def _finish_directory(stage: Path, path: Path) -> None:
+    stage.chmod(0o755)
+    _sync_tree(stage)
+    _replace(stage, path)
+
+
+@contextlib.contextmanager
+def engine_file(path: Path) -> Iterator[Path]:
+    """A path that becomes the one-file engine at `path` when the block ends well. WriteError as for `engine_output`."""
+    path = path.resolve()
+    with _staged(path) as stage:
+        yield stage / _PACKED
+        _finish_file(stage / _PACKED, path)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path that becomes the plain file at `path` when the block ends well. WriteError as for `engine_output`."""
+    path = path.resolve()
+    with _staged(path) as stage:
+        yield stage / _PACKED
+        _sync(stage / _PACKED)
+        _replace(stage / _PACKED, path)
+
+
+def _finish_file(file: Path, path: Path) -> None:
+    file.chmod(0o755)
+    _sync(file)
+    _replace(file, path)
+
+
+@contextlib.contextmanager
+def _staged(path: Path) -> Iterator[Path]:
+    with _write_errors(path):
+        _remove_abandoned(path)
+        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
+        try:
+            with removed_if_interrupted(stage):
+                yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EFBIG: "too large",
+        }
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        free = shutil.disk_usage(path.parent).free // 2**20
+        raise WriteError(
+            f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
+        ) from error
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete what compiles of the same engine left that were killed: their process is gone. An old engine that was
+    moved away and not replaced is put back."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
+        if left.suffix not in (".partial", ".old") or not owner.isdigit() or Path("/proc", owner).exists():
+            continue
+        if left.suffix == ".old" and not path.exists():
+            os.rename(left, path)
+        else:
+            _remove(left)
+
+
+def _remove(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        for name in [*files, "."]:
+            _sync(Path(folder, name))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace(made: Path, path: Path) -> None:
+    """Put what was made at a path, in place of the directory or file that is there."""
+    if path.exists() and _exchange(made, path):
+        _remove(made)
+    elif path.exists():
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        os.rename(path, old)
+        try:
+            os.rename(made, path)
+        except OSError:
+            os.rename(old, path)
+            raise
+        _remove(old)
+    else:
+        os.rename(made, path)
+    _sync(path.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two directories or files in one step, so that at no moment there is none; False where that cannot be
+    done."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # an old kernel, or a file system that cannot
+        return False
+    raise OSError(code, os.strerror(code), str(second))

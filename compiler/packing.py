@@ -1,0 +1,40 @@
+"""An engine in its other form: a directory as one file, one file as a directory. What is written is verified first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..runtime.format.load import open_verified
+from ..runtime.format.present import ONE_FILE, engine_name
+from .engine.atomic import directory, engine_file, engine_output
+from .engine.oci import engine_in, is_layout, write_layout
+from .engine.output import check_output
+from .engine.packing import write_directory, write_one_file
+from .errors import UsageError
+
+
+def pack_engine(engine: Path, output: Path, force: bool = False) -> None:
+    """Write an engine to one file. EngineFormatError and its kinds where it is damaged; OutputExistsError, WriteError
+    as a compile."""
+    check_output(output, force)
+    container, _ = open_verified(engine_in(engine))
+    with engine_file(output) as file:
+        write_one_file(container, file)
+
+
+def pack_layout(engine: Path, output: Path, force: bool = False) -> None:
+    """Write an engine as an OCI image layout. Raises as `pack_engine`; --force replaces layouts alone."""
+    check_output(output, force, is_layout, "--oci")
+    container, manifest = open_verified(engine_in(engine))
+    with directory(output) as stage:
+        write_layout(container, stage, f"{engine_name(output.resolve())}{ONE_FILE}", manifest.digest)
+
+
+def unpack_engine(engine: Path, output: Path, force: bool = False) -> None:
+    """Write an engine to a directory. Raises as `pack_engine`, and UsageError for a name of one-file engines."""
+    if output.suffix == ONE_FILE:
+        raise UsageError(f"-o {output}: {ONE_FILE} is the suffix of one-file engines", "give another name")
+    check_output(output, force)
+    container, _ = open_verified(engine_in(engine))
+    with engine_output(output) as stage:
+        write_directory(container, stage)

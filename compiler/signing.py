@@ -1,0 +1,60 @@
+"""Signing engines: keys, and the file beside the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..runtime.format.container import Container
+from ..runtime.format.load import open_verified
+from ..runtime.format.present import MANIFEST_FILE, SIGNATURE_FILE
+from ..runtime.trust.minisign import SecretKey
+from .engine.atomic import engine_file, written
+from .engine.packing import write_one_file
+from .errors import OutputExistsError, UsageError
+
+
+def make_keys(path: Path) -> SecretKey:
+    """A new key: `path` gets the secret half, readable by its owner alone, and `path`.pub the public one.
+    OutputExistsError where there is one."""
+    public = path.with_name(f"{path.name}.pub")
+    for file in (path, public):
+        if file.exists():
+            raise OutputExistsError(f"{file} exists", "give another path: a key that is gone cannot be made again")
+    key = SecretKey.new()
+    with written(path) as file:
+        file.write_text(key.text())
+        file.chmod(0o600)
+    with written(public) as file:
+        file.write_text(key.public.text())
+    return key
+
+
+def read_secret_key(path: Path, password: Callable[[], bytes]) -> SecretKey:
+    """A key of `make_keys` or `minisign -G`. UsageError where it is none, or the password is wrong."""
+    try:
+        return SecretKey.parse(path.read_text(), password)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", error.hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def sign_engine(engine: Path, key: SecretKey) -> None:
+    """Put a signature beside the manifest, in place of one that is there; all files are verified first.
+    EngineFormatError and its kinds, WriteError."""
+    container, manifest = open_verified(engine)
+    if not manifest.digest:
+        raise UsageError(f"{engine} is of an old icc, and not sealed", "compile the model again")
+    put_beside(container, {SIGNATURE_FILE: key.sign(container.read(MANIFEST_FILE), MANIFEST_FILE).encode()})
+
+
+def put_beside(container: Container, files: Mapping[str, bytes]) -> None:
+    """Give an engine files that its manifest does not list: a directory gets them, one file is written again."""
+    if container.path.is_dir():
+        for name, content in files.items():
+            with written(container.path / name) as file:
+                file.write_bytes(content)
+    else:
+        with engine_file(container.path) as file:
+            write_one_file(container, file, files)

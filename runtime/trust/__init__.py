@@ -1,0 +1,1 @@
+"""Who made an engine: signatures of its manifest."""

@@ -1,0 +1,65 @@
+"""The signature of an engine: minisign's, of engine.json, which has the digest of every other file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SignatureError, UsageError
+from ..format.container import Container, open_container
+from ..format.digest import digest_of
+from ..format.load import read_manifest
+from ..format.manifest import Manifest
+from ..format.present import MANIFEST_FILE, SIGNATURE_FILE
+from ..format.verify import BESIDE
+from ..speculate.choose import DRAFT
+from .minisign import PublicKey
+
+if TYPE_CHECKING:
+    from ..options import LoadOptions
+
+
+def read_public_key(given: str) -> PublicKey:
+    """A key from its file, or from what stands in it. UsageError where it is neither."""
+    path = Path(given)
+    try:
+        return PublicKey.parse(path.read_text() if path.is_file() else given)
+    except UsageError as error:
+        raise UsageError(f"key {given!r}: {error.message}", error.hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"key {given!r} cannot be read: {error}") from error
+
+
+def check_signature(container: Container, manifest: Manifest, key: PublicKey) -> str:
+    """The trusted comment of the signature of this manifest by this key. SignatureError if there is none, or the
+    manifest is another. The files are compared with the manifest by whoever opens the engine."""
+    sizes = container.sizes()
+    if SIGNATURE_FILE not in sizes:
+        raise SignatureError(f"{container.path} is not signed", "sign it: icc sign ENGINE --key FILE")
+    raw = container.read(MANIFEST_FILE)
+    try:
+        comment = key.verify(container.read(SIGNATURE_FILE).decode(), raw)
+    except (SignatureError, UnicodeDecodeError) as error:
+        hint = error.hint if isinstance(error, SignatureError) else ""
+        raise SignatureError(f"{container.path}: {error}", hint) from error
+    if not manifest.digest or digest_of(raw, manifest.digest) != manifest.digest:
+        raise SignatureError(f"{container.path} has changed while it was read, or is not sealed", "open it again")
+    return comment
+
+
+def require_signatures(manifest: Manifest, options: LoadOptions) -> None:
+    """SignatureError unless the engine that the manifest is of, and a second one that drafts for it, are signed as the
+    options ask."""
+    assert options.require_signature is not None
+    key = read_public_key(options.require_signature)
+    check_signature(open_container(Path(options.path)), manifest, key)
+    kind, _, drafter = (options.spec or "").partition(":")
+    if kind == DRAFT and drafter:
+        check_signature(open_container(Path(drafter)), read_manifest(Path(drafter)), key)
+
+
+def check_all_is_signed(container: Container, manifest: Manifest) -> None:
+    """SignatureError for a file that is not in the manifest: bytecode that Python has left, or somebody else."""
+    known = {MANIFEST_FILE, *BESIDE, *manifest.files}
+    if more := sorted(container.sizes().keys() - known):
+        raise SignatureError(f"{container.path}: {more[0]} is not what was signed", "remove it")
