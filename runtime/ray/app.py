@@ -28,6 +28,7 @@ ENGINE = "engine"  # the deployment of the replicas
 _ALONE = {
     "batch_store": "--batch-store is the file of one server: use icc batch --ray",
     "devices": "--devices is of one machine: Ray places replicas on GPUs",
+    "grpc_port": "--grpc-port is of one server: with --ray, Ray routes",
     "kv_events": "--kv-events is the socket of one server: with --ray, Ray routes",
     "kv_events_replay": "--kv-events-replay is the socket of one server: with --ray, Ray routes",
     "prefill_replicas": "--prefill-replicas is of the replicas of one machine",
