@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import grpc
 
@@ -119,7 +119,7 @@ class RunningCalls:
         finally:
             del self._running[key]
 
-    def abort(self, client: str, request_ids: Iterator[str]) -> None:
+    def abort(self, client: str, request_ids: Iterable[str]) -> None:
         """End those of a client's requests that run; other ids change nothing."""
         for request_id in request_ids:
             running = self._running.get((client, request_id))

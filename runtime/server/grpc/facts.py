@@ -33,7 +33,7 @@ def model_info(model: ServedModel, manifest: Manifest, path: Path) -> pb.GetMode
         max_context_length=model.max_len,
         vocab_size=model.vocab_size,
         served_model_name=model.name,
-        tokenizer_path="" if model.tokenizer is None else str(path / manifest.tokenizer_dir),
+        tokenizer_path="" if manifest.tokenizer_dir is None else str(path / manifest.tokenizer_dir),
         architectures=[facts.architecture],
         eos_token_ids=facts.eos_token_ids,
         pad_token_id=facts.pad_token_id or 0,
@@ -45,15 +45,14 @@ def model_info(model: ServedModel, manifest: Manifest, path: Path) -> pb.GetMode
 
 def tokenizer_chunks(manifest: Manifest, path: Path) -> Iterator[common_pb2.GetTokenizerChunk]:
     """The files of the tokenizer as a zip in pieces; the last one has its SHA-256. HttpError 501 without any."""
-    files, folder = EngineFiles(path, manifest.files, True, manifest.base), f"{manifest.tokenizer_dir}/"
-    names = sorted(name for name in manifest.files if name.startswith(folder))
-    if not names:
+    files = EngineFiles(path, manifest.files, True, manifest.base)
+    if not manifest.tokenizer_names:
         raise HttpError(501, "the engine has no tokenizer")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in names:
-            entry = zipfile.ZipInfo(name.removeprefix(folder), _ANY_DAY)
-            archive.writestr(entry, files.read(name), zipfile.ZIP_DEFLATED)
+        for name in sorted(manifest.tokenizer_names):
+            entry = zipfile.ZipInfo(name, _ANY_DAY)
+            archive.writestr(entry, files.read(f"{manifest.tokenizer_dir}/{name}"), zipfile.ZIP_DEFLATED)
     data = packed.getvalue()
     for at in range(0, len(data), _CHUNK):
         last = at + _CHUNK >= len(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from ...errors import MissingExtraError, UsageError
 from ..api import limits
@@ -50,7 +51,7 @@ class GrpcServer:
         """Listen; the address. UsageError if it is taken."""
         self._server = server = grpc.aio.server(options=_OPTIONS)
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._servicer, server)
-        states = health.aio.HealthServicer()
+        states: Any = health.aio.HealthServicer()  # pyright: ignore  # there where grpc.aio is
         health_pb2_grpc.add_HealthServicer_to_server(states, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -72,12 +73,12 @@ class GrpcServer:
         key = chain if self._key is None else self._key.read_bytes()
         return server.add_secure_port(address, grpc.ssl_server_credentials([(key, chain)]))
 
-    async def _tell_changes(self, states: health.aio.HealthServicer) -> None:
+    async def _tell_changes(self, states: Any) -> None:
         while True:
             await asyncio.sleep(_POLL_S)
             await self._tell(states)
 
-    async def _tell(self, states: health.aio.HealthServicer) -> None:
+    async def _tell(self, states: Any) -> None:
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if self._servicer.is_healthy else kinds.NOT_SERVING
         for name in ("", SERVICE):

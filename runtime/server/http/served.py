@@ -75,7 +75,7 @@ class Served:
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)
         self._kv_publisher = _kv_publisher(options)
-        self._kv_takers = [] if self._kv_publisher is None else [self._kv_publisher.publish]
+        self._kv_takers: list[KVTaker] = [] if self._kv_publisher is None else [self._kv_publisher.publish]
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
         parts = ServerParts(

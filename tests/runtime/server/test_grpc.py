@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -23,9 +24,15 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from icc.runtime.format.manifest import EmbeddingFacts
-from icc.runtime.server.api.errors import HttpError
+from icc.runtime.requests.params import SamplingParams
+from icc.runtime.server.api.errors import ClientGone, HttpError
+from icc.runtime.server.engine import kv_wire
+from icc.runtime.server.engine.engine_stream import EngineStream
 from icc.runtime.server.engine.kv_wire import StoredMap
+from icc.runtime.server.engine.messages import Delta, Submit
+from icc.runtime.server.grpc import asking, kv_feed
 from icc.runtime.server.grpc.asking import completion_of, named_as_asked
+from icc.runtime.server.grpc.calls import RunningCall, RunningCalls
 from icc.runtime.server.grpc.errors import CODES, PUSHBACK, STATUS, as_call_error
 from icc.runtime.server.grpc.kv_feed import KVFeed
 from smg_grpc_proto import vllm_engine_pb2 as pb
@@ -34,6 +41,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from .conftest import HERE, Served, StartServer, running, serve_command
 
+pytestmark = pytest.mark.slow
 SERVICE = "vllm.grpc.engine.VllmEngine"
 KEY = "a-key-of-thirty-two-characters-00"
 
@@ -197,6 +205,28 @@ def test_abort_ends_a_request_and_gives_back_its_blocks(slow: tuple[Served, Clie
     assert ended == ["3.0"]
 
 
+def test_an_abort_is_of_the_client_whose_request_it_is_and_may_come_before_the_engine_has_it() -> None:
+    async def ends(running: RunningCall, stream: EngineStream) -> None:
+        running.sent(stream)
+        with pytest.raises(ClientGone):
+            await asyncio.wait_for(stream.take(), 10)
+
+    calls, streams = RunningCalls(), [EngineStream([Submit(0, (1,), SamplingParams())]) for _ in range(2)]
+    with calls.named("mine", "one") as mine, calls.named("yours", "one") as yours, calls.named("mine", "") as other:
+        calls.abort("mine", ["one", "", "two"])
+        asyncio.run(ends(mine, streams[0]))
+        for left in (yours, other):
+            left.sent(streams[1])
+        streams[1].push(Delta(0, 0))
+        assert asyncio.run(streams[1].take()) == [Delta(0, 0)]
+        streams[1].push(Delta(0, 0, (5,)))
+        calls.abort("yours", ["one"])
+        assert asyncio.run(streams[1].take()) == [Delta(0, 0, (5,))]  # what has come is read first
+        asyncio.run(ends(yours, streams[1]))
+    with calls.named("mine", "one") as again:
+        assert again is not mine
+
+
 def test_a_client_that_cancels_gives_back_its_blocks(slow: tuple[Served, Client]) -> None:
     server, client = slow
     streamed = client.stub.Generate(generate_request("a" * 40, stream=True, max_tokens=200))
@@ -226,8 +256,13 @@ def test_health_follows_the_engine(start_faulty: StartServer) -> None:
     assert unknown.code() is grpc.StatusCode.NOT_FOUND
     watched = client.health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=60)
     assert next(watched).status == kinds.SERVING
+    call = client.stub.Generate(generate_request(stream=True, max_tokens=100))
+    next(call)
     os.kill(server.engine_pid, signal.SIGKILL)
     assert next(watched).status == kinds.NOT_SERVING  # told, not polled
+    died = client.fails(lambda: list(call))
+    assert died.code() is grpc.StatusCode.UNAVAILABLE and died.details() == "the engine died"
+    assert dict(died.trailing_metadata())[PUSHBACK] == "1000"
     assert next(watched).status == kinds.SERVING
     answer = client.stub.HealthCheck(pb.HealthCheckRequest(), timeout=60)
     assert answer.healthy and answer.message == "ready"
@@ -315,9 +350,16 @@ def test_loads_are_those_of_the_replicas(start_faulty: StartServer) -> None:
     server.wait_until(server.idle)
 
 
-def test_keys_and_a_full_queue_are_those_of_http(start: StartServer) -> None:
-    server = start("--grpc-port", "0", "--max-queue", "0", "--max-queue-tokens", "50", key=KEY)
-    client = Client(server)
+def test_tls_keys_and_the_size_of_the_queue_are_those_of_http(
+    start: StartServer, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    tls = "--ssl-certfile", str(cert), "--ssl-keyfile", str(key)
+    server = start("--grpc-port", "0", "--max-queue", "0", "--max-queue-tokens", "50", *tls, key=KEY)
+    client = Client(server, grpc.ssl_channel_credentials(cert.read_bytes()))
+    plain = vllm_engine_pb2_grpc.VllmEngineStub(grpc.insecure_channel(client.address))
+    error = client.fails(lambda: plain.HealthCheck(pb.HealthCheckRequest(), timeout=60))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
     request = generate_request(max_tokens=3)
     for metadata in (
         (),
@@ -359,16 +401,6 @@ def test_calls_are_logged_with_their_ids(client: Client, server: Served) -> None
     server.wait_until(lambda: "request_id=my-request" in server.log.read_text())
     [line] = [line for line in server.log.read_text().splitlines() if "request_id=my-request" in line]
     assert "path=Generate" in line and "status=OK" in line and "output_tokens=2" in line
-
-
-def test_tls(start: StartServer, certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
-    server = start("--grpc-port", "0", "--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
-    client = Client(server, grpc.ssl_channel_credentials(cert.read_bytes()))
-    assert bytes(client.complete("abc", max_tokens=3).output_ids) == b"def"
-    plain = vllm_engine_pb2_grpc.VllmEngineStub(grpc.insecure_channel(client.address))
-    error = client.fails(lambda: plain.HealthCheck(pb.HealthCheckRequest(), timeout=60))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.fixture(scope="module")
@@ -459,8 +491,6 @@ def test_who_subscribes_knows_what_the_server_has(start_faulty: StartServer) -> 
 
 
 def test_a_snapshot_comes_in_numbered_pieces_and_keeps_what_events_said() -> None:
-    from icc.runtime.server.engine import kv_wire
-
     feed = KVFeed(2)
     names = [(1 << 63) + number for number in range(1200)]
     stored = StoredMap(
@@ -497,6 +527,24 @@ def test_a_snapshot_comes_in_numbered_pieces_and_keeps_what_events_said() -> Non
         and second.medium == "GPU"
         and list(second.blocks[0].token_ids) == [2, 3]
     )
+
+
+def test_a_subscriber_that_falls_behind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_feed, "_UNSENT", 2)
+
+    async def follow() -> list[bool]:
+        feed, seen = KVFeed(1), list[bool]()
+        batches = feed.batches(0)
+        seen.append((await anext(batches)).HasField("snapshot"))
+        for _ in range(4):
+            feed.publish(0, None)
+        with pytest.raises(HttpError, match="subscribe again") as error:
+            async for batch in batches:
+                seen.append(batch.HasField("snapshot"))
+        assert as_call_error(error.value).status is grpc.StatusCode.RESOURCE_EXHAUSTED and not feed._subscribers
+        return seen
+
+    assert asyncio.run(follow()) == [True, False, False]
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------
@@ -583,8 +631,6 @@ def test_what_icc_does_not_do_is_refused_by_the_name_of_the_field(case: str, cli
 
 def test_every_field_of_a_request_is_used_or_refused() -> None:
     """A field that a later smg-grpc-proto adds must not be ignored: it is neither known nor in a table here."""
-    from icc.runtime.server.grpc import asking
-
     assert {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields} == asking._GENERATE | {
         name for name in asking._REFUSED if name in pb.GenerateRequest.DESCRIPTOR.fields_by_name
     }
@@ -616,8 +662,6 @@ def test_what_is_not_said_is_as_vllm_s_servicer_has_it() -> None:
 
 
 def test_every_error_has_a_status() -> None:
-    from icc.runtime.server.api.errors import ClientGone
-
     expected = {
         400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
         408: "DEADLINE_EXCEEDED", 409: "ALREADY_EXISTS", 413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED",
@@ -632,17 +676,16 @@ def test_every_error_has_a_status() -> None:
 # -- the extra ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", ["grpc", "smg_grpc_proto"])
-def test_without_the_extra_the_server_says_how_to_install_it(missing: str, chat_engine: Path) -> None:
+def test_without_the_extra_the_server_says_how_to_install_it(chat_engine: Path) -> None:
     code = (
         "import sys\n"
-        f"sys.modules[{missing!r}] = None\n"
+        "sys.modules['smg_grpc_proto'] = None\n"
         "from icc.compiler.cli import main\n"
         f"main(['serve', {str(chat_engine)!r}, '--port', '0', '--grpc-port', '0'], prog_name='icc')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 3 and "pip install 'icc-llm[grpc]'" in done.stderr and "Traceback" not in done.stderr
-    assert "--grpc-port needs" in done.stderr
+    assert "--grpc-port needs smg_grpc_proto, which is not installed" in done.stderr
 
 
 def test_a_server_without_it_imports_no_grpc() -> None:
