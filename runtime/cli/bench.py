@@ -75,9 +75,16 @@ def _compare_batching(load: LoadOptions, options: BenchOptions, batching: Batchi
     from ..commands import batching as command
     from ..loading import open_llm
 
+    html = batching.html
+    if html is not None and not html.parent.is_dir():  # rather than after the measurement
+        raise UsageError(f"--html {html}: {html.parent} is not a directory", "create it first")
     with open_llm(load) as llm:
         with open_display() as display, display.stage("bench") as progress:
             results = command.run_batching(llm, options, batching, progress)
-        if batching.html is not None:
-            batching.html.write_text(command.as_html(llm, options, batching, results))
+        page = command.as_html(llm, options, batching, results)
+    if html is not None:
+        try:
+            html.write_text(page)
+        except OSError as error:
+            raise UsageError(f"--html {html} cannot be written: {error.strerror}", "give another file") from error
     click.echo(json.dumps(command.as_json(results)) if as_json else command.as_table(results))

@@ -1,7 +1,9 @@
 """`bench --batching`: static and dynamic batches against continuous batching, on the same requests at the same times.
 
 Static and dynamic batches are the baselines of Orca (Yu et al. 2022, OSDI) and of vLLM (Kwon et al. 2023, arXiv
-2309.06180), which measure as here: latency per generated token over the rate at which requests come.
+2309.06180), which measure as here: latency per generated token over the rate at which requests come. In their
+baselines a batch computes for all of its requests, and answers none, until the longest has ended. Here those that have
+ended take no part in later steps, and are answered at once: what the modes differ in is who waits.
 """
 
 from __future__ import annotations

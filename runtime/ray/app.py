@@ -78,7 +78,7 @@ def planned(serve: ServeOptions, ray: RayOptions) -> tuple[Manifest, ReplicaPlac
     """The engine's manifest, and what a replica needs of a machine. UsageError for what several servers cannot have, or
     not as many as these; EngineFormatError."""
     for name, words in _ALONE.items():
-        if getattr(serve, name):
+        if getattr(serve, name) != getattr(ServeOptions, name):  # what is not said; port 0 says something
             raise UsageError(words)
     if not 1 <= serve.replicas <= 1024:
         raise UsageError(f"--replicas {serve.replicas} is not from 1 to 1024")

@@ -24,7 +24,7 @@ class KVFeed:
     """KV events of all replicas, numbered together; a batch says which replica it is of (`dp_rank`).
 
     The first number is the microseconds since 1970, so that numbers grow through a restart. What is there is kept as
-    events (about 100 bytes and the tokens of a block each), so that whoever comes late, or again, gets a snapshot
+    events (some 40 bytes a token), so that whoever comes late, or again, gets a snapshot
     instead of all that has happened.
     """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -56,15 +58,9 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def _job(self, request: pb.GenerateRequest, client: str, context: Context) -> Job:
         left = seconds_left(context)
-        try:
+        with _named_as(request):
             asked = completion_of(request, self.core.model.max_len, len(self.core.engine.replicas))
-            job = await self.core.jobs.completion(asked, client)
-        except Exception as error:
-            found = as_http(error)
-            if found.status != 400:
-                raise
-            raise named_as_asked(found, request) from error
-        return _within(job, left)
+            return _within(await self.core.jobs.completion(asked, client), left)
 
     async def _generate(self, streamed: bool, job: Job, running: RunningCall, context: Context) -> None:
         answer: GenerateAnswer | None = None
@@ -89,10 +85,8 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             self.core.model.check_task("embed")
             with self._running.named(client, request.request_id) as running:
                 left = seconds_left(context)
-                try:
+                with _named_as(request):
                     job = _within(await self.core.jobs.embedding(embedding_of(request), client), left)
-                except Exception as error:
-                    raise named_as_asked(as_http(error), request) from error
                 [raw] = [vector async for vector in vectors_of(self.core.generator, job, running.sent)]
                 vector = np.frombuffer(raw, dtype="<f4")
                 return pb.EmbedResponse(
@@ -191,6 +185,18 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def _refuse(self, context: Context, name: str, why: str) -> None:
         async with self._calls.call(context, name):
             raise HttpError(501, f"{name}: {why}")
+
+
+@contextlib.contextmanager
+def _named_as(request: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[None]:
+    """What is wrong with a request, by the names of its own fields."""
+    try:
+        yield
+    except Exception as error:
+        found = as_http(error)
+        if found.status != 400:
+            raise
+        raise named_as_asked(found, request) from error
 
 
 def _within(job: Job, seconds: float | None) -> Job:
