@@ -42,8 +42,8 @@ class BatchingOptions:
     """
 
     batching: Sequence[str] = setting(
-        (), "Compare static, dynamic and continuous batching on requests that come one by one, of 1 to "
-        "--prompt-tokens and 1 to --output-tokens.", needs="generate", read=modes, metavar="MODE,MODE", unset="no"
+        (), "Compare static, dynamic and continuous batching, of lengths from 1 to these.",
+        needs="generate", read=modes, metavar="MODE,MODE", unset="no"
     )  # fmt: skip
     requests: int = setting(64, "With --batching: requests of each run.", needs="generate")
     rate: Sequence[float] = setting(

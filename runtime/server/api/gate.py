@@ -1,4 +1,4 @@
-"""Gate: who may ask, and whether anything is taken up now; the same however a request comes."""
+"""RequestGate: who may ask, and whether anything is taken up now; the same however a request comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import HttpError
 from .keys import ApiKeys
 
 
-class Gate:
+class RequestGate:
     """What stands before every request: keys, a server that shuts down, and a full queue."""
 
     def __init__(self, keys: ApiKeys, admission: Admission) -> None:

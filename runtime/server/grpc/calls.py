@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 import grpc
 
 from ..api.errors import ClientGone, HttpError
-from ..api.gate import Gate
+from ..api.gate import RequestGate
 from ..engine.engine_stream import EngineStream
 from ..log import RequestContext, current_request, with_fields
 from .errors import as_call_error
@@ -23,7 +23,7 @@ _POLLED = frozenset({"HealthCheck", "GetLoads"})  # every few seconds: not worth
 class Calls:
     """The calls of one server."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: RequestGate) -> None:
         self._gate = gate
         self.last_received = 0.0  # in seconds since 1970
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import MissingExtraError, UsageError
 from ..api import limits
 from ..api.core import Core
-from ..api.gate import Gate
+from ..api.gate import RequestGate
 from ..options import ServeOptions
 
 try:
@@ -38,7 +38,7 @@ class GrpcServer:
     drains. MissingExtraError without the extra `grpc`.
     """
 
-    def __init__(self, options: ServeOptions, core: Core, gate: Gate) -> None:
+    def __init__(self, options: ServeOptions, core: Core, gate: RequestGate) -> None:
         assert options.grpc_port is not None
         self._host, self._port = options.host, options.grpc_port
         self._certificate, self._key = options.ssl_certfile, options.ssl_keyfile

@@ -19,7 +19,7 @@ from .... import __version__
 from ..api.core import Core
 from ..api.embeddings import vectors_of
 from ..api.errors import ClientGone, HttpError, as_http
-from ..api.gate import Gate
+from ..api.gate import RequestGate
 from ..api.jobs import Job
 from .answers import GenerateAnswer
 from .asking import completion_of, embedding_of, named_as_asked, refuse_unknown
@@ -36,7 +36,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """Answers the calls of VllmEngine. kv: None for an engine that has no prefix cache to tell of."""
 
     core: Core
-    gate: Gate
+    gate: RequestGate
     kv: KVFeed | None
     started: float = field(default_factory=time.time)
 

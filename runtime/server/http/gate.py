@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import HttpError, as_http
-from ..api.gate import Gate
+from ..api.gate import RequestGate
 from ..api.metrics import Metrics
 from ..engine.admission import Overloaded
 from .bodies import error_response
@@ -35,7 +35,7 @@ _SECURE = [
 class ClientGate:
     """ASGI middleware. The scope gets `icc.client`, the name of who asks."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, metrics: Metrics, origins: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, gate: RequestGate, metrics: Metrics, origins: Collection[str] = ()) -> None:
         self._app, self._gate, self._metrics, self._origins = app, gate, metrics, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from ...errors import UsageError
 from ..api.core import Core
-from ..api.gate import Gate
+from ..api.gate import RequestGate
 from ..api.judging import EngineJudge
 from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
@@ -90,7 +90,7 @@ class Served:
             Prefillers(options.prefiller),
             self._batches,
         )
-        self.gate = Gate(keys, core.generator.admission)
+        self.gate = RequestGate(keys, core.generator.admission)
         routes = ClientGate(around(build_app(parts)), self.gate, metrics, options.cors_origins)
         self.app: ASGIApp = AccessLog(_with_cors(routes, options.cors_origins), root_path(options.root_path))
 
