@@ -25,7 +25,7 @@ _ANY_DAY = (1980, 1, 1, 0, 0, 0)  # of the files in a zip: the same files give t
 def model_info(model: ServedModel, manifest: Manifest, path: Path) -> pb.GetModelInfoResponse:
     """The facts that routers register a worker by. tokenizer_path: where the tokenizer lies, for who is on this host;
     others ask for it (GetTokenizer)."""
-    facts = manifest.model
+    facts, path = manifest.model, path.resolve()  # whoever reads it was started elsewhere
     sampling = {name: value for name, value in msgspec.structs.asdict(manifest.sampling).items() if value is not None}
     return pb.GetModelInfoResponse(
         model_path=str(path),

@@ -9,6 +9,8 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from ..engine.engine_client import EngineClient
 
+# what routers ask engines for; here all is in the first, which they get whatever they ask for
+SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 _LEAST_S = 1.0  # over which a rate is taken
 
 

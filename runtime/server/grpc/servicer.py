@@ -21,12 +21,12 @@ from ..api.embeddings import vectors_of
 from ..api.errors import ClientGone, HttpError, as_http
 from ..api.gate import RequestGate
 from ..api.jobs import Job
+from . import loads
 from .answers import GenerateAnswer
 from .asking import completion_of, embedding_of, named_as_asked, refuse_unknown
 from .calls import Calls, RunningCall, RunningCalls, seconds_left
 from .facts import model_info, timestamp, tokenizer_chunks
 from .kv_feed import KVFeed
-from .loads import ReplicaLoads
 
 Context = grpc.aio.ServicerContext
 
@@ -41,7 +41,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self._calls, self._running, self._loads = Calls(self.gate), RunningCalls(), ReplicaLoads()
+        self._calls, self._running, self._loads = Calls(self.gate), RunningCalls(), loads.ReplicaLoads()
 
     @property
     def is_healthy(self) -> bool:
@@ -135,15 +135,15 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         async with self._calls.call(context, "GetLoads"):
             refuse_unknown(request)
             replicas = self.core.engine.replicas
-            other = next((name for name in request.include if name not in ("core", "all")), None)
+            other = next((name for name in request.include if name not in loads.SECTIONS), None)
             if other is not None:
-                raise HttpError(400, f"include: there is no section {other[:80]!r}, only core", "include")
+                raise HttpError(400, f"include: there is no section {other[:80]!r}", "include")
             if request.HasField("dp_rank") and not 0 <= request.dp_rank < len(replicas):
                 raise HttpError(400, f"dp_rank: there are {len(replicas)} replicas, from 0 on", "dp_rank")
             asked = replicas[request.dp_rank : request.dp_rank + 1] if request.HasField("dp_rank") else replicas
-            loads = [self._loads.load(replica) for replica in asked]
+            found = [self._loads.load(replica) for replica in asked]
             return pb.GetLoadsResponse(
-                timestamp=timestamp(), version=__version__, dp_rank_count=len(replicas), loads=loads
+                timestamp=timestamp(), version=__version__, dp_rank_count=len(replicas), loads=found
             )
 
     async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: Context) -> None:  # noqa: N802

@@ -329,8 +329,10 @@ def test_loads_are_those_of_the_replicas(start_faulty: StartServer) -> None:
     for call in calls:
         next(call)
 
+    sections = ["core", "disagg", "queues", "memory"]  # what smg asks for
+
     def loads(**asked: Any) -> list[pb.SchedulerLoad]:
-        return list(client.stub.GetLoads(pb.GetLoadsRequest(include=["core"], **asked), timeout=60).loads)
+        return list(client.stub.GetLoads(pb.GetLoadsRequest(include=sections, **asked), timeout=60).loads)
 
     server.wait_until(lambda: sum(load.num_total_reqs for load in loads()) == 20)
     found = loads()
@@ -338,7 +340,7 @@ def test_loads_are_those_of_the_replicas(start_faulty: StartServer) -> None:
     assert all(0 < load.token_usage <= 1 and 0 < load.num_used_tokens <= 1024 for load in found)
     server.wait_until(lambda: all(load.gen_throughput > 0 for load in loads()))
     assert [load.dp_rank for load in loads(dp_rank=1)] == [1]
-    for asked in ({"dp_rank": 2}, {"include": ["memory"]}):
+    for asked in ({"dp_rank": 2}, {"include": ["nothing"]}):
         error = client.fails(lambda asked=asked: client.stub.GetLoads(pb.GetLoadsRequest(**asked), timeout=60))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and next(iter(asked)) in error.details()
     pinned = generate_request()
