@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from ..commands.options import BenchOptions
+from ..commands.options import BatchingOptions, BenchOptions
+from ..errors import UsageError
 from ..options import LoadOptions
 from ..progress.stream import open_display
 from .fields import PATH, field_options, taken
@@ -19,6 +20,7 @@ from .load import loads
 
 @command("bench")
 @field_options(BenchOptions)
+@field_options(BatchingOptions)
 @click.option(
     "--prompts",
     type=PATH,
@@ -35,6 +37,15 @@ from .load import loads
 def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json: bool, **parameters: Any) -> None:
     """Measure an engine's latency and throughput."""
     options = BenchOptions(**taken(BenchOptions, parameters))
+    batching = BatchingOptions(**taken(BatchingOptions, parameters))
+    if batching.batching and prompts is not None:
+        raise UsageError("--batching and --prompts are two comparisons", "give one of them")
+    if batching.batching:
+        return _compare_batching(load, options, batching, as_json)
+    if batching != BatchingOptions():
+        raise UsageError(
+            "--requests, --rate, --window and --html are of --batching", "give --batching static,continuous"
+        )
     if prompts is not None:
         return _compare_drafters(load, options, prompts, always, as_json)
     from ..commands import bench
@@ -53,8 +64,27 @@ def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, a
     with open_llm(replace(load, spec="none")) as llm:
         texts = bench_spec.read_prompts(llm, prompts)
         asked = bench_spec.SpecBenchOptions(
-            drafters, texts, options.output_tokens, options.batch_sizes, rounds=options.rounds, always=always
+            drafters, texts, options.output_tokens, options.batch_sizes or (1,), rounds=options.rounds, always=always
         )
         with open_display() as display, display.stage("bench") as progress:
             results = bench_spec.run_spec_bench(llm, asked, progress)
     click.echo(json.dumps(bench_spec.as_json(results)) if as_json else bench_spec.as_table(results))
+
+
+def _compare_batching(load: LoadOptions, options: BenchOptions, batching: BatchingOptions, as_json: bool) -> None:
+    from ..commands import batching as command
+    from ..loading import open_llm
+
+    html = batching.html
+    if html is not None and not html.parent.is_dir():  # rather than after the measurement
+        raise UsageError(f"--html {html}: {html.parent} is not a directory", "create it first")
+    with open_llm(load) as llm:
+        with open_display() as display, display.stage("bench") as progress:
+            results = command.run_batching(llm, options, batching, progress)
+        page = command.as_html(llm, options, batching, results)
+    if html is not None:
+        try:
+            html.write_text(page)
+        except OSError as error:
+            raise UsageError(f"--html {html} cannot be written: {error.strerror}", "give another file") from error
+    click.echo(json.dumps(command.as_json(results)) if as_json else command.as_table(results))

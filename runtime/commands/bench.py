@@ -46,14 +46,15 @@ def run_bench(
     """
     if llm.manifest.embedding is not None:
         options = replace(options, output_tokens=0)
-    for batch_size in options.batch_sizes:
-        _check(llm, options, batch_size)
+    sizes = options.batch_sizes or (1,)
+    for batch_size in sizes:
+        check_room(llm, options, batch_size)
     random = np.random.Generator(np.random.PCG64(options.seed))
     results: list[BenchResult] = []
     warmup = min(_WARMUP_TOKENS, options.output_tokens)
     outputs = (warmup, *[options.output_tokens] * options.rounds)
-    done, total = 0.0, sum(_work(b, options.prompt_tokens, n) for b in options.batch_sizes for n in outputs)
-    for batch_size in options.batch_sizes:
+    done, total = 0.0, sum(_work(b, options.prompt_tokens, n) for b in sizes for n in outputs)
+    for batch_size in sizes:
         times = []
         for output_tokens in outputs:
             progress(f"batch size {batch_size}", done, total)
@@ -83,7 +84,8 @@ def _work(batch_size: int, prompt_tokens: int, output_tokens: int) -> float:
     return 0.1 * batch_size * prompt_tokens + output_tokens * (1 + 0.1 * batch_size)
 
 
-def _check(llm: LLM, options: BenchOptions, batch_size: int) -> None:
+def check_room(llm: LLM, options: BenchOptions, batch_size: int) -> None:
+    """UsageError or CapacityError if the engine cannot hold so many sequences of these lengths at once."""
     limits, executor = llm.manifest.limits, llm.executor
     length = options.prompt_tokens + options.output_tokens
     least_output = int(llm.manifest.embedding is None)

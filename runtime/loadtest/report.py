@@ -1,14 +1,14 @@
-"""The report of `icc bench serve`: a table for the terminal, and a page without anything from elsewhere."""
+"""Reports of loads: a table for the terminal, and pages without anything from elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from .summary import PERCENTILES, Summary
 
 _WIDTH, _HEIGHT, _MARGIN = 520, 300, 56
-_COLOURS = ("#2563eb", "#dc2626")
+_COLOURS = ("#2563eb", "#dc2626", "#16a34a")
 
 
 def as_table(summaries: Sequence[Summary]) -> str:
@@ -40,24 +40,36 @@ def _row(summary: Summary) -> tuple[str, ...]:
 
 def as_html(title: str, facts: dict[str, str], summaries: Sequence[Summary]) -> str:
     """A page with the facts of the run, a table of all loads and curves of latency over throughput."""
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
     curves = "".join(
-        _curve(f"{name} (ms) over output tokens/s", [(s.output_tokens_per_s, getattr(s, key)) for s in summaries])
+        curve(f"{name} (ms) over output tokens/s", _percentile_lines(summaries, key))
         for name, key in (
             ("Time to first token", "ttft_ms"),
             ("Time between tokens", "inter_token_ms"),
             ("End to end", "e2e_ms"),
         )
     )
+    return page(title, facts, details(summaries) + curves)
+
+
+def _percentile_lines(summaries: Sequence[Summary], key: str) -> dict[str, list[tuple[float, float]]]:
+    """p50 and p99 over throughput."""
+    found = [(summary.output_tokens_per_s, getattr(summary, key)) for summary in summaries]
+    return {name: [(x, values[name]) for x, values in found if values] for name in ("p50", "p99")}
+
+
+def page(title: str, facts: dict[str, str], body: str) -> str:
+    """A page with the facts of a run and what is below them."""
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
 <style>body{{font:14px/1.5 system-ui,sans-serif;margin:2rem;color:#111}}table{{border-collapse:collapse;margin:1rem 0}}
 td,th{{border:1px solid #ddd;padding:.25rem .6rem;text-align:right}}svg{{margin:.5rem 1rem .5rem 0}}</style></head>
-<body><h1>{escape(title)}</h1><table>{rows}</table>{_details(summaries)}<div>{curves}</div></body></html>
+<body><h1>{escape(title)}</h1><table>{rows}</table><div>{body}</div></body></html>
 """
 
 
-def _details(summaries: Sequence[Summary]) -> str:
+def details(summaries: Sequence[Summary]) -> str:
+    """A table of all percentiles, a row per load."""
     groups = (("TTFT", "ttft_ms"), ("between tokens", "inter_token_ms"), ("per token", "token_ms"), ("e2e", "e2e_ms"))
     head = "<th>load</th><th>ok</th><th>req/s</th><th>in tok/s</th><th>out tok/s</th><th>goodput/s</th><th>cost/M</th>"
     head += "".join(f"<th>{name} p{p}</th>" for name, _ in groups for p in PERCENTILES)
@@ -82,13 +94,13 @@ def _details(summaries: Sequence[Summary]) -> str:
     return f"<table><tr>{head}</tr>{''.join(lines)}</table><p>Times in milliseconds.</p>"
 
 
-def _curve(title: str, points: Sequence[tuple[float, dict[str, float]]]) -> str:
-    """p50 and p99 over throughput, as SVG."""
-    points = sorted((x, values) for x, values in points if values) if points else []
-    if not points:
+def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Lines through points as SVG, on scales from 0; "" where there are no points. At most as many as colours."""
+    lines = {name: sorted(points) for name, points in lines.items() if points}
+    if not lines:
         return ""
-    right = max(x for x, _ in points) * 1.05 or 1.0
-    top = max(values["p99"] for _, values in points) * 1.05 or 1.0
+    right = max(x for points in lines.values() for x, _ in points) * 1.05 or 1.0
+    top = max(y for points in lines.values() for _, y in points) * 1.05 or 1.0
 
     def place(x: float, y: float) -> str:
         return f"{_MARGIN + x / right * (_WIDTH - _MARGIN - 10):.1f},{_HEIGHT - 36 - y / top * (_HEIGHT - 66):.1f}"
@@ -96,18 +108,18 @@ def _curve(title: str, points: Sequence[tuple[float, dict[str, float]]]) -> str:
     marks = [f'<text x="8" y="16" font-weight="600">{escape(title)}</text>']
     for share in (0.0, 0.5, 1.0):
         x, y = place(share * right, 0).split(","), place(0, share * top).split(",")
-        marks.append(f'<text x="{x[0]}" y="{_HEIGHT - 16}" text-anchor="middle">{share * right:.0f}</text>')
-        marks.append(f'<text x="{_MARGIN - 6}" y="{y[1]}" text-anchor="end">{share * top:.0f}</text>')
+        marks.append(f'<text x="{x[0]}" y="{_HEIGHT - 16}" text-anchor="middle">{_tick(share * right)}</text>')
+        marks.append(f'<text x="{_MARGIN - 6}" y="{y[1]}" text-anchor="end">{_tick(share * top)}</text>')
         marks.append(f'<line x1="{_MARGIN}" x2="{_WIDTH - 10}" y1="{y[1]}" y2="{y[1]}" stroke="#e5e7eb"/>')
-    for colour, name in zip(_COLOURS, ("p50", "p99"), strict=True):
-        path = " ".join(place(x, values[name]) for x, values in points)
-        marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        marks += [
-            f'<circle cx="{spot.split(",")[0]}" cy="{spot.split(",")[1]}" r="3" fill="{colour}"/>'
-            for spot in path.split()
-        ]
-        last = path.split()[-1].split(",")
-        marks.append(
-            f'<text x="{last[0]}" y="{float(last[1]) - 6:.1f}" fill="{colour}" text-anchor="end">{name}</text>'
-        )
+    for colour, (name, points) in zip(_COLOURS, lines.items(), strict=False):
+        spots = [place(*point) for point in points]
+        marks.append(f'<polyline points="{" ".join(spots)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for x, y in (spot.split(",") for spot in spots):
+            marks.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>')
+        x, y = spots[-1].split(",")
+        marks.append(f'<text x="{x}" y="{float(y) - 6:.1f}" fill="{colour}" text-anchor="end">{escape(name)}</text>')
     return f'<svg width="{_WIDTH}" height="{_HEIGHT}" font-size="11" role="img">{"".join(marks)}</svg>'
+
+
+def _tick(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 or not value else f"{value:.2g}"

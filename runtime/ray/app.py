@@ -29,6 +29,7 @@ ENGINE = "engine"  # the deployment of the replicas
 _ALONE = {
     "batch_store": "--batch-store is the file of one server: use icc batch --ray",
     "devices": "--devices is of one machine: Ray places replicas on GPUs",
+    "grpc_port": "--grpc-port is of one server: with --ray, Ray routes",
     "kv_events": "--kv-events is the socket of one server: with --ray, Ray routes",
     "kv_events_replay": "--kv-events-replay is the socket of one server: with --ray, Ray routes",
     "prefill_replicas": "--prefill-replicas is of the replicas of one machine",
@@ -78,7 +79,7 @@ def planned(serve: ServeOptions, ray: RayOptions) -> tuple[Manifest, ReplicaPlac
     """The engine's manifest, and what a replica needs of a machine. UsageError for what several servers cannot have, or
     not as many as these; EngineFormatError."""
     for name, words in _ALONE.items():
-        if getattr(serve, name):
+        if getattr(serve, name) != getattr(ServeOptions, name):  # what is not said; port 0 says something
             raise UsageError(words)
     if not 1 <= serve.replicas <= 1024:
         raise UsageError(f"--replicas {serve.replicas} is not from 1 to 1024")

@@ -18,6 +18,7 @@ from .log import FORMATS, LEVELS
 class ServeOptions:
     """Where to listen, for whom, and how much to take on; every setting is an option of `icc serve`.
 
+    grpc_port: of the service that routers of others ask, see GrpcServer; 0: any free one, None: none.
     max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
     max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
     wait longer for its first step is refused. watchdog_s: an engine that says nothing for so long is ended and started
@@ -34,6 +35,9 @@ class ServeOptions:
     load: LoadOptions
     host: str = setting("127.0.0.1", "Address to listen on; others than this machine's need keys.")
     port: int = setting(8000, "0 takes a free one.")
+    grpc_port: int | None = setting(
+        None, "Answer routers over gRPC on this port too; 0 takes a free one.", metavar="N", unset="no gRPC"
+    )
     name: str | None = setting(
         None,
         "What requests call the model; several names with commas.",

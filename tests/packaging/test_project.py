@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from .conftest import NOT_SOURCE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-HEAVY = ("torch", "transformers", "triton", "jinja2", "numpy", "tokenizers", "fastapi")
+HEAVY = ("torch", "transformers", "triton", "jinja2", "numpy", "tokenizers", "fastapi", "grpc")
 BREACHES = {
     "runtime/commands/bench.py": ("import torch", "The runtime needs no compiler"),
     "passes/rules.py": ("from ..compiler.backends import render", "Passes know no program, backends"),
@@ -37,6 +37,7 @@ BREACHES = {
     "compiler/signing.py": ("import cryptography", "cryptography has one home"),
     "compiler/progress.py": ("import fastapi", "FastAPI has one home"),
     "runtime/commands/run.py": ("import llguidance", "The runtime needs no server"),
+    "runtime/server/http/serve.py": ("import grpc", "gRPC has one home"),
     "runtime/loading.py": ("import ray", "Ray has one home"),
     "runtime/server/replicas.py": ("from ..ray import options", "Only commands know what runs on Ray"),
 }

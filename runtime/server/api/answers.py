@@ -72,7 +72,7 @@ class CompletionAnswer(AnswerWriter):
     def whole(self, deltas: Sequence[Delta]) -> CompletionResponse:
         for delta in deltas:
             self.tally.add(delta)
-        found = _chosen(_by_choice(deltas), self._stream)
+        found = _chosen(by_choice(deltas), self._stream)
         choices = sorted(map(self._choice, found), key=lambda choice: choice.index)
         answer = CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
         answer.kv_transfer_params = transfer_of(self._stream)
@@ -88,7 +88,7 @@ class CompletionAnswer(AnswerWriter):
         usage = self.tally.usage() if options and options.continuous_usage_stats else _no_usage(self._request)
         return [
             CompletionResponse(self._id, self._created, self._request.model, [self._choice(delta)], usage=usage)
-            for delta in _by_choice(deltas)
+            for delta in by_choice(deltas)
             if delta.text or delta.reason or delta.logprobs or delta.token_ids
         ]
 
@@ -133,7 +133,7 @@ class ChatAnswer(AnswerWriter):
         for delta in deltas:
             self.tally.add(delta)
         choices = []
-        for delta in _chosen(_by_choice(deltas), self._stream):
+        for delta in _chosen(by_choice(deltas), self._stream):
             message = self._message(self._parts(delta))
             logprobs, reason = self._logprobs(delta), self._reason(delta)
             choices.append(ChatChoice(delta.index, message, logprobs, reason, _score(delta)))
@@ -162,7 +162,7 @@ class ChatAnswer(AnswerWriter):
                 else:
                     runs.append([part])
         chunks = []
-        for delta in _by_choice(deltas):
+        for delta in by_choice(deltas):
             *before, last = read[delta.index] or [[]]
             reason = self._reason(delta)
             chunks += [self._chunk(ChunkChoice(delta.index, self._delta(parts))) for parts in before]
@@ -265,7 +265,7 @@ def _score(delta: Delta) -> float | UnsetType:
     return UNSET if delta.score is None else delta.score
 
 
-def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:
+def by_choice(deltas: Sequence[Delta]) -> list[Delta]:
     """One delta per completion. EngineFailed if one of them ended because the model failed."""
     grouped: dict[tuple[int, int], list[Delta]] = {}
     for delta in deltas:

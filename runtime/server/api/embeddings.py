@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import numpy as np
 
 from ...requests.embedding import shortened
+from ..engine.engine_stream import EngineStream
 from .errors import HttpError
 from .generate import Generator
 from .jobs import Job
@@ -32,10 +33,13 @@ async def embedding_answer(generator: Generator, job: Job, request: EmbeddingReq
     return _encoder.encode(EmbeddingList(vectors, request.model, usage))  # type: ignore[arg-type]
 
 
-async def vectors_of(generator: Generator, job: Job) -> AsyncIterator[bytes]:
-    """The float32 vectors of a job's prompts, in order, once all are there. HttpError 504 if the deadline came
-    first."""
+async def vectors_of(
+    generator: Generator, job: Job, sent: Callable[[EngineStream], None] = lambda stream: None
+) -> AsyncIterator[bytes]:
+    """The float32 vectors of a job's prompts, in order, once all are there. sent: called once the job is with the
+    engine. HttpError 504 if the deadline came first."""
     with generator.started(job) as run:
+        sent(run.stream)
         async for _ in run.deltas():
             pass
         if "deadline" in run.reasons:

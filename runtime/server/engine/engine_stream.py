@@ -43,7 +43,7 @@ class EngineStream:
         self.embeddings: dict[int, bytes] = {}
         self.kv_given: dict[int, KVGiven] = {}
         self._deltas: deque[Delta] = deque()
-        self._failed: EngineFailed | None = None
+        self._failed: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -52,7 +52,7 @@ class EngineStream:
         return range(self.first_id, self.first_id + len(self.submits))
 
     async def take(self) -> list[Delta]:
-        """The deltas that came since the last call, at least one. Raises EngineFailed."""
+        """The deltas that came since the last call, at least one. Raises what `fail` was given."""
         while not self._deltas:
             if self._failed is not None:
                 raise self._failed
@@ -94,8 +94,8 @@ class EngineStream:
         else:
             self.prompt_logprobs[found.id] = found
 
-    def fail(self, error: EngineFailed) -> None:
-        """End with an error, and wake who waits."""
+    def fail(self, error: Exception) -> None:
+        """End with an error, which `take` raises after what has come, and wake who waits."""
         self._failed = error
         self._wake()
 

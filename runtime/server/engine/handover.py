@@ -10,7 +10,7 @@ import msgspec
 
 from ...requests.params import SamplingParams
 from .engine_client import EngineClient
-from .engine_stream import EngineFailed, EngineStream, SentPrompt
+from .engine_stream import EngineStream, SentPrompt
 from .messages import Delta, Embedded, KVGiven, PromptLogprobs, Submit, TakeKV
 
 
@@ -55,6 +55,6 @@ class Handover(EngineStream):
         if self.target_stays:
             self.target.tell(TakeKV(found.name, self.prompt.submit.salt))
 
-    def fail(self, error: EngineFailed) -> None:
+    def fail(self, error: Exception) -> None:
         super().fail(error)
         self._ended(self, False)

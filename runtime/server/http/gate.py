@@ -1,4 +1,4 @@
-"""Gate: what stands before every route. Keys, draining, a full queue, and answers for what no route expects."""
+"""ClientGate: the gate before every route, and answers for what no route expects."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import HttpError, as_http
-from ..api.keys import ApiKeys
+from ..api.gate import RequestGate
 from ..api.metrics import Metrics
-from ..engine.admission import Admission, Overloaded
+from ..engine.admission import Overloaded
 from .bodies import error_response
 from .page_routes import OPEN_FILES, page_file
 
@@ -35,12 +35,8 @@ _SECURE = [
 class ClientGate:
     """ASGI middleware. The scope gets `icc.client`, the name of who asks."""
 
-    def __init__(
-        self, app: ASGIApp, keys: ApiKeys, metrics: Metrics, admission: Admission, origins: Collection[str] = ()
-    ) -> None:
-        self._app, self._keys, self._metrics, self._admission = app, keys, metrics, admission
-        self._origins = origins
-        self.draining = False
+    def __init__(self, app: ASGIApp, gate: RequestGate, metrics: Metrics, origins: Collection[str] = ()) -> None:
+        self._app, self._gate, self._metrics, self._origins = app, gate, metrics, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -93,17 +89,9 @@ class ClientGate:
     def _admit(self, scope: Scope) -> None:
         path = scope["path"]
         if path not in OPEN and path not in OPEN_FILES:
-            client = self._keys.client(_authorization(Headers(scope=scope)))
-            if client is None:
-                raise HttpError(401, "give an API key: Authorization: Bearer KEY", code="invalid_api_key")
-            scope["icc.client"] = client
-        if self.draining and path not in _WHILE_DRAINING:
-            raise HttpError(503, "the server is shutting down", code="draining", retry_after=5)
-        if path in _QUEUED and scope.get("method") == "POST":  # a refusal must not cost what the request would
-            self._admission.check_room()
-
-
-def _authorization(headers: Headers) -> bytes | None:
-    """The one header that holds a key: Authorization, or x-api-key as Anthropic's clients send it."""
-    given = [*headers.getlist("authorization"), *[f"Bearer {key}" for key in headers.getlist("x-api-key")]]
-    return given[0].encode("latin-1") if len(given) == 1 else None
+            headers = Headers(scope=scope)
+            scope["icc.client"] = self._gate.client(headers.getlist("authorization"), headers.getlist("x-api-key"))
+        if path not in _WHILE_DRAINING:
+            self._gate.check_running()
+        if path in _QUEUED and scope.get("method") == "POST":
+            self._gate.check_room()

@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -22,17 +23,21 @@ from ..options import ServeOptions
 from .http_protocol import HttpProtocol
 from .served import Served
 
+if TYPE_CHECKING:
+    from ..grpc.server import GrpcServer
+
 log = logging.getLogger("icc.serve")
 
 
 class Server:
-    """One HTTP server with its engine processes and its sandbox."""
+    """One HTTP server, and one for gRPC where that is asked for, with their engine processes and their sandbox."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._served = Served(options)
         check_bind(options.host, self._served.has_keys)
         check_certificate(options.ssl_certfile, options.ssl_keyfile)
+        self._grpc = _grpc(options, self._served)
         self._signals = 0
         self._wake = asyncio.Event()
         self._rereading: asyncio.Task[None] | None = None
@@ -47,21 +52,26 @@ class Server:
         http = _Uvicorn(self._config())
         serving = asyncio.create_task(http.serve([listener]))
         try:
-            await self._until(self._load(listener))
+            grpc = "" if self._grpc is None else await self._grpc.start()
+            await self._until(self._load(listener, grpc))
             if not self._signals:
                 await self._until(serving)
             await self._served.drain(lambda: self._signals > 1)
         finally:
             http.should_exit = True
             await self._served.stop()
+            if self._grpc is not None:
+                await self._grpc.stop()
             await asyncio.gather(serving, return_exceptions=True)
 
-    async def _load(self, listener: socket.socket) -> None:
+    async def _load(self, listener: socket.socket, grpc: str) -> None:
         await self._served.start()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         scheme = "http" if self._options.ssl_certfile is None else "https"
         print(f"serving {self._served.core.model.name} on {scheme}://{shown}:{port}", flush=True)
+        if grpc:
+            print(f"serving gRPC on {grpc}", flush=True)
 
     async def _until(self, work) -> None:
         """Wait for the work, or for a signal."""
@@ -116,6 +126,18 @@ class _Uvicorn(uvicorn.Server):
 
     def capture_signals(self):  # type: ignore[override]
         return contextlib.nullcontext()
+
+
+def _grpc(options: ServeOptions, served: Served) -> GrpcServer | None:
+    """What answers over gRPC, if anything does. MissingExtraError without the extra."""
+    if options.grpc_port is None:
+        return None
+    from ..grpc.server import GrpcServer
+
+    server = GrpcServer(options, served.core, served.gate)
+    if server.kv is not None:
+        served.publish_kv(server.kv.publish)
+    return server
 
 
 def check_bind(host: str, has_keys: bool) -> None:

@@ -7,12 +7,14 @@ import gc
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ...errors import UsageError
 from ..api.core import Core
+from ..api.gate import RequestGate
 from ..api.judging import EngineJudge
 from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
@@ -30,6 +32,7 @@ from .prefillers import Prefillers
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
+KVTaker = Callable[[int, "bytes | None"], None]  # a replica, and its events as `kv_wire` has them
 
 
 class Served:
@@ -72,8 +75,7 @@ class Served:
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)
         self._kv_publisher = _kv_publisher(options)
-        if self._kv_publisher is not None:
-            core.publish_kv(self._kv_publisher.publish)
+        self._kv_takers: list[KVTaker] = [] if self._kv_publisher is None else [self._kv_publisher.publish]
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
         parts = ServerParts(
@@ -88,11 +90,18 @@ class Served:
             Prefillers(options.prefiller),
             self._batches,
         )
-        self._gate = ClientGate(around(build_app(parts)), keys, metrics, core.generator.admission, options.cors_origins)
-        self.app: ASGIApp = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
+        self.gate = RequestGate(keys, core.generator.admission)
+        routes = ClientGate(around(build_app(parts)), self.gate, metrics, options.cors_origins)
+        self.app: ASGIApp = AccessLog(_with_cors(routes, options.cors_origins), root_path(options.root_path))
+
+    def publish_kv(self, publish: KVTaker) -> None:
+        """Have what the prefix caches find published by another, too; see `Core.publish_kv`. Before `start`."""
+        self._kv_takers.append(publish)
 
     async def start(self) -> None:
         """Start the processes. IccError if the engine cannot be loaded."""
+        if self._kv_takers:
+            self.core.publish_kv(partial(_publish_all, self._kv_takers))
         if self._kv_publisher is not None:
             self._kv_publisher.start()
         await self.core.start()
@@ -103,7 +112,7 @@ class Served:
 
     async def drain(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Take no more requests; let those that run end, but not for ever, and not once `hurried` is true."""
-        self._gate.draining = True
+        self.gate.draining = True
         if self._batches is not None:
             await self._batches.stop()
         admission = self.core.generator.admission
@@ -123,6 +132,11 @@ class Served:
         await self.core.stop()
         if self._kv_publisher is not None:
             self._kv_publisher.close()
+
+
+def _publish_all(takers: Sequence[KVTaker], replica: int, events: bytes | None) -> None:
+    for take in takers:
+        take(replica, events)
 
 
 def _kv_publisher(options: ServeOptions) -> KVPublisher | None:

@@ -88,6 +88,7 @@ def test_ranks_are_on_one_machine(toy_manifest: Callable[..., Manifest]) -> None
     ("serve", "ray", "words"),
     [
         ({"batch_store": Path("a")}, {}, "icc batch --ray"), ({"devices": "0"}, {}, "--devices"),
+        ({"grpc_port": 0}, {}, "--grpc-port"),
         ({"kv_events": "tcp://a:1"}, {}, "--kv-events"), ({"ssl_certfile": Path("a")}, {}, "HTTPS"),
         ({"replicas": 2}, {"scale": (1, 2)}, "contradict"), ({"replicas": 0}, {}, "--replicas 0"),
         ({}, {"cpus": 0}, "--ray-cpus 0"), ({}, {"resources": ("a",)}, "NAME=N"), ({}, {"app": "a b"}, "no name"),

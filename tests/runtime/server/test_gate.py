@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from icc.runtime.format.manifest import SamplingDefaults
 from icc.runtime.server.api.decoding import decoded
+from icc.runtime.server.api.gate import RequestGate
 from icc.runtime.server.api.jobs import Jobs
 from icc.runtime.server.api.keys import ApiKeys
 from icc.runtime.server.api.metrics import Metrics
@@ -40,10 +41,11 @@ def status(gate: ClientGate, path: str, method: str = "GET") -> int:
 
 def test_a_server_that_drains_lives_and_is_not_ready() -> None:
     admission = Admission(Budget(sequences=4, tokens=100))
-    gate = ClientGate(PlainTextResponse("ok"), ApiKeys(), Metrics("m"), admission)
+    opened = RequestGate(ApiKeys(), admission)
+    gate = ClientGate(PlainTextResponse("ok"), opened, Metrics("m"))
     paths = ("/live", "/metrics", "/version", "/ready", "/health", "/v1/models")
     assert [status(gate, path) for path in paths] == [200] * 6
-    gate.draining = True
+    opened.draining = True
     assert [status(gate, path) for path in paths] == [200] * 3 + [503] * 3
     assert status(gate, "/v1/completions", "POST") == 503
 
