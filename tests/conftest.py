@@ -22,6 +22,9 @@ from sizes import SOAK
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until the tests are collected
+# Engines have hundreds of files, each of which waits for the disk. What losing power leaves is of tests/engine/
+# test_write_faults.py, whose writers are processes of their own.
+os.fsync = lambda file: None
 # Tensors are tiny and there is a worker per core: more threads only wait for each other, and spin while they do.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")

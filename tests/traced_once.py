@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ def install() -> None:
     def once(model: Any, max_tokens: int, kinds: Any = None, declared: Any = ()) -> Any:
         if not type(model).__module__.startswith("transformers.") or os.environ.get("ICC_COMPILE_ANEW"):
             return export(model, max_tokens, kinds, declared)
-        config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
-        key = type(model).__qualname__, repr(sorted(config.items())), max_tokens, kinds is None, repr(declared)
+        key = _facts(model, kinds), max_tokens, kinds is None, repr(declared)
         if key not in made:
             file = Path(os.environ["ICC_COMPILED_ONCE"], hashlib.sha256(repr(key).encode()).hexdigest())
             made[key] = _read(file) or _written(file, export(model, max_tokens, kinds, declared))
@@ -58,13 +58,46 @@ def install() -> None:
     load.export = once
 
 
+def _facts(model: Any, kinds: Any) -> tuple[Any, ...]:
+    """All that a trace depends on, whichever folder the model is read from: the configuration; names, types and ties of
+    tensors; the numbers of those that are not on meta, and of whole numbers that may tell layers apart."""
+    config = {name: value for name, value in _everywhere(model.config.to_dict()) if name != "quantization_config"}
+    first: dict[int, int] = {}
+    tensors = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    described = [
+        (name, tuple(t.shape), str(t.dtype), first.setdefault(id(t), number), None if t.is_meta else _digest(t))
+        for number, (name, t) in enumerate(tensors)
+    ]
+    stored = {} if kinds is None else kinds._weights
+    whole = [(name, _digest(w.load())) for name, w in stored.items() if not w.dtype.is_floating_point]
+    written_out = getattr(model.config, "_attn_implementation", None)
+    return type(model).__qualname__, repr(sorted(config.items())), written_out, repr(described), repr(whole)
+
+
+def _digest(tensor: Any) -> str:
+    import torch
+
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _everywhere(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A configuration and those in it, without the folder that they were read from."""
+    for name, value in config.items():
+        if name != "_name_or_path":
+            yield name, sorted(_everywhere(value), key=str) if isinstance(value, dict) else value
+
+
 def _read(file: Path) -> Any:
     import torch
     from icc.compiler.frontend.export.trace import Traced
 
     if not file.with_suffix(".repeats").exists():  # the last that is written
         return None
-    return Traced(torch.export.load(file.with_suffix(".pt2")), pickle.loads(file.with_suffix(".repeats").read_bytes()))
+    repeats, shortest = pickle.loads(file.with_suffix(".repeats").read_bytes())
+    return Traced(torch.export.load(file.with_suffix(".pt2")), repeats, shortest)
 
 
 def _written(file: Path, traced: Any) -> Any:
@@ -72,7 +105,7 @@ def _written(file: Path, traced: Any) -> Any:
 
     for suffix, write in (
         (".pt2", lambda name: torch.export.save(traced.program, name)),
-        (".repeats", lambda name: name.write_bytes(pickle.dumps(traced.repeats))),
+        (".repeats", lambda name: name.write_bytes(pickle.dumps((traced.repeats, traced.shortest)))),
     ):
         partial = file.with_suffix(f".{os.getpid()}{suffix}")
         write(partial)

@@ -36,13 +36,14 @@ def run_kernel(
     limits: Limits = LIMITS,
     tuner: Tuner = TUNER,
     more: dict[str, torch.Tensor] | None = None,
+    wraps: bool = False,
 ) -> list[LaunchSpec]:
     """Run all launches of a kernel for one step; outputs are written in place. Scratch begins as NaN bytes (0xff),
     counters as zeros, which they must be after each launch.
 
     inputs, outputs: in the order of `operand_names`; None where one is absent.
     more: other operands by name. batch: the int32 arrays of the batch by name. sizes: num_tokens and so on; by default
-    num_tokens rows of outputs[0].
+    num_tokens rows of outputs[0]. wraps: sums of integers may leave their type's range.
     """
     rows = outputs[0].shape[0] if outputs else inputs[0].shape[0]  # type: ignore[union-attr]
     known = {"num_tokens": rows, "num_seqs": rows, "num_logit_rows": rows, "max_blocks": 1, "num_blocks": 1}
@@ -61,6 +62,6 @@ def run_kernel(
     counters = values[CountersArg()] = torch.zeros(COUNTERS * known["num_seqs"], dtype=torch.int32)
     specs = kernel.launches(shape, limits, tuner)
     for spec in specs:
-        run_spec(spec, values, known)
+        run_spec(spec, values, known, check_overflow=not wraps)
         assert not counters.any()
     return list(specs)

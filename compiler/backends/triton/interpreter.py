@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ....runtime.format.plan import LaunchArg
+from .quick_interpreter import quicken
 from .spec import LaunchSpec
 
 TORCH_TYPES = {
@@ -34,19 +35,25 @@ Launcher = Callable[[LaunchSpec, tuple[int, ...], Sequence[torch.Tensor | int]],
 instead: Launcher | None = None  # what runs kernels instead of the interpreter: a GPU, in tests/triton/on_gpu.py
 
 
-def run_spec(spec: LaunchSpec, values: Mapping[LaunchArg, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
-    """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type."""
+def run_spec(
+    spec: LaunchSpec,
+    values: Mapping[LaunchArg, torch.Tensor | int],
+    sizes: Mapping[str, int],
+    check_overflow: bool = True,
+) -> None:
+    """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type.
+    check_overflow: see `launch`."""
     args = [_argument(values[arg.value], arg.type) for arg in spec.args]
     grid = tuple(dim.value(sizes) for dim in spec.grid)
     if all(grid):
-        launch(spec, grid, args, check_overflow=True)
+        launch(spec, grid, args, check_overflow)
 
 
 def launch(
     spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int], check_overflow: bool = False
 ) -> None:
-    """Run a kernel over its grid. check_overflow: of every integer sum and product, which takes half of the time: for
-    the tests of single kernels, not for whole plans of the same kernels."""
+    """Run a kernel over its grid. check_overflow: of every sum and product of 8 to 32 bits. For the tests of single
+    kernels, not for whole plans of the same kernels."""
     if instead is not None:
         instead(spec, grid, args)
     else:
@@ -88,6 +95,7 @@ def load_source(text: str) -> ModuleType:
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
     name = "icc_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    quicken()
     _round_as_gpus_do()
     _patch_language_once()
     path = _folder() / f"{name}.py"
@@ -135,12 +143,16 @@ def _patch_language_once() -> None:
 
     patch, patched = interpreter._patch_lang, set()  # type: ignore[attr-defined]
 
+    scope, kernels = SimpleNamespace(restore=lambda: None), set()
+
     def patch_once(kernel: FunctionType) -> object:
-        seen = {id(value) for value in kernel.__globals__.values() if value is tl or value is tl.core}
-        if not seen <= patched:
-            patch(kernel)
-            patched.update(seen)
-        return SimpleNamespace(restore=lambda: None)
+        if kernel not in kernels:
+            kernels.add(kernel)
+            seen = {id(value) for value in kernel.__globals__.values() if value is tl or value is tl.core}
+            if not seen <= patched:
+                patch(kernel)
+                patched.update(seen)
+        return scope
 
     interpreter._patch_lang = patch_once  # type: ignore[attr-defined]
 
