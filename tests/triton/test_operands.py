@@ -5,7 +5,6 @@ from __future__ import annotations
 import on_ptx
 import pytest
 import torch
-from icc.compiler.backends.errors import KernelRefused
 from icc.compiler.backends.triton import interpreter
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.objects.operands import narrow_operands
