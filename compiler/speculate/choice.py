@@ -40,8 +40,8 @@ class SpecChoice:
         if drafter in ("", "none"):
             return None
         layers = int(value) if drafter == "layer-skip" and value.isascii() and value.isdigit() else 0
-        known = dict.fromkeys(("ngram", "suffix", "mtp"), not value) | dict.fromkeys(FROM_FILES, bool(value))
-        known["layer-skip"] = layers > 0
+        known: dict[str, bool] = {"layer-skip": layers > 0}
+        known |= dict.fromkeys(("ngram", "suffix", "mtp"), not value) | dict.fromkeys(FROM_FILES, bool(value))
         if not known.get(drafter):
             hint = "give mtp, eagle:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix or none"
             raise UsageError(f"--spec {text!r} is not known at compile time", hint)

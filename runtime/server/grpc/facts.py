@@ -13,6 +13,7 @@ import msgspec
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
+from ...format.container import open_container
 from ...format.files import EngineFiles
 from ...format.manifest import Manifest
 from ..api.errors import HttpError
@@ -45,7 +46,7 @@ def model_info(model: ServedModel, manifest: Manifest, path: Path) -> pb.GetMode
 
 def tokenizer_chunks(manifest: Manifest, path: Path) -> Iterator[common_pb2.GetTokenizerChunk]:
     """The files of the tokenizer as a zip in pieces; the last one has its SHA-256. HttpError 501 without any."""
-    files = EngineFiles(path, manifest.files, True, manifest.base)
+    files = EngineFiles(open_container(path), manifest.files, True, manifest.base)
     if not manifest.tokenizer_names:
         raise HttpError(501, "the engine has no tokenizer")
     packed = io.BytesIO()
