@@ -47,7 +47,7 @@ def test_compile_explains_what_its_options_may_be(capsys: pytest.CaptureFixture[
     assert main.run(["compile", "--help"], "icc") == 0
     lines = capsys.readouterr().out.splitlines()
     options = {
-        "target": TARGETS,
+        "target": ("auto", *TARGETS),
         "quant": QUANTIZATIONS,
         "task": TASKS,
         "pooling": POOLINGS,

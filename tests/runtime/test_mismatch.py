@@ -16,8 +16,9 @@ from icc.runtime import loading
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
-from icc.runtime.format import load as load_module
+from icc.runtime.format.container import Folder
 from icc.runtime.format.manifest import KERNEL_ABI, GpuFacts
+from icc.runtime.format.present import MANIFEST_FILE
 from sizes import soak
 
 Make = Callable[..., Path]
@@ -89,10 +90,15 @@ def test_nothing_is_hashed_before(
     all but the KV cache, which program.json describes, before any file but engine.json is opened."""
     root = make_engine()
     change(root)
-    files = load_module.EngineFiles
-    monkeypatch.setattr(files, "map", lambda *arguments: pytest.fail("the weights are mapped"))
+    read = Folder.read
+
+    def read_manifest(self: Folder, name: str) -> bytes:
+        return read(self, name) if name == MANIFEST_FILE else pytest.fail(f"{name} is opened")
+
+    monkeypatch.setattr(Folder, "map", lambda self, name: pytest.fail(f"{name} is mapped"))
     if cause not in ("page size", "dtype"):
-        monkeypatch.setattr(files, "open", lambda self, path: pytest.fail(f"{path} is opened"))
+        monkeypatch.setattr(Folder, "read", read_manifest)
+        monkeypatch.setattr(Folder, "reading", lambda self: pytest.fail("files are opened"))
     with pytest.raises(IccError):
         loading.load(root)
 

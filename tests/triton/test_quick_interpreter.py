@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+import triton.runtime.interpreter as interpreter
 from icc.compiler.backends.triton.interpreter import load_source
 from triton.runtime.errors import InterpreterError
 
@@ -17,6 +20,13 @@ def work(pointer, value):
     rows = tl.arange(0, 4)
     {line}
 """
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever kernels of whole plans have run before, sums are checked."""
+    builder = interpreter.interpreter_builder
+    monkeypatch.setattr(builder, "options", replace(builder.options, sanitize_overflow=True))
 
 
 def run(line: str, value: int = 2**30) -> list[int]:

@@ -66,12 +66,9 @@ def _interpret(
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.interpreter_builder  # type: ignore[attr-defined]
-    options = builder.options
-    builder.options = replace(options, sanitize_overflow=check_overflow)
-    try:
-        getattr(load_source(spec.source), spec.entry)[grid](*args)
-    finally:
-        builder.options = options
+    # not taken back afterwards: ranks are threads of one process, and one would turn it on for another
+    builder.options = replace(builder.options, sanitize_overflow=check_overflow)
+    getattr(load_source(spec.source), spec.entry)[grid](*args)
 
 
 def _argument(value: torch.Tensor | int, kind: str) -> torch.Tensor | int:
