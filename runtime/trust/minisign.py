@@ -47,8 +47,8 @@ class PublicKey:
 
     @property
     def name(self) -> str:
-        """The id as minisign writes it."""
-        return self.id[::-1].hex().upper()
+        """The id as minisign writes it, without zeros in front."""
+        return f"{int.from_bytes(self.id, 'little'):X}"
 
     def text(self) -> str:
         """The key file."""

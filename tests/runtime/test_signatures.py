@@ -203,6 +203,10 @@ def locked(key: SecretKey, password: bytes, operations: int, memory: int, cost: 
     return f"untrusted comment: minisign encrypted secret key\n{base64.b64encode(raw).decode()}\n"
 
 
+def test_a_key_is_named_as_minisign_names_it() -> None:
+    assert PublicKey(bytes.fromhex("21de53b048b12b01"), bytes(32)).name == "12BB148B053DE21"
+
+
 @pytest.mark.parametrize(
     ("operations", "memory", "cost"), [(32768, 16 << 20, (1024, 1)), (32768 * 8, 1 << 20, (1024, 8))]
 )
