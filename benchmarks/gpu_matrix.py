@@ -12,23 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_resources import LLAMA_8B
-from icc.compiler.backends.triton.fallback import TilingSearch
+from gpu_resources import LLAMA_8B, lowered, searched
 from icc.compiler.backends.triton.objects.loops import loop_faults
-from icc.compiler.backends.triton.plan import Planned, plan_program
-from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.backends.triton.tiling.tuned import load_tuned
 from icc.compiler.kv_formats import AUTO, cache_options
-from icc.compiler.options import CompileOptions
-from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.quantization import QUANTIZATIONS
 from icc.compiler.targets import TARGETS
 from icc.runtime.errors import IccError
@@ -103,20 +96,12 @@ def compiled(case: Case) -> dict[str, Any]:
     """What became of one case: objects, tilings that a check refused, objects that spill and that have faults of loops,
     and accesses that are not shown to be right; or `error`."""
     target, began = TARGETS[case.target], time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODELS[case.model]))
-        kv = {} if case.kv == "auto" else {"kv_cache": case.kv}
-        try:
-            options = CompileOptions(
-                model=Path(folder), output=Path(), target=case.target, quant=case.quant, max_seq_len=8192, **kv
-            )
-            [found] = plan_model(options, [case.target]).targets
-            program, limits = found.planned.program, found.planned.limits
-            plan = partial(_plan, program, limits)
-            search = TilingSearch(program, limits, target, plan, lambda *_: None)
-            made = search.run(Tuner(target, load_tuned(target)))
-        except IccError as error:
-            return {"error": error.message.replace(folder, case.model)}
+    kv = {} if case.kv == "auto" else {"kv_cache": case.kv}
+    try:
+        program, limits = lowered(MODELS[case.model], case.target, case.quant, max_seq_len=8192, **kv)
+        made = searched(program, limits, target)
+    except IccError as error:
+        return {"error": re.sub(r"/\S*/model\b", case.model, error.message)}  # the folder of `lowered`
     objects = made.compiled.values()
     return {
         "objects": len(objects),
@@ -126,10 +111,6 @@ def compiled(case: Case) -> dict[str, Any]:
         "unshown": sum(map(bool, made.faults.values())),
         "seconds": round(time.perf_counter() - began),
     }
-
-
-def _plan(program: Any, limits: Any, tuner: Tuner) -> Planned:
-    return plan_program(program, limits, tuner)
 
 
 def table(model: str, rows: Sequence[tuple[str, str]], state: dict[str, Any], notes: list[str]) -> Iterator[str]:

@@ -18,8 +18,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from icc.compiler.backends.triton.fallback import Objects, TilingSearch
 from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs
 from icc.compiler.backends.triton.plan import Planned, PlannedPhase, kernel_of, make_plan, plan_program
@@ -85,12 +88,28 @@ def object_rows(planned: Planned, compiled: Mapping[str, Compiled], target: Targ
         yield f"| {row['object']} | {kernels} | {loop} | {' | '.join(map(str, values))} | {row['faults']} |"
 
 
-def measured(name: str, quant: str, model: Path) -> str:
+def lowered(config: Mapping[str, object], target: str, quant: str, **options: Any) -> tuple[Program, Limits]:
+    """What a compile for a GPU target makes kernels of, from a config.json alone: no weights are read. options: fields
+    of CompileOptions."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "model")
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+        given = CompileOptions(model=model, output=Path(), target=target, quant=quant, **options)
+        [found] = plan_model(given, [target]).targets
+    return found.planned.program, found.planned.limits
+
+
+def searched(program: Program, limits: Limits, target: Target) -> Objects:
+    """The objects that a compile would end with: tilings that a check refuses are replaced."""
+    plan = partial(plan_program, program, limits)
+    return TilingSearch(program, limits, target, plan, lambda *_: None).run(Tuner(target, load_tuned(target)))
+
+
+def measured(name: str, quant: str) -> str:
     """The part of one target and quantization."""
     target = TARGETS[name]
-    options = CompileOptions(model=model, output=Path(), target=name, quant=quant, max_seq_len=8192)
-    [found] = plan_model(options, [name]).targets
-    program, limits = found.planned.program, found.planned.limits
+    program, limits = lowered(LLAMA_8B, name, quant, max_seq_len=8192)
     planned = plan_program(program, limits, Tuner(target, load_tuned(target)))
     start = time.perf_counter()
     compiled = compile_specs(planned.specs().values(), target)
@@ -124,9 +143,7 @@ def main() -> None:
         for name in a.targets.split(","):
             kept = KEPT / f"{name}-{quant}.md"
             if not kept.is_file():
-                with tempfile.TemporaryDirectory() as folder:
-                    Path(folder, "config.json").write_text(json.dumps(LLAMA_8B))
-                    kept.write_text(measured(name, quant, Path(folder)))
+                kept.write_text(measured(name, quant))
                 print(f"{name} {quant}: done", flush=True)
     if a.out:
         parts = [

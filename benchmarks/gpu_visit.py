@@ -25,7 +25,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +34,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TAIL = 60  # lines of a part's output in the table
-TARGETS = {"H100": "h100", "H200": "h200", "A100": "a100", "L4": "l4", "B200": "b200", "RTX 4090": "rtx4090"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Outcome:
     tail: list[str]
 
 
-_GPU_TEST = "{python} -m pytest -q -p no:cacheprovider -x --no-header"
+_GPU_TEST = "{python} -m pytest -q -p no:cacheprovider --no-header"
 _FRESH = " ".join(
     f"{ROOT}/tests/triton/test_{name}.py"
     for name in ("adapters", "micro_rows", "coded_rows", "few_rows", "product_norms", "states", "bmm", "expert_linear")
@@ -73,7 +71,7 @@ PARTS = (
     ),
     Part(
         "kernels", "kernels that the tests interpret, on the device", 150,
-        (f"env ICC_ON_GPU=1 {_GPU_TEST.replace(' -x', '')} -n 8 {_FRESH}",),
+        (f"env ICC_ON_GPU=1 {_GPU_TEST} -n 8 {_FRESH}",),
     ),
     Part(
         "step", "a step of one sequence, four layers of 8B: launches, waits, 4 and 16 bits", 120,
@@ -201,13 +199,18 @@ class Visit:
         return "\n".join(rows) + "\n"
 
 
-def _environment(work: Path) -> dict[str, str]:
-    """That of the commands: `icc` is this checkout, wherever it lies."""
+def _site(work: Path) -> str:
+    """A folder in which `icc` is this checkout, wherever it lies."""
     site = work / "site"
     site.mkdir(parents=True, exist_ok=True)
     if not (site / "icc").exists():
         (site / "icc").symlink_to(ROOT, target_is_directory=True)
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    return str(site)
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """That of the commands."""
+    path = os.pathsep.join(filter(None, (_site(work), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
@@ -247,39 +250,26 @@ def prepare(target: str, folder: Path) -> None:
     """Compile, without a GPU, the objects of the engines that the parts time."""
     os.environ["ICC_CACHE_DIR"] = str(folder)
     from gpu import ENGINE_LIMITS
-    from icc.compiler.backends.triton.objects.compile import compile_specs
-    from icc.compiler.backends.triton.plan import plan_program
-    from icc.compiler.backends.triton.tiling.choice import Tuner
-    from icc.compiler.backends.triton.tiling.tuned import load_tuned
-    from icc.compiler.options import CompileOptions
-    from icc.compiler.planning.plan import make_plan
-    from icc.compiler.targets import TARGETS as ROWS
+    from gpu_resources import lowered, searched
+    from icc.compiler.targets import find_target
     from make_model import config
 
-    for shape, quant in (("llama-8b-quarter", "rtn4"), ("llama-1b", "none"), ("llama-1b", "rtn4"),
-                         ("llama-8b-quarter", "none"), ("llama-8b-quarter", "fp8"), ("llama-1b", "fp8")):  # fmt: skip
-        with tempfile.TemporaryDirectory() as model:
-            Path(model, "config.json").write_text(json.dumps(config(shape)))
-            options = CompileOptions(model=Path(model), output=Path(), target=target, quant=quant, **ENGINE_LIMITS)
-            [found] = make_plan(options, [target]).targets
-            row = ROWS[target]
-            planned = plan_program(found.planned.program, found.planned.limits, Tuner(row, load_tuned(row)))
+    for shape in ("llama-8b-quarter", "llama-1b"):
+        for quant in ("rtn4", "none", "fp8"):
             start = time.monotonic()
-            compiled = compile_specs(planned.specs().values(), row, refused={})
-            print(f"{shape} {quant}: {len(compiled)} objects in {time.monotonic() - start:.0f} s", flush=True)
+            made = searched(*lowered(config(shape), target, quant, **ENGINE_LIMITS), find_target(target))
+            seconds = time.monotonic() - start
+            print(f"{shape} {quant}: {len(made.compiled)} objects in {seconds:.0f} s", flush=True)
 
 
 def this_target() -> str:
-    """The target of the first GPU that nvidia-smi names."""
-    try:
-        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        name = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        sys.exit("no GPU is found (nvidia-smi): name one with --target, or use --list or --prepare")
-    for part, target in TARGETS.items():
-        if part in name:
-            return target
-    sys.exit(f"no target is known for {name!r}: name one with --target")
+    """The target of this machine's GPU."""
+    from icc.compiler.targets import AUTO, find_target
+
+    found = find_target(AUTO)
+    if found.backend == "cpu":
+        sys.exit("this machine has no GPU: name one with --target, or use --list or --prepare")
+    return found.name
 
 
 def main() -> int:
@@ -303,12 +293,13 @@ def main() -> int:
     if a.limits:
         limits()
         return 0
+    work = a.work.resolve()
+    sys.path.insert(0, _site(work))
     target = a.target or this_target()
     if a.prepare:
         prepare(target, a.prepare.resolve())
         return 0
     parts = [part for part in PARTS if not a.only or part.name in a.only.split(",")]
-    work = a.work.resolve()
     if a.again:
         (work / "visit.json").unlink(missing_ok=True)
     return Visit(parts, target, work, a.out or HERE / "results" / f"gpu-visit-{target}.md").run(60 * a.minutes)

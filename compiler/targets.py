@@ -99,9 +99,9 @@ class Target:
         return 1024 if self.backend == "cuda" else 0
 
 
-CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
-# Those of arm64 are computed, of two cores of Neoverse V1 at 2.6 GHz with four pipes of 128 bits; the
-# bandwidth is that of `cpu`.
+# Whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them. Those of arm64
+# are computed, of Neoverse V1 at 2.6 GHz with four pipes of 128 bits; its bandwidth is that of `cpu`.
+CPU_CORES = 2
 # Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
 # pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Of rtx3090, rtxpro6000 and gb10
 # multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat; matrix rates follow from

@@ -7,17 +7,18 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import icc
 import pytest
 import torch
+from guessing import check_chains, check_tokens
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.format.load import open_engine
-from icc.runtime.llm import LLM
 from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
 from mtp_models import save_with_mtp
@@ -94,46 +95,13 @@ PARAMS = [
 ]
 
 
-def always(llm: LLM) -> LLM:
-    """Guesses at every step, and what fails is not hidden."""
-    assert llm.loop.speculator is not None and llm.loop.speculator.drafter.name == "mtp"
-    llm.loop.speculator.adaptive = False
-    return llm
-
-
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
-    """Greedy and sampled, several requests at once, twice, so that prompts are found in the cache; also with a cache so
-    small that requests are preempted."""
-    with closing(open_engine(pair.engine)) as engine:
-        small = sum(group.block_bytes() for group in engine.program.kv.groups) * 8
-    for memory in (None, small):
-        with load(pair.engine, threads=2, kv_bytes=memory) as llm:
-            always(llm)
-            for _ in range(2):
-                assert llm.generate(PROMPTS, PARAMS) == plain
-            counts = llm.loop.speculator.counts
-            assert counts.accepted > 10
-            llm.loop.scheduler.check()
+    """Greedy and sampled."""
+    check_tokens(pair.engine, "mtp", PROMPTS, PARAMS, plain)
 
 
 def test_guesses_are_those_of_the_published_code(pair: Pair) -> None:
-    """Each chain: with prompts in one step and in several, alone and beside others, behind accepted guesses."""
-    with load(pair.engine, threads=1) as llm:
-        drafter, seen = always(llm).loop.speculator.drafter, []
-        propose = drafter.propose
-
-        def watched(wishes: Any) -> Any:
-            found = propose(wishes)
-            texts = {w.generation.request_id: [*w.generation.prompt, *w.generation.token_ids] for w in wishes}
-            seen.extend((texts[i], proposal.draft.token_ids) for i, proposal in found.items())
-            return found
-
-        drafter.propose = watched
-        llm.generate(PROMPTS[:3], PARAMS[:3])
-        assert llm.loop.speculator is not None, "it failed"
-    assert len(seen) > 20 and max(len(chain) for _, chain in seen) == 8
-    same = [list(chain) == reference(pair, text, len(chain)) for text, chain in seen[::4]]
-    assert sum(same) >= len(same) - 1, "but for one tie"
+    check_chains(pair.engine, "mtp", PROMPTS[:3], PARAMS[:3], partial(reference, pair))
 
 
 def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:

@@ -67,3 +67,20 @@ def test_parts_name_scripts_and_options_that_there_are(visit: Any) -> None:
             if scripts and scripts[0].parent == visit.HERE:
                 known = set(re.findall(r'"(--[a-z-]+)"', scripts[0].read_text()))
                 assert {word for word in words if word.startswith("--")} <= known, command
+
+
+def test_objects_that_travel_along_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version of Triton, before those of this machine's; damaged ones are not."""
+    from icc.compiler.backends.triton.objects import compile as objects
+    from icc.compiler.targets import TARGETS
+
+    carried, here = objects.Compiled("k", b"there", 0, 32, 0, 12000), objects.Compiled("k", b"here", 0, 32, 0, 12000)
+    monkeypatch.setenv("ICC_CACHE_DIR", str(tmp_path / "there"))
+    objects._store(other := objects._cache_folder("k_1", TARGETS["h200"], "3.7.1"), carried)
+    monkeypatch.setenv("ICC_CACHE_DIR", str(tmp_path / "here"))
+    objects._store(place := objects._cache_folder("k_1", TARGETS["h200"], "3.6.0"), here)
+    assert objects._carried(place) is None
+    monkeypatch.setenv("ICC_CARRIED_OBJECTS", str(tmp_path / "there"))
+    assert objects._carried(place) == carried
+    (other / "object").write_bytes(b"x")
+    assert objects._carried(place) is None and objects._load(place) == here

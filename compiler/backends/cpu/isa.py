@@ -44,9 +44,8 @@ class Isa:
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
-    headers: tuple[
-        tuple[str, str], ...
-    ] = ()  # (a header of codegen_templates/cpp, the level's own that takes its place)
+    # (a header of codegen_templates/cpp, the level's own that takes its place)
+    headers: tuple[tuple[str, str], ...] = ()
     machine: str = "x86-64"
 
 
