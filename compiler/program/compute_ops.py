@@ -7,7 +7,6 @@ from typing import TypedDict
 
 from torch import fx
 
-from ...runtime.format.program import LOGITS
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
@@ -61,7 +60,7 @@ def linear(low: Lowerer, node: fx.Node) -> Placed:
     weight = low.matrix(node.args[1])
     step = (LinearQ if weight.layout.coded else Linear)(
         rows=row_kind(out), x=low.product_rows(x, k, weight), w=weight.operand, bias=bias, y=out.operand, k=k, n=n,
-        stored=weight.stored, screened=weight.layout.screens and out.name == LOGITS,
+        stored=weight.stored, screened=weight.layout.screens and low.gives_logits(node),
     )  # fmt: skip
     low.emit(step, node)
     return out

@@ -83,6 +83,7 @@ class Lowerer:
                 self._in_output |= _written_to_output(graph, outputs[LOGITS])
         self._narrow = narrow_values(graph)
         self._multiplied = self._shared_with_linear()
+        self._gathered_logits = set[fx.Node]()  # what ranks gather to the logits
         self._screened = self._screened_heads()
         if beside is not None:
             self._screened |= beside._screened
@@ -244,15 +245,20 @@ class Lowerer:
         sections = [outputs[LOGITS] for outputs in self.graph.sections.values() if LOGITS in outputs]
         for output in (self.graph.output, *sections):
             head = _behind_views(output)
-            last = head in self._in_output
-            if head.target is ALL_GATHER and last:
+            if head.target is ALL_GATHER and head in self._in_output:
                 head = _behind_views(head.args[0])
-            if head.target is not LINEAR or not last:
+                if len(head.users) == 1:
+                    self._gathered_logits.add(head)
+            if head.target is not LINEAR or not self.gives_logits(head):
                 continue
             weight = self.graph.weight(head.args[1])
             if prod(weight.shape) >= profile.screened_bytes and profile.layout(weight.storage, "screen").screens:
                 found.add(id(weight))
         return found
+
+    def gives_logits(self, node: fx.Node) -> bool:
+        """Whether a node's result is the logits, or this rank's part of them, and nothing else reads it."""
+        return node in self._in_output or node in self._gathered_logits
 
     def _tied_name(self, node: fx.Node) -> str:
         """One name for all graph names of one handle."""

@@ -61,6 +61,18 @@ def test_tokens_are_those_of_the_whole_logits(
     assert one == together == whole
 
 
+def test_ranks_screen_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest of a row is the largest of the largest of its parts."""
+    monkeypatch.setattr(backend, "CPU_PROFILE", replace(backend.CPU_PROFILE, screened_bytes=0))
+    ranks = icc.compile(SAMPLE, tmp_path / "two.engine", target="native", quant="rtn4", tensor_parallel=2)
+    (source,) = (ranks / "kernels").glob("*.cpp")
+    assert "if (gemm_screened(" in source.read_text()
+    with icc.load(ranks, threads=2, spec="none") as llm:
+        screened = [done.token_ids for done in llm.generate(PROMPTS, GREEDY)]
+        monkeypatch.setattr(Player, "step_greedy", lambda self, batch: self.step(batch).argmax(axis=1).tolist())
+        assert [done.token_ids for done in llm.generate(PROMPTS, GREEDY)] == screened
+
+
 def test_who_looks_at_more_than_the_largest_logit_gets_all(engine: Path, left_out: list[float]) -> None:
     looks = [
         replace(GREEDY, logprobs=2),
