@@ -37,6 +37,7 @@ SMALL: dict[str, str] = {
     "adapter_traffic.py": "{engine} --adapters 4 --requests 6 --rank 4 --tokens 4 --rounds 1",
     "adapter_cost.py": "{engine} --batch 1,2 --adapters 3 --rank 4 --tokens 8 --rounds 1",
     "adapters_llamacpp.py": "--work {dir} --engine {engine} --model {model} --batch 1,2 --tokens 8 --rounds 1",
+    "cpu/barriers.py": "{engine} --rounds 100",
     "calibration.py": "{model} --quant gptq4 --calib-sequences 1 --keep {dir}",
     "compile_memory.py": "{model} -- --target native --quant rtn4 --force",
     "clusters/faults.py": "{engine} --nodes 1 --streams 1 --tokens 4 --seconds 1 --scenarios engine",

@@ -1,6 +1,6 @@
 // The thread team of a library: threads that walk the same step list, one barrier per step, asleep between steps.
 // A waiting thread spins for a short while, then yields, then sleeps on a futex: on a busy machine a pure spin would
-// burn the time slice that the late thread needs.
+// burn the time slice that the late thread needs. Where threads outnumber cores it does not spin at all.
 #pragma once
 #include <limits.h>
 #include <linux/futex.h>
@@ -18,6 +18,7 @@
 struct Gate {  // a counter that threads wait on to move past a value
     alignas(64) std::atomic<int32_t> value{0};
     std::atomic<int32_t> sleepers{0};
+    int32_t spins = 2000;
 
     void advance() {
         value.fetch_add(1, std::memory_order_seq_cst);
@@ -25,7 +26,7 @@ struct Gate {  // a counter that threads wait on to move past a value
             syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     }
     void wait_past(int32_t old) {
-        for (int i = 0; i < 2000; ++i) {
+        for (int i = 0; i < spins; ++i) {
             if (value.load(std::memory_order_acquire) != old) return;
             _mm_pause();
         }
@@ -40,22 +41,39 @@ struct Gate {  // a counter that threads wait on to move past a value
     }
 };
 
+// Arrivals are counted by groups of threads, each on a cache line of its own, and the last of a group arrives for it: one line that
+// 64 threads change in turn would travel 64 times (Mellor-Crummey and Scott 1991, combining trees).
 struct Barrier {
+    static constexpr int32_t GROUP = 8, MOST = 1024 / GROUP;  // 1024 threads: runtime/executor/cpu/device.py
+    struct alignas(64) Arrived { std::atomic<int32_t> count{0}; };
+
     int32_t members = 1;
-    alignas(64) std::atomic<int32_t> arrived{0};
+    Arrived groups[MOST], all;
     Gate gate;
 
-    void wait() {
+    // Whether the caller is the last of `size` that arrive.
+    static bool last(Arrived& at, int32_t size) {
+        if (at.count.fetch_add(1, std::memory_order_acq_rel) != size - 1) return false;
+        at.count.store(0, std::memory_order_relaxed);
+        return true;
+    }
+    void wait(int tid) {
         if (members == 1) return;
-        const int32_t phase = gate.value.load(std::memory_order_relaxed);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) == members - 1) {
-            arrived.store(0, std::memory_order_relaxed);
-            gate.advance();
-        } else {
-            gate.wait_past(phase);
-        }
+        const int32_t phase = gate.value.load(std::memory_order_relaxed), group = tid / GROUP, rest = members - group * GROUP;
+        const int32_t count = (members + GROUP - 1) / GROUP;
+        if (last(groups[group], rest < GROUP ? rest : GROUP) && (count == 1 || last(all, count))) gate.advance();
+        else gate.wait_past(phase);
     }
 };
+
+// The cores that this process may use.
+static int allowed_cores() {
+    unsigned long mask[1024] = {};
+    const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    int found = 0;
+    for (long i = 0; i < bytes / (long)sizeof *mask; ++i) found += __builtin_popcountl(mask[i]);
+    return found;
+}
 
 // What a kernel sees of the step being executed.
 struct Ctx {

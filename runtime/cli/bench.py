@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from ..commands.options import BatchingOptions, BenchOptions
 from ..errors import UsageError
 from ..options import LoadOptions
 from ..progress.stream import open_display
-from .fields import PATH, field_options, taken
+from ..values import integers
+from .fields import PATH, Read, field_options, taken
 from .group import EngineOption, command
-from .load import loads
+from .load import loads_but, thread_warnings, warn
 
 
 @command("bench")
@@ -32,14 +34,35 @@ from .load import loads
 @click.option(
     "--always", is_flag=True, cls=EngineOption, needs="generate", help="With --prompts: draft whatever a step costs."
 )
+@click.option(
+    "--threads",
+    type=Read(integers),
+    cls=EngineOption,
+    needs="cpu",
+    metavar="N,N",
+    show_default="physical cores",
+    help="Kernel threads; several are measured one after the other.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-@loads
-def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json: bool, **parameters: Any) -> None:
+@loads_but("threads")
+def bench_command(
+    load: LoadOptions,
+    prompts: Path | None,
+    always: bool,
+    threads: Sequence[int] | None,
+    as_json: bool,
+    **parameters: Any,
+) -> None:
     """Measure an engine's latency and throughput."""
     options = BenchOptions(**taken(BenchOptions, parameters))
     batching = BatchingOptions(**taken(BatchingOptions, parameters))
     if batching.batching and prompts is not None:
         raise UsageError("--batching and --prompts are two comparisons", "give one of them")
+    loads = [replace(load, threads=count) for count in threads or (None,)]
+    if len(loads) == 1:
+        warn(thread_warnings(load := loads[0]))
+    elif batching.batching or prompts is not None:
+        raise UsageError("--batching and --prompts are measured with one number of threads", "give one --threads")
     if batching.batching:
         return _compare_batching(load, options, batching, as_json)
     if batching != BatchingOptions():
@@ -51,8 +74,10 @@ def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json
     from ..commands import bench
     from ..loading import open_llm
 
-    with open_llm(load) as llm, open_display() as display, display.stage("bench") as progress:
-        results = bench.run_bench(llm, options, progress)
+    results = []
+    for each in loads:
+        with open_llm(each) as llm, open_display() as display, display.stage("bench") as progress:
+            results += bench.run_bench(llm, options, progress, each.threads)
     click.echo(json.dumps(bench.as_json(results)) if as_json else bench.as_table(results))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,42 @@ from .fields import field_options, taken
 
 def loads(function: Callable[..., Any]) -> Callable[..., Any]:
     """A command that loads an engine: it has ENGINE and the options of LoadOptions, and gets them as `load`."""
+    return loads_but()(function)
 
-    @functools.wraps(function)
-    def call(engine: str, **parameters: Any) -> Any:
-        load = LoadOptions(engine, **taken(LoadOptions, parameters))
-        check_present(Path(engine))
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads otherwise, and nothing here uses them
-        for warning in _warnings(load):
-            click.echo(f"warning: {warning}", err=True)
-        return function(load=load, **parameters)
 
-    return click.argument("engine", metavar="ENGINE")(field_options(LoadOptions)(call))
+def loads_but(*leave_out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `loads`, without some of the options: those that the command has itself, with another meaning."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(engine: str, **parameters: Any) -> Any:
+            own = {name: parameters.pop(name) for name in leave_out}
+            load = LoadOptions(engine, **taken(LoadOptions, parameters))
+            check_present(Path(engine))
+            # numpy starts threads otherwise, and nothing here uses them
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+            warn(_warnings(load))
+            return function(load=load, **own, **parameters)
+
+        return click.argument("engine", metavar="ENGINE")(field_options(LoadOptions, leave_out)(call))
+
+    return decorate
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Say so on stderr."""
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _warnings(load: LoadOptions) -> Iterator[str]:
     """What the options mean that their user may not want."""
     if load.acceptance is not None:
         yield "--spec-accept typical is lossy: outputs no longer have the model's distribution"
+    yield from thread_warnings(load)
+
+
+def thread_warnings(load: LoadOptions) -> Iterator[str]:
+    """That there are more threads than cores."""
     if load.threads is not None and load.threads > (cores := usable_cores(load.core_set)):
         yield f"--threads {load.threads} is slower than {cores}, the number of cores that this process may use"

@@ -20,13 +20,15 @@ _WARMUP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Medians over the rounds for one batch size.
+    """Medians over the rounds for one batch size. threads: of the kernels, where
+    several numbers are compared, else None.
 
     Prefill: prompt tokens over the time until every sequence has its first token. Decode: all later tokens over the
     rest. `ttft_ms` is the time to the first token of the whole batch, `ms_per_token` the time between tokens of one
     sequence.
     """
 
+    threads: int | None
     batch_size: int
     prompt_tokens: int
     output_tokens: int
@@ -37,12 +39,15 @@ class BenchResult:
 
 
 def run_bench(
-    llm: LLM, options: BenchOptions, progress: Callable[[str, float, float], None] = lambda text, done, total: None
+    llm: LLM,
+    options: BenchOptions,
+    progress: Callable[[str, float, float], None] = lambda text, done, total: None,
+    threads: int | None = None,
 ) -> list[BenchResult]:
     """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
 
     An engine that embeds is measured with outputs of no tokens. progress: called with what is measured next, and how
-    much of about how much work is done.
+    much of about how much work is done. threads: what the results shall say that the engine was loaded with.
     """
     if llm.manifest.embedding is not None:
         options = replace(options, output_tokens=0)
@@ -66,6 +71,7 @@ def run_bench(
         rate = statistics.median(rates)
         results.append(
             BenchResult(
+                threads=threads,
                 batch_size=batch_size,
                 prompt_tokens=options.prompt_tokens,
                 output_tokens=options.output_tokens,
@@ -134,10 +140,12 @@ def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: Samplin
 
 def as_table(results: Sequence[BenchResult]) -> str:
     """The results for people."""
-    lines = ["batch  prompt  output   prefill tok/s   decode tok/s    ttft ms   ms/token"]
+    several = len({result.threads for result in results}) > 1
+    lines = ["threads  " * several + "batch  prompt  output   prefill tok/s   decode tok/s    ttft ms   ms/token"]
     for result in results:
         lines.append(
-            f"{result.batch_size:5d}  {result.prompt_tokens:6d}  {result.output_tokens:6d}  "
+            (f"{result.threads:7d}  " if several else "")
+            + f"{result.batch_size:5d}  {result.prompt_tokens:6d}  {result.output_tokens:6d}  "
             f"{result.prefill_tokens_per_s:14.1f}  {result.decode_tokens_per_s:13.1f}  "
             f"{result.ttft_ms:9.1f}  {result.ms_per_token:9.2f}"
         )
@@ -146,4 +154,4 @@ def as_table(results: Sequence[BenchResult]) -> str:
 
 def as_json(results: Sequence[BenchResult]) -> list[dict[str, object]]:
     """The results for programs."""
-    return [{name: round(value, 3) for name, value in asdict(result).items()} for result in results]
+    return [{k: round(value, 3) for k, value in asdict(result).items() if value is not None} for result in results]

@@ -35,6 +35,7 @@ from ..format.program import Program
 from ..format.programs import read_program
 from ..format.roofline import Roofline
 from ..format.verify import check_listing
+from .held_back import held_back
 
 _SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 State = Literal["ok", "warning", "failed"]
@@ -97,6 +98,7 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
         found.look("memory", lambda: _host_memory(manifest, program, memory))
         free = available_bytes()
         room = min(int(free * KV_SHARES["cpu"]), free - memory.fixed)
+        found.checks += [Check("speed", "warning", *what) for what in held_back(manifest.ranks)]
     else:
         room, bandwidth = _gpu(found, manifest, memory, cuda)
     found.checks += _warnings(manifest, memory, room)

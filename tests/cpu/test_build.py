@@ -122,7 +122,7 @@ def test_failing_compiler_shows_its_first_error(tmp_path: Path, monkeypatch: pyt
 def test_library_refuses_nonsense_and_survives_many_handles(tmp_path: Path) -> None:
     (library,) = build_libraries(small().program(), tmp_path / "kernels", [AVX2], optimize="-O1")
     b = small()
-    for threads in (1, 4, 2):
+    for threads in (1, 19, 4, 2):  # 19: barriers of three groups
         runner = Runner(tmp_path / library.path, b, threads)
         for _ in range(20):
             runner.step(flat_batch(3), {})

@@ -132,6 +132,13 @@ def test_bench_measures_each_batch_size(make_engine: Make, capsys: pytest.Captur
     assert all(result["prefill_tokens_per_s"] > 0 and result["decode_tokens_per_s"] > 0 for result in results)
     assert main(["bench", root, "--prompt-tokens", "4", "--output-tokens", "1", "--rounds", "1"]) == 0
     assert "decode tok/s" in capsys.readouterr().out
+    lengths = ["--prompt-tokens", "4", "--output-tokens", "2", "--rounds", "1"]
+    assert main(["bench", root, *lengths, "--threads", "1,3", "--json"]) == 0
+    assert [result["threads"] for result in json.loads(capsys.readouterr().out)] == [1, 3]
+    assert main(["bench", root, *lengths, "--threads", "1,3"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["threads", "1", "3"]
+    assert main(["bench", root, *lengths, "--threads", "1,3", "--batching", "static"]) == 2
+    assert "one number of threads" in capsys.readouterr().err
     with load(root, kv_bytes=64 * 16) as llm:
         told: list[tuple[str, float, float]] = []
         run_bench(llm, BenchOptions(8, 4, (1, 2), rounds=2), lambda *now: told.append(now))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from icc.runtime.cli.commands import COMMANDS, main
+from icc.runtime.commands import held_back as held
 from icc.runtime.errors import UsageError
+from icc.runtime.executor.cpu import cores
 from icc.runtime.executor.cpu.cores import KernelCores, read_cores, usable_cores
 from icc.runtime.format.isa import cpu_flags
 from icc.runtime.loading import load
@@ -88,3 +90,70 @@ def test_what_is_for_another_back_end_is_refused_in_a_line(
 @pytest.mark.parametrize("name", ["run", "chat", "serve", "bench"])
 def test_commands_that_load_engines_have_them(name: str) -> None:
     assert {"--cores", "--device"} <= {opt for param in COMMANDS[name].load().params for opt in param.opts}
+
+
+class Host:
+    """A machine by the files that it shows; all others are not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, **files: str) -> None:
+        self.files = {"/" + name.replace("__", "/"): text for name, text in files.items()}
+        monkeypatch.setattr(cores, "read_text", lambda file: self.files.get(str(file)))
+        monkeypatch.setattr(held, "read_text", lambda file: self.files.get(str(file)))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(count)))
+        monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
+
+
+def test_slower_cores_of_a_hybrid_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    siblings = {f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n & ~1},{n | 1}" for n in range(4)}
+    host = Host(
+        monkeypatch, 8, sys__devices__cpu_core__cpus="0-3"
+    )  # four hyperthreads of two fast cores, four slow ones
+    host.files |= siblings
+    assert cores.fast_cores(range(8)) == cores.preferred_cores() == {0, 1, 2, 3} and usable_cores() == 2
+    assert cores.fast_cores([5, 6]) == {5, 6}, "where it may use no other"
+    assert usable_cores(range(8)) == 6, "cores that somebody names are taken"
+    host.files = {
+        f"/sys/devices/system/cpu/cpu{n}/cpu_capacity": str(value)
+        for n, value in enumerate([446] * 4 + [871, 871, 1024, 1024])
+    }
+    assert cores.preferred_cores() == {4, 5, 6, 7} and usable_cores() == 4
+    assert [text for text, _ in held.held_back(1)] == ["4 of 8 cores are slower ones"]
+    host.files = {}
+    assert cores.preferred_cores() is None and usable_cores() == 8 and not [*held.held_back(1)]
+
+
+V1 = {"/proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n0::/\n", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
+NESTED = {"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/cpu.max": "max 100000"}
+
+
+@pytest.mark.parametrize(
+    ("files", "granted"),
+    [
+        ({}, None),
+        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({"/sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
+        (NESTED, None),
+        (NESTED | {"/sys/fs/cgroup/a/cpu.max": "50000 100000"}, 0.5),
+        (NESTED | {"/sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
+        (V1 | {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000"}, 1.5),
+        (V1 | {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, None),
+    ],
+)
+def test_quotas_of_control_groups(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], granted: float | None
+) -> None:
+    Host(monkeypatch, 8).files |= files
+    assert cores.granted_cores() == granted
+    assert usable_cores() == (8 if granted is None else max(int(granted), 1))
+    assert [text for text, _ in held.held_back(1)] == (
+        [] if granted is None else [f"a quota of {granted:g} cores' time on 8 cores"]
+    )
+
+
+def test_what_else_holds_an_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, 4, sys__kernel__mm__transparent_hugepage__enabled="always madvise [never]")
+    host.files |= {f"/sys/devices/system/cpu/cpu{n}/topology/physical_package_id": str(n // 2) for n in range(4)}
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 2.0, 1.0))
+    found = [text for text, _ in held.held_back(1)]
+    assert found == ["2 sockets, and 1 rank", "a load of 3.0 on 4 cores", "no huge pages"]
+    assert "2 sockets" not in str([*held.held_back(2)])

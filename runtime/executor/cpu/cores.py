@@ -12,21 +12,68 @@ from threading import get_native_id
 from ...errors import UsageError
 
 _MOST = 1 << 16  # cores of a machine
+_AS_FAST = 0.7  # of the capacity of the fastest core
 
 
 def usable_cores(among: Collection[int] | None = None) -> int:
-    """Physical cores that this process may use, of those `among` which it is to stay (None: all), within the quota of
-    the control group; as many threads is the default.
+    """Physical cores that this process may use, of those `among` which it is to stay (None: `fast_cores`), within the
+    quotas of its control groups; as many threads is the default.
 
     Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
     """
-    allowed = os.sched_getaffinity(0) if among is None else among
+    allowed = fast_cores(os.sched_getaffinity(0)) if among is None else among
     cores = {
         read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed
     }
-    quota, _, period = (read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(cores)
-    return max(min(len(cores), granted), 1)
+    granted = granted_cores()
+    return max(len(cores) if granted is None else min(len(cores), int(granted)), 1)
+
+
+def fast_cores(allowed: Collection[int]) -> frozenset[int]:
+    """The cores that are as fast as any: without the efficiency cores of a hybrid CPU, for which all others would wait at
+    the end of each kernel. All where the system knows of no difference."""
+    listed = read_text("/sys/devices/cpu_core/cpus")  # Intel's performance cores, where there are others
+    if listed:
+        fast = read_cores(listed) & frozenset(allowed)
+        return fast or frozenset(allowed)
+    capacities = {cpu: read_text(f"/sys/devices/system/cpu/cpu{cpu}/cpu_capacity") or "" for cpu in allowed}
+    known = {cpu: int(capacity) for cpu, capacity in capacities.items() if capacity.isdigit()}  # arm64's, up to 1024
+    slow = {cpu for cpu, capacity in known.items() if capacity < _AS_FAST * max(known.values())}
+    return frozenset(allowed) - slow
+
+
+def preferred_cores() -> frozenset[int] | None:
+    """The cores that kernels stay on where nobody says: those that are as fast as any; None where these are all."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    fast = fast_cores(allowed)
+    return None if fast == allowed else fast
+
+
+def granted_cores() -> float | None:
+    """How many cores' time the quotas of this process's control groups, and of those that hold them, leave; None where
+    there is no quota. Of cgroup v2 (cpu.max) and v1 (cpu.cfs_quota_us)."""
+    found: list[float] = []
+    for line in (read_text("/proc/self/cgroup") or "0::/").splitlines():
+        number, names, path = (*line.split(":", 2), "", "")[:3]
+        if number != "0" and "cpu" not in names.split(","):
+            continue
+        root = "/sys/fs/cgroup" if number == "0" else "/sys/fs/cgroup/cpu"
+        # a container may see its own group as the root, or by the path that it has outside
+        for folder in {Path(root), *(Path(root + part) for part in _with_parents(path))}:
+            if number == "0":
+                quota, _, period = (read_text(f"{folder}/cpu.max") or "max").partition(" ")
+            else:
+                quota, period = (read_text(f"{folder}/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+            if quota.isdigit() and period.isdigit() and int(period):
+                found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    """/a/b: /a/b and /a."""
+    while path.strip("/"):
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def read_cores(text: str) -> frozenset[int]:

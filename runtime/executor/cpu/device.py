@@ -18,7 +18,7 @@ from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
 from ...format.program import DRAFTS, Program
 from ..device import DeviceWork
-from .cores import KernelCores, usable_cores
+from .cores import KernelCores, preferred_cores, usable_cores
 from .library import IccBatch, KernelLibrary
 from .memory import AnonymousMemory, choose_blocks
 
@@ -39,11 +39,12 @@ class CpuDevice:
     """One library handle with its arena, KV cache and logits buffer, all allocated once. A call runs at once, without
     the GIL, on host memory: there is nothing to send, to fetch or to wait for.
 
-    threads: of the kernels, this one included; default: the physical cores that the process may use. kv_bytes: memory
-    for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
-    section of the program as a step, instead of the program. cores: what the kernels' threads stay on, as does a thread
-    that calls `run`, until `close`; None for all. num_blocks: of each KV group; None: as many as fit. arrays: where
-    those of a step lie, `arrays_of` the program, and logits: where they come to lie; None makes them.
+    threads: of the kernels, this one included; default: the physical cores that the process may use, without slower
+    ones of a hybrid CPU. kv_bytes: memory for the KV cache; default: enough for a full batch, within a share of the
+    machine's memory. section: run this section of the program as a step, instead of the program. cores: what the
+    kernels' threads stay on, as does a thread that calls `run`, until `close`; None for all. num_blocks: of each KV
+    group; None: as many as fit. arrays: where those of a step lie, `arrays_of` the program, and logits: where they
+    come to lie; None makes them.
     """
 
     plan, turns = None, 1
@@ -61,6 +62,8 @@ class CpuDevice:
     ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
+        if cores is None and threads is None:
+            cores = preferred_cores()
         self._cores = None if cores is None else KernelCores(cores)
         program = self.program = engine.program
         self.limits = batch_limits(program, engine.manifest.limits, LOGITS_BYTES["cpu"])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ..rank_processes import RankHello, RankProcesses
-from .cores import read_text
+from .cores import fast_cores, read_text
 from .rank_memory import RankMemory
 
 
@@ -28,7 +28,7 @@ class RankGroup(RankProcesses):
 def cores_by_rank(count: int, allowed: frozenset[int] | None = None) -> list[list[int] | None]:
     """The cores of each rank, neighbours together, so that a rank has its own socket where there are several; None of
     each where there are fewer cores than ranks. allowed: of these; None: of those that this process may use."""
-    cpus = sorted(allowed if allowed is not None else os.sched_getaffinity(0), key=_place)
+    cpus = sorted(allowed if allowed is not None else fast_cores(os.sched_getaffinity(0)), key=_place)
     cores = list({_siblings(cpu): cpu for cpu in reversed(cpus)}.values())[::-1]
     if len(cores) < count:
         return [None] * count

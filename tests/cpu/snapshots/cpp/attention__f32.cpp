@@ -176,7 +176,7 @@ static void k0_attention(const Ctx& c) {
                 memcpy(state.o, w.o + r * S::WIDTH, sizeof state.o);
             }
         }
-        c.barrier->wait();
+        c.barrier->wait(c.tid);
         const Range own = share(c, items * parts);
         for (int64_t i = own.begin; i < own.end; ++i) {
             const Place at = locate(i);

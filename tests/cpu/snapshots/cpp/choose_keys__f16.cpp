@@ -29,7 +29,7 @@ static void k0_choose_keys(const Ctx& c) {
         Choice::scores(work, c, b.block_tables + (int64_t)seq * b.max_blocks, t, tree ? b.positions[root] : INT_MAX, low, high,
                        c.input<const float>(0) + (int64_t)t * 96, c.input<const float>(1) + (int64_t)t * 0, row(t));
     }
-    c.barrier->wait();
+    c.barrier->wait(c.tid);
     const Range tokens = share(c, c.tokens());
     for (int64_t t = tokens.begin; t < tokens.end; ++t) Choice::choose(work, b.positions[t], row(t));
 }

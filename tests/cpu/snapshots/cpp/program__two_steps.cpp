@@ -81,7 +81,7 @@ static void walk(Handle& h, int tid) {
         c.next = &h.next[s * h.threads];
         c.rest = &h.rests[tid * NUM_STEPS + s];
         step.run(c);
-        h.barrier.wait();
+        h.barrier.wait(tid);
     }
 }
 
@@ -139,7 +139,7 @@ extern "C" void icc_largest(const float* logits, int32_t rows, int64_t width, in
 }
 
 extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks) {
-    if (num_threads < 1) return nullptr;
+    if (num_threads < 1 || num_threads > Barrier::GROUP * Barrier::MOST) return nullptr;
     void* memory = aligned_alloc(64, (sizeof(Handle) + 63) / 64 * 64);
     if (!memory) return nullptr;
     Handle* h = new (memory) Handle();
@@ -149,6 +149,7 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
         h->num_blocks[g] = num_blocks[g];
     }
     h->threads = num_threads, h->barrier.members = num_threads, h->stop = false, h->batch = nullptr;
+    if (num_threads > allowed_cores()) h->start.spins = h->barrier.gate.spins = 0;
     h->ids = (pthread_t*)calloc((size_t)num_threads, sizeof(pthread_t));
     h->scratch = (char**)calloc((size_t)num_threads, sizeof(char*));
     h->shared = (char*)aligned_alloc(64, ICC_SHARED_BYTES);

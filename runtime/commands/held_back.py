@@ -1,0 +1,40 @@
+"""What keeps an engine on this host from the speed that its cores and memory have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ..executor.cpu.cores import fast_cores, granted_cores, read_text, usable_cores
+
+
+def held_back(ranks: int) -> Iterator[tuple[str, str]]:
+    """What was found, and what to do about it; nothing where nothing is in the way. ranks: of the engine."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    granted = granted_cores()
+    if granted is not None and granted < len(allowed):
+        threads = usable_cores()
+        text = f"a quota of {granted:g} cores' time on {len(allowed)} cores"
+        hint = "threads that have used it up wait for the next period: use so many whole cores (cpusets), or raise it"
+        yield (
+            text,
+            hint if granted != threads else f"{threads} threads keep within it; cores of its own would be steadier",
+        )
+    slow = allowed - fast_cores(allowed)
+    if slow:
+        yield (
+            f"{len(slow)} of {len(allowed)} cores are slower ones",
+            "kernels leave them out; --cores and --threads say otherwise",
+        )
+    sockets = {read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id") or "0" for cpu in allowed}
+    if len(sockets) > ranks:
+        hint = f"each reads the others' memory: compile with --tensor-parallel {len(sockets)}, or run a replica on each"
+        yield f"{len(sockets)} sockets, and {ranks} rank{'s' * (ranks > 1)}", hint
+    busy = os.getloadavg()[0]
+    if busy > max(len(allowed) / 4, 0.5):
+        yield (
+            f"a load of {busy:.1f} on {len(allowed)} cores",
+            "what else runs takes turns with the kernels, which wait for each other",
+        )
+    if "[never]" in (read_text("/sys/kernel/mm/transparent_hugepage/enabled") or ""):
+        yield "no huge pages", "weights are read faster with transparent_hugepage/enabled at madvise"
