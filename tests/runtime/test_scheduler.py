@@ -242,3 +242,13 @@ def test_guesses_that_are_accepted_become_tokens_and_are_moved_to_their_places()
     assert take((-1, 0, 1)) == ([], 3, [])
     with pytest.raises(AssertionError):
         take((-1, 0, 1), 0, 1, 2, 2)
+
+
+def test_guesses_share_what_room_is_left() -> None:
+    """Eight tokens for three that decode: five guesses, of which the first takes as many as it has."""
+    s = scheduler(tokens=8, rows=8)
+    for request_id in (1, 2, 3):
+        s.add(RequestSpec(request_id, (request_id,), 9))
+    step(s)
+    drafts = {request_id: Draft.chain((7, 8, 9)) for request_id in (1, 2, 3)}
+    assert [len(q.token_ids) for q in s.schedule(drafts).sequences] == [4, 3, 1]
