@@ -3,6 +3,7 @@ gives bytes; where the input is not of its form, it gives the input."""
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -136,17 +137,19 @@ def changed_value(value: Any, chance: random.Random) -> Any:
         inside, key = chance.choice(places)
         match chance.randrange(7):
             case 0 | 1:
-                inside[key] = chance.choice(ODD)
+                inside[key] = copy.deepcopy(chance.choice(ODD))
             case 2 if inside is not root:
                 del inside[key]
             case 3:
-                inside[key] = [inside[key], inside[key]] if isinstance(inside, dict) else {"a": inside[key]}
+                inside[key] = (
+                    [inside[key], copy.deepcopy(inside[key])] if isinstance(inside, dict) else {"a": inside[key]}
+                )
             case 4 if isinstance(inside, dict):
                 inside[chance.choice(("", "a", key + "x", key.upper()))] = inside.pop(key)
             case 5:
                 other, place = chance.choice(places)
                 if place in other if isinstance(other, dict) else place < len(other):
-                    inside[key] = json.loads(json.dumps(other[place]))
+                    inside[key] = copy.deepcopy(other[place])
             case _:
                 for _n in range(chance.choice((2, 30, 120))):
                     inside[key] = [inside[key]] if chance.random() < 0.5 else {"a": inside[key]}

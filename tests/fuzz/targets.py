@@ -12,7 +12,8 @@ from typing import Any
 import httptools  # noqa: F401  before anything is measured
 import numpy as np
 import safetensors
-from changing import BYTES, JSON, json_value, lines, near, safetensors_header, words
+from changing import BYTES, JSON, lines, near, safetensors_header, words
+from changing_onnx import CHANGES, as_change
 from fuzz import CORPUS, Target
 from http_parser import bodies, conversation
 from icc.runtime.adapters.gguf import GgufNames, read_gguf
@@ -27,6 +28,7 @@ from icc.runtime.format.vocabulary import Vocabulary
 from icc.runtime.format.weights import MappedWeights
 from icc.runtime.grammars.compiling import lowered
 from icc.runtime.grammars.sources import of_lark, of_regex, of_schema
+from icc.runtime.server.api.decoding import decoded
 from icc.runtime.server.api.model import open_model
 from icc.runtime.templates.template import ChatTemplate
 from icc.runtime.tokenizer import Tokenizer
@@ -130,8 +132,6 @@ def _gguf(path: Path) -> None:
 
 
 def _schema(data: bytes) -> object:
-    from icc.runtime.server.api.decoding import decoded
-
     schema = decoded(data, dict[str, Any] | bool)  # type: ignore[arg-type]
     return lowered(of_schema(schema))  # type: ignore[arg-type]
 
@@ -169,6 +169,11 @@ def _legacy() -> str:
     return (CORPUS / "signature" / "legacy").read_text().splitlines()[2].removeprefix("trusted comment: ")
 
 
+def _import_torch() -> None:
+    import icc.compiler.frontend.source.checkpoint
+    import icc.compiler.frontend.source.onnx.source  # noqa: F401
+
+
 def _checkpoint(path: Path) -> None:
     from icc.compiler.frontend.source.checkpoint import open_checkpoint
 
@@ -180,13 +185,6 @@ def _onnx(path: Path) -> None:
     from icc.compiler.frontend.source.onnx.source import OnnxFile
 
     OnnxFile(path).build(False, "generate")
-
-
-def _onnx_changes() -> tuple[Any, ...]:
-    """Those of the graph, which know what is in it."""
-    from changing_onnx import CHANGES, as_change
-
-    return tuple(as_change(change) for change in CHANGES)
 
 
 ZIP = near(b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7")
@@ -223,8 +221,11 @@ ALL = (
         "gguf_adapter", as_file("adapter.gguf", lambda path: read_gguf(path, GGUF_NAMES)), (*BYTES, near(b"adapter."))
     ),
     Target(
-        "safetensors", as_file("checkpoint/model.safetensors", _checkpoint), (*BYTES, safetensors_header, json_value)
+        "safetensors",
+        as_file("checkpoint/model.safetensors", _checkpoint),
+        (*BYTES, safetensors_header, safetensors_header),
+        before=_import_torch,
     ),
-    Target("onnx", as_file("onnx/m.onnx", _onnx), (*BYTES, *_onnx_changes()), 0.3),
+    Target("onnx", as_file("onnx/m.onnx", _onnx), (*BYTES, *map(as_change, CHANGES)), 0.3, before=_import_torch),
 )
 TARGETS = {target.name: target for target in ALL}

@@ -31,9 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).with_name("mutants")
 LEFT = 3  # exit code
-LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "build", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis", ".whl"
-)
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", ".*_cache", ".hypothesis", ".whl")
 LIMIT_S = 400.0  # of one test, on a busy machine
 State = dict[str, dict[str, Any]]
 
