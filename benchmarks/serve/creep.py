@@ -30,7 +30,7 @@ from slopes import creeping, settled
 
 # per hour; RELIABILITY's figures
 LIMITS = {"memory_mib": 1.0, "files": 0.0, "threads": 0.0, "blocks": 0.0}
-MIX = Mix((4, 48), (1, 32), 2)
+MIX = Mix((16, 48), (1, 32), 8)
 AT_ONCE, DROPPED, HOSTILE = 8, 4, 6  # of each batch of requests
 IDLE_S = 30.0
 
@@ -102,7 +102,10 @@ async def load(watched: Watched, seconds: float, number: int, ratio: float) -> t
     asked = failed = 0
     while time.monotonic() < end:
         traces = await run_level(endpoint, Level(concurrency=AT_ONCE), prompts, 4 * AT_ONCE)
-        failed += sum(not trace.ok for trace in traces)
+        bad = [trace for trace in traces if trace.status != 200 or trace.error]
+        failed += len(bad)
+        if bad:
+            print(f"{bad[0].status}: {bad[0].error}", file=sys.stderr, flush=True)
         await asyncio.to_thread(drop, watched.port, DROPPED)
         for kind in range(HOSTILE):
             await asyncio.to_thread(attack, watched.port, kind)

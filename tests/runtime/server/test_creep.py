@@ -73,7 +73,7 @@ def creep(engine: Path, *options: str, leak: str = "") -> dict:
     script = ["--server", str(Path(__file__).with_name("leaky_server.py"))] if leak else []
     done = subprocess.run([*command, *script], capture_output=True, text=True, env={**os.environ, "ICC_LEAK": leak})
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return {**json.loads(done.stdout), "said": done.stderr[-2000:]}
 
 
 @pytest.mark.parametrize("leak", ["memory,files,threads,blocks", *soak("memory", "files", "threads", "blocks")])
@@ -84,7 +84,7 @@ def test_planted_leaks_are_found(chat_engine: Path, leak: str) -> None:
     names = {"memory": "memory_mib"}
     expected = {names.get(kind, kind) for kind in leak.split(",")}
     assert expected <= set(found["creeps"]) <= expected | {"memory_mib"}, found
-    assert found["requests"] > 100 and not found["failed"]
+    assert found["requests"] > 100 and not found["failed"], found["said"]
 
 
 @pytest.mark.parametrize("rounds", soak(1))
