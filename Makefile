@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo gpu-visit test soak overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
+.PHONY: demo gpu-visit test soak museum fuzz creep overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -26,6 +26,23 @@ test: $(VENV)/.dev
 MINUTES ?= 20
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py --minutes $(MINUTES) $(SOAK_FILES)
+
+# Bugs that are put in, each with the test that must find it (tests/museum). SHARD=1/4 is every fourth of them.
+SHARD ?= 1/1
+museum: $(VENV)/.dev
+	$(BIN)/python tests/museum/museum.py --minutes $(MINUTES) --shard $(SHARD) --out benchmarks/results/museum.md
+
+# Inputs nobody meant, for MINUTES, to the parser TARGET, or to each in turn (tests/fuzz).
+TARGET ?=
+fuzz: $(VENV)/.dev
+	$(BIN)/python tests/fuzz/fuzz.py $(TARGET) --minutes $(MINUTES)
+
+# A server under load for MINUTES: do memory, files, threads or KV blocks creep? CREEP_ENGINE is another engine.
+CREEP_ENGINE ?= $(ENGINE)
+creep: $(VENV)/.dev
+	@mkdir -p build
+	test -e $(CREEP_ENGINE) || $(BIN)/icc compile samples/pystd -o $(ENGINE) --target native --quant rtn4
+	$(BIN)/python benchmarks/serve/creep.py $(CREEP_ENGINE) --minutes $(MINUTES) --check
 
 # Ten minutes of each overload, against the goals.
 overload: $(VENV)/.dev

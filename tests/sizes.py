@@ -20,7 +20,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "draws": (1000, 4000),  # samples of a distribution
     "drawn_configurations": (0, 2),  # of each type, as engines
     "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
-    "fuzz_examples": (100, 200_000),
+    "fuzz_examples": (300, 20_000),  # of each parser; `make fuzz` goes on for as long as it is given
     "pressed_runs": (2, 60),  # of each engine, under pressure
     "quality_characters": (1500, 6000),  # of each held-out module
     "r7_pairs": (500, 20_000),

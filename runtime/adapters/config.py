@@ -17,6 +17,7 @@ from .patterns import ends_with
 
 CONFIG_FILE = "adapter_config.json"
 _MAX_BYTES = 4 << 20
+_MOST_SAID = 500  # characters of what is wrong, in which values of fields stand
 _MAX_RANK, _MAX_PATTERNS = 1 << 20, 10_000
 # Fields that say how it was trained, or where it comes from, and change nothing when it is used.
 _TRAINING = frozenset(
@@ -128,7 +129,7 @@ def read_config(folder: Path) -> tuple[bytes, LoraConfig]:
     try:
         return raw, _checked(fields)
     except AdapterError as error:
-        raise AdapterError(f"{path}: {error.message}", error.hint) from None
+        raise AdapterError(f"{path}: {error.message[:_MOST_SAID]}", error.hint) from None
 
 
 def _checked(fields: dict[str, Any]) -> LoraConfig:

@@ -11,6 +11,7 @@ from ..errors import EngineFieldError, EngineFormatError
 COPY_AGAIN = "copy the engine again from where it was made, or compile the model again"
 _NEWER = "a field that this one does not know is of a later version"
 T = TypeVar("T")
+_MOST = 500  # characters of what is wrong, in which names of fields may stand
 
 
 def decode(raw: bytes, name: str, kind: type[T]) -> T:
@@ -20,6 +21,6 @@ def decode(raw: bytes, name: str, kind: type[T]) -> T:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         hint = f"compile the model again, or install the icc that wrote the engine; {_NEWER}"
-        raise EngineFieldError(f"{name}: {error}", hint) from error
+        raise EngineFieldError(f"{name}: {str(error)[:_MOST]}", hint) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFormatError(f"{name}: {error}", COPY_AGAIN) from error

@@ -127,8 +127,8 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
     if isinstance(found, str):
         return {"default": found}
     items = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-    named = {item.get("name"): item.get("template") for item in items}
-    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str) and text}
+    named = [(item.get("name"), item.get("template")) for item in items]
+    return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str) and text}
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -114,6 +114,8 @@ class ChatTemplate:
             raise TemplateRefused(f"the chat template refuses these messages: {_words(error)}") from error
         except RaisedByTemplate as error:
             raise TemplateRefused(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # of a method of a message that is none, or whose arguments are wrong
+            raise TemplateRefused(f"the chat template cannot be rendered: {_words(error)}") from error
         if len(text) > MAX_OUTPUT:
             raise TemplateRefused(f"the chat template makes {len(text)} characters of these messages")
         return text

@@ -62,7 +62,7 @@ class PublicKey:
         try:
             algorithm, name, own = _SIGNATURE.unpack(base64.b64decode(lines[1], validate=True))
             whole = base64.b64decode(lines[3], validate=True)
-        except (struct.error, binascii.Error) as error:
+        except (struct.error, ValueError) as error:  # ValueError: not even ASCII
             raise SignatureError(f"the signature file is damaged: {error}") from error
         if name != self.id:
             made = PublicKey(name, b"").name

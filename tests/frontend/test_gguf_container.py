@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import sys
 import tracemalloc
@@ -98,16 +97,11 @@ def test_a_header_of_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_any_bytes_are_read_or_refused(tmp_path: Path) -> None:
-    """Every prefix; every byte of the header changed; random changes. Nothing but CheckpointError comes of it."""
-    rng, size, path = random.Random(0), len(GOOD) - 64, tmp_path / "a.gguf"
+    """Every prefix; every byte of the header changed. Nothing but CheckpointError comes of it; tests/fuzz goes on."""
+    size, path = len(GOOD) - 64, tmp_path / "a.gguf"
     mutants = [GOOD[:end] for end in range(size)]
     for at in range(size):
         mutants += [GOOD[:at] + bytes([GOOD[at] ^ flip]) + GOOD[at + 1 :] for flip in (1, 0x80, 0xFF)]
-    for _ in range(500):
-        changed = bytearray(GOOD)
-        for _ in range(rng.randrange(1, 9)):
-            changed[rng.randrange(size)] = rng.randrange(256)
-        mutants.append(bytes(changed))
     tracemalloc.start()
     for content in mutants:
         path.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from icc.compiler.frontend.load import load_graph
 from onnx import ModelProto, TensorProto
 from sizes import size_of
 
-ODD = (0, 1, -1, 3, 7, 1 << 31, 1 << 62, -(1 << 63))
-OPS = ("Loop", "Scan", "If", "NonZero", "CumSum", "TopK", "Einsum", "Bogus")
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+from changing_onnx import CHANGES
 
 
 @pytest.fixture(scope="module")
@@ -23,56 +24,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("decoder") / "m.onnx"
     write_decoder(path, window=5)
     return path.read_bytes()
-
-
-def rewire(m: ModelProto, rng: random.Random) -> None:
-    node = rng.choice([n for n in m.graph.node if n.input])
-    names = [name for n in m.graph.node for name in n.output] + [t.name for t in m.graph.initializer]
-    node.input[rng.randrange(len(node.input))] = rng.choice([*names, "", "nothing"])
-
-
-def lose_an_operand(m: ModelProto, rng: random.Random) -> None:
-    del rng.choice([n for n in m.graph.node if n.input]).input[-1]
-
-
-def lose_a_node(m: ModelProto, rng: random.Random) -> None:
-    m.graph.node.remove(rng.choice(m.graph.node))
-
-
-def another_op(m: ModelProto, rng: random.Random) -> None:
-    rng.choice(m.graph.node).op_type = rng.choice([*OPS, *(n.op_type for n in m.graph.node)])
-
-
-def another_attribute(m: ModelProto, rng: random.Random) -> None:
-    node = rng.choice([n for n in m.graph.node if n.attribute])
-    attribute = rng.choice(node.attribute)
-    if attribute.ints:
-        attribute.ints[0] = rng.choice(ODD)
-    elif attribute.type == attribute.INT:
-        attribute.i = rng.choice(ODD)
-    else:
-        node.attribute.remove(attribute)
-
-
-def another_size(m: ModelProto, rng: random.Random) -> None:
-    tensor = rng.choice([t for t in m.graph.initializer if t.dims])
-    tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(ODD)
-
-
-def another_type(m: ModelProto, rng: random.Random) -> None:
-    rng.choice(m.graph.initializer).data_type = rng.randrange(25)
-
-
-def another_input(m: ModelProto, rng: random.Random) -> None:
-    kind = rng.choice([*m.graph.input, *m.graph.output]).type.tensor_type
-    kind.elem_type = rng.randrange(17)
-    if kind.shape.dim:
-        kind.shape.dim[-1].dim_value = rng.choice(ODD)
-
-
-CHANGES: tuple[Callable[[ModelProto, random.Random], None], ...] = (
-    rewire, lose_an_operand, lose_a_node, another_op, another_attribute, another_size, another_type, another_input,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -83,3 +83,9 @@ def test_a_decode_step_is_as_large_as_its_phase_and_a_mixed_one_a_little_larger_
     assert padded_size(mixed, StepSize(5, 2, 2), LIMITS) == (8, 4, 4)
     assert padded_size(mixed, StepSize(8, 2, 5), LIMITS) == (8, 2, 8)
     assert padded_size(mixed, StepSize(5, 2, 0), LIMITS) == (8, 4, 0)
+
+
+def test_a_mixed_step_is_padded_to_a_quarter_of_the_power_of_two_below_it() -> None:
+    mixed = Phase(64, False, {}, (), ())
+    sizes = [padded_size(mixed, StepSize(count, 2, 2), LIMITS).tokens for count in (33, 40, 41, 64)]
+    assert sizes == [40, 40, 48, 64]

@@ -252,3 +252,12 @@ def test_what_is_wanted_of_a_row_is_enough(options: dict[str, Any], wanted: int)
         rest = logits.copy()
         rest[np.argsort(-logits, kind="stable")[wanted:]] = -np.inf
         assert whole.sample(logits) == few.sample(rest)
+
+
+def test_a_device_draws_another_number_for_each_token_ahead() -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=5).resolve(SamplingDefaults()), [], 50)
+    rows = [sampler.device_row(ahead) for ahead in range(3)]
+    assert [row[-1] for row in rows if row is not None] == [0, 1, 2] and len({row[:-1] for row in rows if row}) == 1
+    sampler.count_device_sample()
+    row = sampler.device_row(1)
+    assert row is not None and row[-1] == 2

@@ -217,6 +217,18 @@ def test_a_client_pays_for_the_tokens_it_asks_for_and_not_for_those_it_leaves() 
     assert order_of_service(s) == [7, 8]
 
 
+def test_what_a_request_leaves_is_its_client_s_at_once() -> None:
+    """The next one comes where the last one began, before what another client has asked for behind as many tokens."""
+    s = scheduler(batch=1)
+    s.add(RequestSpec(1, (1,), 30, client="long"))  # from 0 to 31
+    s.add(RequestSpec(2, (1,), 1, client="long"))  # from 31 to 33
+    s.add(RequestSpec(3, (1,), 31, client="other"))  # from 0 to 32
+    s.add(RequestSpec(4, (1,), 1, client="other"))  # from 32 on
+    s.abort(1)
+    s.add(RequestSpec(5, (1,), 1, client="long"))  # from 31 on, not from 33
+    assert order_of_service(s) == [3, 2, 5, 4]
+
+
 def test_priority_goes_before_fairness() -> None:
     s = scheduler(batch=1)
     for request_id in (1, 2):
@@ -242,3 +254,13 @@ def test_guesses_that_are_accepted_become_tokens_and_are_moved_to_their_places()
     assert take((-1, 0, 1)) == ([], 3, [])
     with pytest.raises(AssertionError):
         take((-1, 0, 1), 0, 1, 2, 2)
+
+
+def test_guesses_share_what_room_is_left() -> None:
+    """Eight tokens for three that decode: five guesses, of which the first takes as many as it has."""
+    s = scheduler(tokens=8, rows=64)
+    for request_id in (1, 2, 3):
+        s.add(RequestSpec(request_id, (request_id,), 9))
+    step(s)
+    drafts = {request_id: Draft.chain((7, 8, 9)) for request_id in (1, 2, 3)}
+    assert [len(q.token_ids) for q in s.schedule(drafts).sequences] == [4, 3, 1]
