@@ -45,7 +45,7 @@ def fast_cores(allowed: Collection[int]) -> frozenset[int]:
 
 def preferred_cores() -> frozenset[int] | None:
     """The cores that kernels stay on where nobody says: those that are as fast as any; None where these are all."""
-    allowed = frozenset(os.sched_getaffinity(0))
+    allowed = frozenset(allowed_cores())
     fast = fast_cores(allowed)
     return None if fast == allowed else fast
 
