@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import settings
 from .errors import UsageError
 from .options import CompileOptions, default_output
 from .progress import CompileProgress, LoggingReporter, Reporter
+from .several import compile_all, for_targets, refit_all
 
 PathLike = str | os.PathLike[str]
 
@@ -22,6 +22,7 @@ class CompileFields(TypedDict, total=False):
     """The fields of CompileOptions, which says what each is for, as keywords of icc.compile; a test compares them."""
 
     target: str
+    isa: str | None
     task: str
     pooling: Pooling | None
     quant: str
@@ -74,7 +75,7 @@ def compile_model(
     **options: Unpack[CompileFields],
 ) -> Path:
     """Compile a Hugging Face checkpoint, a directory or the name of a model on the hub, to an engine directory
-    (default: MODEL.engine); returns its path.
+    (default: MODEL.engine); returns its path. Several targets, with commas, give one engine that has all of them.
 
     `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... progress: "bar" shows it on
     standard error, as the command line does; a function is called whenever something was done. Stages and warnings go
@@ -86,11 +87,10 @@ def compile_model(
     paths = {name: Path(os.fspath(options[name])) for name in _path_fields() if options.get(name) is not None}  # type: ignore[literal-required]
     source = Path(model)
     target = Path(output) if output is not None else default_output(source)
-    chosen = CompileOptions(model=source, output=target, **{**options, **paths})  # type: ignore[arg-type]
-    from .driver import compile_engine
-
+    given: dict[str, Any] = {**options, **paths}
+    asked = for_targets(source, target, given)
     with _reporter(progress) as reporter:
-        compile_engine(chosen, reporter)
+        compile_all(asked, reporter)
     return target
 
 
@@ -113,16 +113,12 @@ def refit_model(
     files that the engine was compiled with are given again. progress: see `compile_model`. MismatchError names what
     does not fit; the engine is as it was then.
     """
-    from .driver import compile_engine
-    from .refit import check_refit
-
     files = {"calib": calib, "gate_text": gate_text, "lora": lora}
     given = {name: None if path is None else Path(path) for name, path in files.items()}
     other = None if output is None else Path(output)
-    earlier, options = check_refit(Path(engine), Path(checkpoint), other, force, {**given, "spec": spec})
-    with closing(earlier), _reporter(progress) as reporter:
-        compile_engine(options, reporter, earlier)
-    return options.output
+    with _reporter(progress) as reporter:
+        refit_all(Path(engine), Path(checkpoint), other, force, {**given, "spec": spec}, reporter)
+    return other or Path(engine)
 
 
 def _reporter(progress: Literal["bar"] | Callable[[CompileProgress], object] | None) -> Reporter:

@@ -12,7 +12,8 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,8 @@ from typing import IO
 from .identity import checkpoint_files, sources_digest, stated
 from .options import CompileOptions
 from .places import user_cache
+
+_KEPT: ContextVar[set[Path] | None] = ContextVar("kept", default=None)  # folders; see `kept_between_targets`
 
 
 @dataclass
@@ -30,11 +33,26 @@ class Calibrations:
     lock: IO[str] | None = None
 
     def done(self) -> None:
-        """The compile has succeeded: nothing stays."""
-        if self.folder is not None:
+        """The compile has succeeded: nothing stays, but for the next target."""
+        kept = _KEPT.get()
+        if self.folder is not None and kept is not None:
+            kept.add(self.folder)
+        elif self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self.lock is not None:
             self.lock.close()
+
+
+@contextlib.contextmanager
+def kept_between_targets() -> Iterator[None]:
+    """Within the block, what a compile has found stays for the next one, until the block ends well."""
+    token = _KEPT.set(set())
+    try:
+        yield
+        for folder in _KEPT.get() or ():
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        _KEPT.reset(token)
 
 
 def open_calibrations(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> Calibrations:

@@ -235,7 +235,8 @@ class Compilation:
         answers = writer.write_canaries(stage, canaries)
         manifest = make_manifest(self.graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
         if self.earlier is not None and self.is_delta:
-            manifest = msgspec.structs.replace(manifest, base=self.earlier.base_of(stage))
+            programs = self.earlier.engine.manifest.programs
+            manifest = msgspec.structs.replace(manifest, base=self.earlier.base_of(stage), programs=programs)
         return report, writer.write_manifest(stage, manifest)
 
     def gate(self, original: Graph, quantized: Graph, manifest: Manifest, stage: Path) -> None:
@@ -314,7 +315,7 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
         texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
     if earlier is not None:
         earlier.check_model(graph.info)
-    backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
+    backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic, options.isa)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,17 @@ class ConsoleReporter(Reporter):
 
     def warn(self, text: str) -> None:
         self._display.say(f"warning: {text}")
+
+
+def show_reports(done: Sequence[tuple[CompileOptions, CompileReport]], reporter: Reporter, as_json: bool) -> None:
+    """What was compiled, as one JSON value or for people; of several targets, each behind the other."""
+    if as_json and len(done) > 1:
+        print(json.dumps({"targets": {options.target: json.loads(report.to_json()) for options, report in done}}))
+    for options, report in done:
+        if not as_json:
+            show_summary(options, report, reporter)
+        elif len(done) == 1:
+            print(report.to_json().decode(), end="")
 
 
 def show_summary(options: CompileOptions, report: CompileReport, reporter: Reporter) -> None:

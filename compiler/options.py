@@ -13,6 +13,7 @@ from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting, settings
 from . import quantization, targets
 from .adapter_slots import AdapterSlots, read_adapter_slots
+from .backends.cpu.isa import find_isas
 from .drafters import LAYERS
 from .errors import UsageError
 from .eviction import ALL, EXPLAINED, Eviction, read_eviction
@@ -44,8 +45,9 @@ STATE_DTYPES = {
 class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
-    task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
-    None means what the checkpoint says. "rerank" for one that scores pairs of texts.
+    isa: the machines and levels that a CPU engine has libraries for, with commas; None means those of its target's
+    machine. task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them
+    make it; None means what the checkpoint says. "rerank" for one that scores pairs of texts.
     quant_head: how the LM head is stored when `quant` is not none. group_size: weights per scale, of the head too; None
     means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
     size, bits: what `quant` "auto" may spend, on all weights as the engine stores them: in bytes, or in bits per
@@ -76,6 +78,13 @@ class CompileOptions:
         metavar="TARGET",
         calibration=False,
         on_demand=True,
+    )
+    isa: str | None = setting(
+        None,
+        "Instruction sets of a CPU engine: machines, or levels of them.",
+        metavar="x86-64|arm64|LEVEL[,..]",
+        unset="all of the target's machine",
+        calibration=False,
     )
     task: str = setting("generate", "What the engine gives.", values=lambda: TASKS, plan=True)
     pooling: Pooling | None = setting(
@@ -258,6 +267,7 @@ class CompileOptions:
                 raise UsageError(f"--kv-policy {policy}: what guesses evict cannot be taken back", "leave --spec out")
         if policy is not None and self.task != "generate":
             raise UsageError(f"--kv-policy is for texts that go on, and --task {self.task} reads whole ones")
+        self._check_isa()
         if self.tune and not find_target(self.target).is_here:
             raise UsageError(
                 f"--tune measures this machine, and --target {self.target} is not only for it",
@@ -284,6 +294,15 @@ class CompileOptions:
             value = getattr(self, name)
             if found.least is not None and value is not None and value < found.least:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {found.least}, not {value}")
+
+    def _check_isa(self) -> None:
+        if self.isa is None:
+            return
+        target = find_target(self.target)
+        if target.backend != "cpu" or target.is_here:
+            why = "is for this machine's CPU" if target.is_here else "is for a GPU"
+            raise UsageError(f"--isa {self.isa}: --target {self.target} {why}", "use --target cpu, or leave --isa out")
+        find_isas(target.arch, self.isa)
 
     def _check_unquantized(self) -> None:
         head = self.quant_head not in ("none", type(self).quant_head)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..runtime.format.load import open_verified
+from ..runtime.format.container import open_container
+from ..runtime.format.load import read_targets, verify_all
 from ..runtime.format.present import ONE_FILE, engine_name
 from .engine.atomic import directory, engine_file, engine_output
 from .engine.oci import engine_in, is_layout, write_layout
@@ -17,17 +18,20 @@ def pack_engine(engine: Path, output: Path, force: bool = False) -> None:
     """Write an engine to one file. EngineFormatError and its kinds where it is damaged; OutputExistsError, WriteError
     as a compile."""
     check_output(output, force)
-    container, _ = open_verified(engine_in(engine))
+    engine = engine_in(engine)
+    verify_all(engine)
     with engine_file(output) as file:
-        write_one_file(container, file)
+        write_one_file(open_container(engine), file)
 
 
 def pack_layout(engine: Path, output: Path, force: bool = False) -> None:
     """Write an engine as an OCI image layout. Raises as `pack_engine`; --force replaces layouts alone."""
     check_output(output, force, is_layout, "--oci")
-    container, manifest = open_verified(engine_in(engine))
+    engine = engine_in(engine)
+    [(_, manifest), *_] = verify_all(engine)
+    digest = (read_targets(engine) or manifest).digest
     with directory(output) as stage:
-        write_layout(container, stage, f"{engine_name(output.resolve())}{ONE_FILE}", manifest.digest)
+        write_layout(open_container(engine), stage, f"{engine_name(output.resolve())}{ONE_FILE}", digest)
 
 
 def unpack_engine(engine: Path, output: Path, force: bool = False) -> None:
@@ -35,6 +39,7 @@ def unpack_engine(engine: Path, output: Path, force: bool = False) -> None:
     if output.suffix == ONE_FILE:
         raise UsageError(f"-o {output}: {ONE_FILE} is the suffix of one-file engines", "give another name")
     check_output(output, force)
-    container, _ = open_verified(engine_in(engine))
+    engine = engine_in(engine)
+    verify_all(engine)
     with engine_output(output) as stage:
-        write_directory(container, stage)
+        write_directory(open_container(engine), stage)

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..runtime.errors import MissingExtraError, install
-from .backends.cxx import find_compiler
+from .backends.cpu.isa import find_isas
+from .backends.cxx import find_compiler, find_zig
 from .calibration import check_text
 from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
@@ -129,6 +130,8 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
     check_output(options.output, options.force)
     if target.backend == "cpu":
         find_compiler()
+        if any(isa.machine == "arm64" for isa in find_isas(target.arch, options.isa)):
+            find_zig()
 
 
 def _check_device(options: CompileOptions) -> None:

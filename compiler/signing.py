@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..runtime.format.container import Container
-from ..runtime.format.load import open_verified
+from ..runtime.format.container import Container, open_container
+from ..runtime.format.load import verify_all
 from ..runtime.format.present import MANIFEST_FILE, SIGNATURE_FILE
+from ..runtime.format.targets import TargetFiles
 from ..runtime.trust.minisign import SecretKey
 from .engine.atomic import engine_file, written
 from .engine.packing import write_one_file
@@ -41,16 +43,21 @@ def read_secret_key(path: Path, password: Callable[[], bytes]) -> SecretKey:
 
 
 def sign_engine(engine: Path, key: SecretKey) -> None:
-    """Put a signature beside the manifest, in place of one that is there; all files are verified first.
+    """Put a signature beside the manifest, in place of one that is there, of each target; all files are verified first.
     EngineFormatError and its kinds, WriteError."""
-    container, manifest = open_verified(engine)
-    if not manifest.digest:
-        raise UsageError(f"{engine} is of an old icc, and not sealed", "compile the model again")
-    put_beside(container, {SIGNATURE_FILE: key.sign(container.read(MANIFEST_FILE), MANIFEST_FILE).encode()})
+    signatures: dict[str, bytes] = {}
+    for container, manifest in verify_all(engine):
+        if not manifest.digest:
+            raise UsageError(f"{engine} is of an old icc, and not sealed", "compile the model again")
+        signature = key.sign(container.read(MANIFEST_FILE), MANIFEST_FILE).encode()
+        signatures[os.path.relpath(container.path / SIGNATURE_FILE, engine.absolute())] = signature
+    put_beside(open_container(engine), signatures)
 
 
 def put_beside(container: Container, files: Mapping[str, bytes]) -> None:
     """Give an engine files that its manifest does not list: a directory gets them, one file is written again."""
+    if isinstance(container, TargetFiles):
+        return put_beside(container.whole, {f"{container.target}/{name}": content for name, content in files.items()})
     if container.path.is_dir():
         for name, content in files.items():
             with written(container.path / name) as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ..runtime import extensions
@@ -164,17 +163,14 @@ def find_target(name: str) -> Target:
 def this_machine() -> Target:
     """That of the first GPU, or "native" where there is none. UsageError for a GPU that no target is of; DeviceError
     where a driver has found one that cannot be used."""
-    from ..runtime.this_gpu import gpu_here
+    from ..runtime.this_gpu import gpu_here, target_named
 
     device = gpu_here()
     if device is None:
         return TARGETS["native"]
     alike = [t for t in _TABLE if t.backend == device.backend and t.capability == device.capability]
-    # makers write "RTX 4060 Ti" and "A100-SXM4-80GB": words next to each other are the target's name
-    words = re.findall(r"[a-z0-9]+", device.name.lower())
-    runs = {"".join(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)}
-    if named := [target for target in alike if target.name in runs]:
-        return max(named, key=lambda target: len(target.name))
+    if named := target_named(device.name, [target.name for target in alike]):
+        return TARGETS[named]
     names = ", ".join(target.name for target in alike)
     prefix, (major, minor) = "gfx" if device.backend == "hip" else "sm_", device.capability
     raise UsageError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .choosing import of_this_machine
 from .errors import UsageError
 from .format.load import Opening, begin_opening, check_abi, read_manifest
 
@@ -27,6 +28,7 @@ class Begun(msgspec.Struct, frozen=True):
 def begin(options: LoadOptions) -> Begun:
     """Begin to load an engine; `loading.open_llm` ends it. What is imported in between costs no time where files are
     compared meanwhile."""
+    options = of_this_machine(options)
     manifest = read_manifest(Path(options.path))
     if options.require_signature is not None:
         from .trust.engine_signature import require_signatures

@@ -22,16 +22,17 @@ class LoadOptions:
 
     threads: of the kernels (default: the physical cores this process may use). cores: of a CPU engine, those that
     kernel threads stay on, such as "0-7,8", and a thread that runs requests does until the engine is closed. device: of
-    a GPU engine, the number of the GPU (default: 0). isa: a library of the engine by name instead of the best for this
-    machine. verify: compare every file with its sha256 first. require_signature: a key, whose signature the
-    engine and a drafter's have; SignatureError for another. verify_answers: let the engine answer its canary prompts
-    first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc serve` always does. kv_bytes:
-    memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes:
-    of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 %
-    of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none", "mtp",
-    "eagle", "medusa", "ngram", "suffix", "layer-skip", "draft" or "draft:ENGINE" (default: what the engine was compiled
-    for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take guesses that
-    are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
+    a GPU engine, the number of the GPU (default: 0). target: which of an engine of several targets (default: that of
+    this machine's GPU, else of its CPU; with a device, that of this GPU). isa: a library of the engine by name instead
+    of the best for this machine. verify: compare every file with its sha256 first. require_signature: a key, whose
+    signature the engine and a drafter's have; SignatureError for another. verify_answers: let the engine answer its
+    canary prompts first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc serve` always does.
+    kv_bytes: memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory).
+    swap_bytes: of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB,
+    within 25 % of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none",
+    "mtp", "eagle", "medusa", "ngram", "suffix", "layer-skip", "draft" or "draft:ENGINE" (default: what the engine was
+    compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
+    guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
     """
 
     path: str | os.PathLike[str]
@@ -45,6 +46,13 @@ class LoadOptions:
         needs="cpu",
     )
     device: int | None = setting(None, "GPU to run on, by its number.", metavar="N", unset="0", needs="gpu")
+    target: str | None = setting(
+        None,
+        "Which target, of an engine of several.",
+        metavar="TARGET",
+        unset="what this machine has",
+        needs="targets",
+    )
     isa: str | None = setting(
         None, "Kernel library to use instead of the best one; also ICC_ISA.", unset="the best for this CPU", needs="cpu"
     )
@@ -109,6 +117,7 @@ class LoadOptions:
                 raise UsageError(f"{name} = {value!r}: must be an integer, at least {least}")
         flags = (("verify", bool), ("verify_answers", bool))
         for name, kind in (
+            ("target", str | None),
             ("isa", str | None),
             ("cores", str | None),
             ("spec", str | None),

@@ -18,7 +18,7 @@ class Setting(msgspec.Struct, frozen=True):
     stands for its value. unset: what None means, as help says it. unit: what one of the option's numbers is in the
     field (1 << 20 for MiB). values: what it may be, each with its meaning; open: other values are possible.
     read: makes the field's value of the text; ValueError says what is wrong with it. least: the smallest number that is
-    allowed. needs: what an engine must have for the option to be there: "generate", "cpu" or "gpu" (see
+    allowed. needs: what an engine must have for the option to be there: "generate", "cpu", "gpu" or "targets" (see
     cli/own_engine.py).
 
     The roles of a compile's option: engine: whether what the engine is depends on it, so that it is part of its key in

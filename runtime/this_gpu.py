@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,14 @@ class Gpu:
     backend: str
     name: str
     capability: tuple[int, int]
+
+
+def target_named(device: str, names: Iterable[str]) -> str | None:
+    """Which of the targets a GPU is by what its driver calls it; None if none: makers write "RTX 4060 Ti" and
+    "A100-SXM4-80GB", where words next to each other are the target's name."""
+    words = re.findall(r"[a-z0-9]+", device.lower())
+    runs = {"".join(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)}
+    return max((name for name in names if name in runs), key=len, default=None)
 
 
 def gpu_here() -> Gpu | None:

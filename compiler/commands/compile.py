@@ -13,6 +13,7 @@ from ...runtime.cli.group import command
 from ..heap import keep_freed_memory
 from ..interrupt import ends_at_once
 from ..options import CompileOptions, default_output
+from ..several import compile_all, for_targets
 
 
 @command("compile")
@@ -36,18 +37,15 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
         check_explainable(explain)
     fields = taken(CompileOptions, parameters)
     # what torch is not needed for, before it is imported
-    chosen = check(CompileOptions(model=model, output=output or default_output(model), **fields)).options
+    chosen = [check(options).options for options in for_targets(model, output or default_output(model), fields)]
     with ends_at_once():
-        from ..console import ConsoleReporter, show_explanation, show_summary
-        from ..driver import compile_engine
+        from ..console import ConsoleReporter, show_explanation, show_reports
 
         keep_freed_memory()
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
         with ConsoleReporter() as reporter:
-            report = compile_engine(chosen, reporter)
-    if as_json:
-        click.echo(report.to_json().decode(), nl=False)
-    else:
-        show_summary(chosen, report, reporter)
+            done = compile_all(chosen, reporter)
+    show_reports(done, reporter, as_json)
     if explain:
-        show_explanation(report, explain)
+        for _, report in done:
+            show_explanation(report, explain)

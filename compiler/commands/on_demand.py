@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ...runtime.cli.commands import COMMANDS
 from ...runtime.cli.fields import field_options, taken
 from ...runtime.cli.group import Command
+from ...runtime.format.load import read_targets
 from ...runtime.format.present import is_engine
 from ...runtime.settings import named_by_role, setting, settings
 from .. import targets
@@ -33,7 +35,12 @@ class OnDemandOptions(CompileOptions):
     """Options of a compile for this machine, unless another target is given."""
 
     target: str = setting(
-        "native", "What a MODEL is compiled for.", values=targets.explained, open=True, metavar="TARGET", on_demand=True
+        "native",
+        "What a MODEL is compiled for; which target of an engine of several.",
+        values=targets.explained,
+        open=True,
+        metavar="TARGET",
+        on_demand=True,
     )
 
 
@@ -54,14 +61,24 @@ def with_models(name: str, runtime: click.Command) -> Command:
 
     def call(engine: str, **parameters: Any) -> Any:
         given = taken(OnDemandOptions, {name: parameters.pop(name) for name in offered})
+        parameters["target"] = _target_of(Path(engine), given)
         with ExitStack() as stack:
             return run(engine=_engine(engine, given, stack), **parameters)
 
     options = field_options(OnDemandOptions, left_out)(lambda: None).__click_params__  # type: ignore[attr-defined]
-    own = [param for param in runtime.params if param.name not in ("engine", "debug")]
+    own = [param for param in runtime.params if param.name not in ("engine", "debug", "target")]
     argument = click.Argument(["engine"], metavar="ENGINE|MODEL")
     text = f"{cleandoc(runtime.help or '')}\n\n{_HELP}"
     return Command(name, params=[argument, *own, *reversed(options)], callback=call, help=text)
+
+
+def _target_of(path: Path, given: dict[str, Any]) -> str | None:
+    """Which target --target says of an engine of several, for which nothing is compiled; None where it does not."""
+    if not is_engine(path) or read_targets(path) is None:
+        return None
+    target = given.pop("target")
+    source = click.get_current_context().get_parameter_source("target")
+    return None if source is ParameterSource.DEFAULT else target
 
 
 def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:

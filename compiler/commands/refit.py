@@ -39,19 +39,14 @@ def refit_command(
     The checkpoint has the shapes of the one that ENGINE was compiled from; its weights are quantized as those were.
     Quantizations that read a text do so again. Where something does not fit it is named, and ENGINE stays as it was.
     """
-    from ..refit import check_refit
+    from ..several import refit_all
 
     given = {"calib": calib, "gate_text": gate_text, "lora": lora, "spec": spec}
     with ends_at_once():
-        earlier, options = check_refit(engine, checkpoint, output, force, given)
-        from ..console import ConsoleReporter, show_summary
-        from ..driver import compile_engine
+        from ..console import ConsoleReporter, show_reports
 
         keep_freed_memory()
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
         with ConsoleReporter() as reporter:
-            report = compile_engine(options, reporter, earlier)
-    if as_json:
-        click.echo(report.to_json().decode(), nl=False)
-    else:
-        show_summary(options, report, reporter)
+            done = refit_all(engine, checkpoint, output, force, given, reporter)
+    show_reports(done, reporter, as_json)

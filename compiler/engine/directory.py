@@ -61,7 +61,7 @@ def write_weights(
         files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
         for rank, file in enumerate(files):
             own_names = held[rank] if held else program.stored.keys()
-            file.write(_header({name: w.nbytes for name, w in program.stored.items() if name in own_names}))
+            file.write(weights_header({name: w.nbytes for name, w in program.stored.items() if name in own_names}))
         for name, packed in _packed(program, sources, pack, progress):
             for rank, file in enumerate(files):  # one after the other: they are parts of the same values
                 if held and name not in held[rank]:
@@ -86,7 +86,7 @@ def write_delta(
                 raw.write(packed.data)
         raw.seek(0)
         with (stage / DELTA_WEIGHTS).open("wb") as file:
-            file.write(_header(own))
+            file.write(weights_header(own))
             shutil.copyfileobj(raw, file, PIECE)
             file.flush()
             os.fsync(file.fileno())
@@ -105,7 +105,7 @@ def _packed(
         done += prod(source.handle.shape)
 
 
-def _header(sizes: Mapping[str, int]) -> bytes:
+def weights_header(sizes: Mapping[str, int]) -> bytes:
     """What a safetensors file begins with whose tensors are so many bytes, in this order."""
     header: dict[str, object] = {}
     start = 0

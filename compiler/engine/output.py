@@ -34,6 +34,8 @@ def _check_parent(path: Path, option: str) -> None:
     parent = path.resolve().parent
     if not parent.is_dir():
         raise WriteError(f"{parent} is not a directory", "create it first")
+    if is_engine(parent):
+        raise WriteError(f"{path} is within the engine {parent}", f"give another path with {option}")
     try:  # as `engine_output` will: permissions alone do not tell of a read-only or full file system
         os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=parent))
     except OSError as error:

@@ -12,10 +12,9 @@ from pathlib import Path
 from struct import pack
 
 from ...runtime.format.container import Container
-from ...runtime.format.load import own_files, read_manifest
-from ...runtime.format.manifest import Manifest
-from ...runtime.format.present import MANIFEST_FILE, SHEBANG
-from ...runtime.format.verify import BESIDE
+from ...runtime.format.load import all_weight_files, own_files, read_manifest
+from ...runtime.format.present import BESIDE, MANIFEST_FILE, SHEBANG
+from ...runtime.format.targets import targets_in
 
 Content = bytes | memoryview
 PAGE = 4096  # bytes
@@ -30,14 +29,12 @@ _ZIP64 = 0xFFFFFFFF  # bytes; from here on Python before 3.13 does not run an ar
 def write_one_file(container: Container, target: Path, beside: Mapping[str, bytes] | None = None) -> None:
     """Write the engine in a container to a file. beside: files that it gets, or has in place of its own, of those that
     no manifest lists. EngineFormatError where it is damaged; contents are not compared."""
-    manifest = read_manifest(container.path)
-    mapped = {entry.weights for entry in manifest.programs.values()}
-    mapped |= set() if manifest.base is None else {manifest.base.weights}
+    mapped = _mapped(container)
     with target.open("w+b") as file:
         file.write(SHEBANG)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
             added = beside or {}
-            names = {*_names(container, manifest), *added}
+            names = {*_names(container), *added}
             for name in sorted(names, key=lambda name: (name in mapped, name != MANIFEST_FILE, name)):
                 content = added.get(name) or _content(container, name)
                 _add(archive, file.tell(), name, content, name in mapped)
@@ -50,17 +47,31 @@ def needs_late_python(path: Path) -> bool:
 
 def write_directory(container: Container, stage: Path) -> None:
     """Write the engine in a container to a directory that is there."""
-    for name in _names(container, read_manifest(container.path)):
+    for name in _names(container):
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         with (stage / name).open("wb") as file:
             for piece in _pieces(_content(container, name)):
                 file.write(piece)
 
 
-def _names(container: Container, manifest: Manifest) -> list[str]:
+def _names(container: Container) -> list[str]:
     """What belongs to the engine itself."""
     there = container.sizes()
-    return [MANIFEST_FILE, *own_files(manifest), *(name for name in BESIDE if name in there)]
+    if (targets := targets_in(container)) is not None:
+        return [MANIFEST_FILE, *sorted(targets.places() & there.keys())]
+    own = own_files(read_manifest(container.path))
+    return [MANIFEST_FILE, *own, *(name for name in BESIDE if name in there)]
+
+
+def _mapped(container: Container) -> set[str]:
+    """The files of weights."""
+    if (targets := targets_in(container)) is None:
+        return all_weight_files(read_manifest(container.path))
+    return {
+        entry.files[name]
+        for target, entry in targets.targets.items()
+        for name in all_weight_files(read_manifest(container.path / target))
+    }
 
 
 def _add(archive: zipfile.ZipFile, at: int, name: str, content: Content, aligned: bool) -> None:

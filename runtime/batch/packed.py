@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.places import Places
 from ..kv.sequence import NO_BLOCK
 from ..kv.state_group import state_places
+from ..system import anonymous_map
 from .padding import StepSize
 from .scheduled import Draft, ScheduledBatch, ScheduledSequence
 
@@ -38,7 +38,7 @@ def plain_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str,
 
 def zeroed(nbytes: int) -> memoryview:
     """`nbytes` bytes of zeros, at least one element; pages take memory when first touched."""
-    return memoryview(mmap.mmap(-1, max(nbytes, 4), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    return memoryview(anonymous_map(max(nbytes, 4)))
 
 
 class PackedBatch:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..choosing import of_this_machine
 from ..executor.cpu.cores import usable_cores
 from ..format.present import check_present
 from ..options import LoadOptions
@@ -30,6 +31,7 @@ def loads_but(*leave_out: str) -> Callable[[Callable[..., Any]], Callable[..., A
             own = {name: parameters.pop(name) for name in leave_out}
             load = LoadOptions(engine, **taken(LoadOptions, parameters))
             check_present(Path(engine))
+            load = of_this_machine(load)
             # numpy starts threads otherwise, and nothing here uses them
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             warn(_warnings(load))

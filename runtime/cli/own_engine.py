@@ -14,7 +14,7 @@ from ..format.present import MANIFEST_FILE
 
 
 class OwnEngine(msgspec.Struct, frozen=True):
-    """path: the engine. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and
+    """path: the engine. lacks: what it cannot do, of "generate", "cpu", "gpu", "targets", "tokenizer", "template" and
     "server"."""
 
     path: str
@@ -28,7 +28,10 @@ class OwnEngine(msgspec.Struct, frozen=True):
         try:
             container = open_container(Path(path))
             found = json.loads(container.read(MANIFEST_FILE))
-            lacks.add("gpu" if found["backend"] == "cpu" else "cpu")
+            if "targets" in found:  # each can do what the others can, but for what its device decides
+                each = [cls.read(f"{path}/{target}").lacks for target in found["targets"]]
+                return cls(path, frozenset.intersection(*each) - {"targets"})
+            lacks |= {"targets", "gpu" if found["backend"] == "cpu" else "cpu"}
             lacks |= {"generate"} if "embedding" in found else set()
             folder = found.get("tokenizer_dir")
             lacks |= {"tokenizer"} if folder is None else set()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ..choosing import Candidate, candidates, chosen
 from ..errors import CapacityError, DeviceError, IccError
 from ..executor.cpu.bandwidth import read_bandwidth
 from ..executor.cpu.cores import usable_cores
@@ -29,12 +30,13 @@ from ..format.footprint import (
     size_text,
 )
 from ..format.isa import cpu_flags, select_library
-from ..format.load import check_abi, read_manifest, verify_files
+from ..format.load import check_abi, read_manifest, read_targets, verify_files
 from ..format.manifest import Manifest
 from ..format.program import Program
 from ..format.programs import read_program
 from ..format.roofline import Roofline
 from ..format.verify import check_listing
+from ..options import LoadOptions
 from .held_back import held_back
 
 _SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
@@ -79,11 +81,31 @@ class Diagnosis:
 
 
 def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[[str], Cuda] = open_gpu) -> Diagnosis:
-    """Examine this host for an engine. hashes: also compare every file with its sha256. cuda: opens a back end's GPU.
+    """Examine this host for an engine; of several targets for the one that would be taken. hashes: also compare every
+    file with its sha256. cuda: opens a back end's GPU.
 
     Raises IccError only where there is no engine whose manifest and program can be read.
     """
     root = Path(path)
+    if (targets := read_targets(root)) is None:
+        return _of_one(root, hashes, cuda)
+    asked = candidates(root, targets, LoadOptions(root))
+    found = Diagnosis(str(root), ", ".join(targets.targets))
+    found.look("target", lambda: _choice(asked))
+    if not found.exit_code:
+        one = _of_one(root / chosen(asked).target, hashes, cuda)
+        found.checks, found.expect = found.checks + one.checks, one.expect
+    return found
+
+
+def _choice(asked: Sequence[Candidate]) -> str:
+    """Which target is taken and why, and what speaks against others."""
+    taken = chosen(asked)
+    others = [f"{one.target}: {one.why}" for one in asked if one is not taken]
+    return "; ".join([f"{taken.target} is taken, as {taken.why}", *others])
+
+
+def _of_one(root: Path, hashes: bool, cuda: Callable[[str], Cuda]) -> Diagnosis:
     manifest = read_manifest(root)
     container = open_container(root)
     files = EngineFiles(container, manifest.files, verify=hashes, base=manifest.base)

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 
 from ..executor.cpu.cores import fast_cores, granted_cores, read_text, usable_cores
+from ..system import allowed_cores
 
 
 def held_back(ranks: int) -> Iterator[tuple[str, str]]:
     """What was found, and what to do about it; nothing where nothing is in the way. ranks: of the engine."""
-    allowed = frozenset(os.sched_getaffinity(0))
+    allowed = frozenset(allowed_cores())
     granted = granted_cores()
     if granted is not None and granted < len(allowed):
         threads = usable_cores()

@@ -12,7 +12,7 @@ from ..format.container import open_container
 from ..format.files import EngineFiles
 from ..format.isa import cpu_flags
 from ..format.kv import KVGroup, KVLayout, KVMemory
-from ..format.load import read_manifest
+from ..format.load import read_manifest, read_targets
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
 from ..format.programs import read_program
@@ -22,8 +22,22 @@ BESIDE = {"streaming": "in front", "h2o": "the last", "snapkv": "the last"}
 
 
 def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Facts about an engine as plain JSON values; sizes in bytes. The files are not compared with their hashes."""
+    """Facts about an engine as plain JSON values, of several targets about each; sizes in bytes. The files are not
+    compared with their hashes."""
     root = Path(path)
+    if (targets := read_targets(root)) is not None:
+        sizes = open_container(root).sizes()
+        uses = Counter(place for entry in targets.targets.values() for place in {*entry.files.values()})
+        return {
+            "engine": str(root),
+            "targets": {target: _of_one(root / target) for target in targets.targets},
+            "bytes_shared": sum(sizes[place] for place, times in uses.items() if times > 1),
+            "total_bytes": sum(sizes.values()),
+        }
+    return _of_one(root)
+
+
+def _of_one(root: Path) -> dict[str, object]:
     manifest = read_manifest(root)
     program = read_program(
         manifest, EngineFiles(open_container(root), manifest.files, verify=False, base=manifest.base)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Thread
+
+from ..system import allowed_cores
 
 Part = tuple[str, Callable[[], bool]]  # a path, and whether a part of that file is as it was
 
@@ -19,7 +20,7 @@ class Comparison:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts, self._wrong = deque(parts), set[str]()
         self._errors: list[BaseException] = []
-        count = min(len(parts), len(os.sched_getaffinity(0)) - 1)
+        count = min(len(parts), len(allowed_cores()) - 1)
         self._threads = [Thread(target=self._work, daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ..errors import EngineFormatError
-from .present import MANIFEST_FILE
+from ..system import READ, READ_NO_LINK
+from .present import MANIFEST_FILE, is_engine
 
 NO_FILE = -1  # in place of a size: a link, a device or the like
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SMALL, _LARGE = 1 << 16, 1 << 20  # bytes; most files are smaller than the first, room for which costs no system call
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
@@ -100,7 +100,10 @@ class Folder:
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], bytes]]:
         """`read` by a descriptor of the directory."""
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if os.open not in os.supports_dir_fd:
+            yield self.read
+            return
+        folder = os.open(self.path, READ | os.O_DIRECTORY)
         try:
             yield lambda name: _content(name, name, folder)
         finally:
@@ -108,7 +111,15 @@ class Folder:
 
 
 def open_container(path: Path) -> Container:
-    """What an engine lies in. EngineFormatError for a file that is damaged; a directory is not looked at."""
+    """What an engine lies in, or one target of an engine. EngineFormatError for a file that is damaged; a directory is
+    not looked at, but for whether it is within an engine."""
+    place = path.absolute()
+    if is_engine(place.parent):
+        from .targets import TargetFiles, targets_in
+
+        whole = open_container(place.parent)
+        if (targets := targets_in(whole)) is not None:
+            return TargetFiles(whole, targets, place.name)
     if path.is_file():
         from .one_file import OneFile
 
@@ -117,13 +128,13 @@ def open_container(path: Path) -> Container:
 
 
 def _opened(path: Path) -> BinaryIO:
-    return open(os.open(path, _READ), "rb", buffering=0)
+    return open(os.open(path, READ_NO_LINK), "rb", buffering=0)
 
 
 def _content(name: str, place: Path | str, folder: int | None = None) -> bytes:
     """All of a file; folder: a descriptor of the directory that `place` is relative to."""
     try:
-        descriptor = os.open(place, _READ, dir_fd=folder)
+        descriptor = os.open(place, READ_NO_LINK, dir_fd=folder)
         try:
             pieces: list[bytes] = []
             while piece := os.read(descriptor, _LARGE if pieces else _SMALL):

@@ -6,7 +6,10 @@ import hashlib
 
 import msgspec
 
+from ..errors import EngineFormatError
+from .decoding import COPY_AGAIN
 from .manifest import Manifest
+from .present import MANIFEST_FILE
 
 _BLANK = "0" * 64
 
@@ -16,8 +19,19 @@ def digest_of(raw: bytes, digest: str) -> str:
     return hashlib.sha256(raw.replace(digest.encode(), _BLANK.encode())).hexdigest()
 
 
+def check_seal(raw: bytes, digest: str) -> None:
+    """EngineFormatError unless a file's bytes have this digest, which stands in it."""
+    if digest and digest_of(raw, digest) != digest:
+        raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", COPY_AGAIN)
+
+
 def encode_sealed(manifest: Manifest) -> bytes:
     """The bytes of engine.json: indented JSON, keys in declaration order, files sorted, sealed with its digest."""
-    blank = msgspec.structs.replace(manifest, files=dict(sorted(manifest.files.items())), digest=_BLANK)
+    return sealed(msgspec.structs.replace(manifest, files=dict(sorted(manifest.files.items()))))
+
+
+def sealed(facts: msgspec.Struct) -> bytes:
+    """The bytes of a file whose field `digest` seals it."""
+    blank = msgspec.structs.replace(facts, digest=_BLANK)
     raw = msgspec.json.format(msgspec.json.encode(blank), indent=2) + b"\n"
     return raw.replace(_BLANK.encode(), digest_of(raw, _BLANK).encode())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Collection, Mapping
 from ctypes import Array, c_char, c_int64
 from functools import partial
 from pathlib import Path
 
 from ..errors import EngineChangedError
+from ..system import allowed_cores
 from .comparison import Comparison, Part
 from .container import Container, open_container
 from .manifest import PIECE, BaseEngine, FileEntry
@@ -120,7 +120,7 @@ class EngineFiles:
         if digest and entry.hash == "blake3":
             pieces = _Pieces(path, content, wanted, digest)
             self._pieces.append(pieces)
-            return [(path, pieces.work)] * len(os.sched_getaffinity(0))
+            return [(path, pieces.work)] * len(allowed_cores())
 
         def same(at: int) -> bool:
             return _sha256(content[at * PIECE : (at + 1) * PIECE]) == wanted[at]

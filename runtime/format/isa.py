@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import MissingIsaError, UsageError
+from ..system import machine
 from .manifest import Library
 
 # Of arm64, where they come from what the kernel tells a process (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): an
@@ -16,11 +16,11 @@ _HWCAPS = {"atomics": (16, 8), "asimddp": (16, 20), "i8mm": (26, 13)}
 
 
 def cpu_flags(
-    cpuinfo: Path = Path("/proc/cpuinfo"), auxv: Path = Path("/proc/self/auxv"), machine: str = os.uname().machine
+    cpuinfo: Path = Path("/proc/cpuinfo"), auxv: Path = Path("/proc/self/auxv"), machine: str = machine()
 ) -> frozenset[str]:
     """The CPU's feature flags as the kernel names them; empty if the file cannot be read."""
     try:
-        if machine == "aarch64":
+        if machine in ("arm64", "aarch64"):
             found = dict(struct.iter_unpack("<QQ", auxv.read_bytes()))
             return frozenset(name for name, (key, bit) in _HWCAPS.items() if found.get(key, 0) >> bit & 1)
         for line in cpuinfo.read_text().splitlines():
@@ -49,7 +49,7 @@ def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str
         raise MissingIsaError(
             "the engine has no kernel library", "compile the model for a target that this machine has"
         )
-    least = candidates[-1]  # the most portable one
+    least = _nearest(candidates, flags)[-1]  # the most portable one
     present = [flag for flag in least.cpu_flags if flag in flags]
     missing = [flag for flag in least.cpu_flags if flag not in flags]
     raise MissingIsaError(
@@ -57,3 +57,10 @@ def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str
         f"have {' '.join(present) or 'none of them'}, missing {' '.join(missing)}",
         "run it on another machine, or compile the model for a target that this machine has",
     )
+
+
+def _nearest(libraries: Sequence[Library], flags: frozenset[str]) -> Sequence[Library]:
+    """The libraries of this machine's kind, of an engine that has some for several; all where there are none."""
+    some = [library for library in libraries if not flags.isdisjoint(library.cpu_flags)]
+    arm64 = machine() == "arm64"
+    return some or [one for one in libraries if _HWCAPS.keys().isdisjoint(one.cpu_flags) != arm64] or libraries

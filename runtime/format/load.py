@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError
+from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, UsageError
 from .base_engine import with_base
 from .canaries import Canaries
 from .container import Container, open_container
 from .decoding import COPY_AGAIN, decode
-from .digest import digest_of
+from .digest import check_seal
 from .files import DigestPieces, EngineFiles
 from .isa import cpu_flags, select_library
 from .manifest import FORMAT_VERSION, KERNEL_ABI, MAIN, READ_VERSIONS, Library, Manifest
 from .present import MANIFEST_FILE, check_present
 from .program import Program
 from .programs import check_agreement, read_program
+from .targets import Targets, targets_in
 from .verify import check_listing, check_paths
 from .version2 import manifest_as_3
 from .vocabulary import VOCABULARY_FILE, Vocabulary
@@ -56,7 +57,10 @@ class Engine(msgspec.Struct, frozen=True):
         library = select_library(entry.libraries, cpu_flags(), isa) if self.manifest.backend == "cpu" else None
         program = read_program(self.manifest, self.files, name)
         check_agreement(self.manifest, program, name)
-        weights = MappedWeights(self.files.map(entry.weights), entry.weights)
+        weights: MappedWeights | None = None
+        for file in entry.weight_files:
+            weights = MappedWeights(self.files.map(file), file, weights)
+        assert weights is not None
         return Engine(self.path, self.manifest, program, weights, library, self.files, name)
 
     def tokenizer_json(self) -> bytes | None:
@@ -117,8 +121,14 @@ class Opening(msgspec.Struct, frozen=True):
 
 def weight_files(manifest: Manifest, program: str = MAIN) -> list[str]:
     """The files of a program's weights: a weight of a later one takes the place of an earlier one's."""
-    own = manifest.programs[program].weights
-    return [own, *([] if manifest.base is None else [manifest.base.weights])]
+    own = manifest.programs[program].weight_files
+    return [*own, *([] if manifest.base is None else [manifest.base.weights])]
+
+
+def all_weight_files(manifest: Manifest) -> set[str]:
+    """The files of weights of all programs, which are mapped."""
+    found = {name for entry in manifest.programs.values() for name in entry.weight_files}
+    return found if manifest.base is None else found | {manifest.base.weights}
 
 
 def own_files(manifest: Manifest) -> list[str]:
@@ -147,6 +157,24 @@ def open_verified(path: Path) -> tuple[Container, Manifest]:
     return container, manifest
 
 
+def read_targets(path: Path) -> Targets | None:
+    """`targets_in`, of the engine at a path. EngineFormatError if there is none, too."""
+    check_present(path)
+    return targets_in(open_container(path))
+
+
+def verify_all(path: Path) -> list[tuple[Container, Manifest]]:
+    """`open_verified`, of each target of an engine of several."""
+    targets = read_targets(path)
+    if targets is None:
+        return [open_verified(path)]
+    found = [open_verified(path / target) for target in targets.targets]
+    for (container, manifest), (target, entry) in zip(found, targets.targets.items(), strict=True):
+        if manifest.digest != entry.digest:
+            raise EngineFormatError(f"{container.path}: {MANIFEST_FILE} is of another {target}", COPY_AGAIN)
+    return found
+
+
 def begin_opening(
     path: str | os.PathLike[str],
     manifest: Manifest,
@@ -171,7 +199,7 @@ def begin_opening(
     mapped = {name: files.map(name) for name in weight_files(manifest, program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
-    others = {entry.weights for entry in manifest.programs.values()} - mapped.keys() if manifest.ranks > 1 else ()
+    others = all_weight_files(manifest) - mapped.keys() if manifest.ranks > 1 else ()
     files.begin([file for file in used if file], mapped, digests, others)
     return Opening(root, manifest, steps, library, files, mapped)
 
@@ -197,7 +225,7 @@ def open_engine(
 
 def read_manifest(root: Path) -> Manifest:
     """engine.json of an engine, decoded strictly, its paths checked. The version is checked first. A delta
-    engine's has the files of its base, too."""
+    engine's has the files of its base, too. UsageError for an engine of several targets: one is to be named."""
     manifest = _own_manifest(root)
     if manifest.base is not None:
         manifest = with_base(root, manifest, _own_manifest)
@@ -209,14 +237,16 @@ def _own_manifest(root: Path) -> Manifest:
     """What stands in engine.json."""
     raw = _read(root)
     facts = decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
+    if "targets" in facts:
+        names = list(decode(bytes(facts["targets"]), MANIFEST_FILE, dict[str, msgspec.Raw]))
+        raise UsageError(f"{root} holds several targets: {', '.join(names)}", f"name one of them: {root}/{names[0]}")
     version = decode(bytes(facts["format_version"]), MANIFEST_FILE, object) if "format_version" in facts else None
     if version is None:
         raise EngineFieldError(f"{MANIFEST_FILE}: field `format_version` is missing", COPY_AGAIN)
     if version not in READ_VERSIONS or isinstance(version, bool):
         raise EngineVersionError(version, READ_VERSIONS)
     manifest = decode(raw if version == FORMAT_VERSION else manifest_as_3(facts), MANIFEST_FILE, Manifest)
-    if manifest.digest and digest_of(raw, manifest.digest) != manifest.digest:
-        raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", COPY_AGAIN)
+    check_seal(raw, manifest.digest)
     return manifest
 
 

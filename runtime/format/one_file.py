@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import EngineFormatError
+from ..system import READ
 
 ALIGNMENT = 64  # bytes; what is mapped begins at a multiple, as what lies in it does
 _END, _END_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6"
@@ -36,7 +37,7 @@ class OneFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb", buffering=0) as stream:
+            with open(os.open(path, READ), "rb", buffering=0) as stream:
                 self.modified = os.fstat(stream.fileno()).st_mtime
                 self._bytes = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: the file is empty

@@ -9,6 +9,7 @@ from ..errors import EngineFormatError
 MANIFEST_FILE = "engine.json"
 SIGNATURE_FILE = f"{MANIFEST_FILE}.minisig"  # beside it, where `minisign -V -m engine.json` looks
 SBOM_FILE, PROVENANCE_FILE = "sbom.cdx.json", "provenance.intoto.json"  # beside it, too
+BESIDE = (SIGNATURE_FILE, SBOM_FILE, PROVENANCE_FILE)  # files that may lie there, which no manifest lists
 ONE_FILE = ".icc"  # the suffix of one-file engines
 SHEBANG = b"#!/usr/bin/env python3\n"  # what a one-file engine begins with, so that `./model.icc run` starts
 ARCHIVE = b"PK\3\4"  # behind it: the first entry of a zip archive
@@ -26,12 +27,14 @@ def is_one_file(path: Path) -> bool:
 
 
 def is_engine(path: Path) -> bool:
-    """Whether a path is an engine, as far as can be told without reading it."""
-    return (path / MANIFEST_FILE).is_file() or is_one_file(path)
+    """Whether a path is an engine, or one target of an engine, as far as can be told without reading it."""
+    return (path / MANIFEST_FILE).is_file() or is_one_file(path) or is_one_file(path.parent)
 
 
 def engine_name(path: Path) -> str:
-    """What people call the engine at a path: its name without `.engine` or `.icc`."""
+    """What people call the engine at an absolute path, or an engine of several targets at one of them: its name without
+    `.engine` or `.icc`."""
+    path = path.parent if is_engine(path.parent) else path
     return path.name.removesuffix(".engine").removesuffix(ONE_FILE)
 
 

@@ -8,26 +8,21 @@ from pathlib import Path
 from ..errors import EngineFormatError
 from .container import NO_FILE, Container, open_container
 from .manifest import MAIN, FileEntry, Manifest
-from .present import MANIFEST_FILE, PROVENANCE_FILE, SBOM_FILE, SIGNATURE_FILE
+from .paths import check_relative
+from .present import BESIDE, MANIFEST_FILE
 
-BESIDE = (
-    SIGNATURE_FILE,
-    SBOM_FILE,
-    PROVENANCE_FILE,
-)  # files that may lie beside the manifest, which does not list them
-_NO_PARTS = frozenset(("", ".", ".."))  # of a path that stays below
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
 def check_paths(manifest: Manifest) -> None:
     """EngineFormatError unless every path in the manifest stays inside the engine and is listed under `files`."""
     for path in manifest.files:
-        _check_relative(path)
+        check_relative(path)
     if MAIN not in manifest.programs:
         raise EngineFormatError(f"{MANIFEST_FILE}: there is no program {MAIN!r}", _HINT)
     named: list[str] = []
     for entry in manifest.programs.values():
-        named += [entry.weights, entry.program, *(library.path for library in entry.libraries)]
+        named += [*entry.weight_files, entry.program, *(library.path for library in entry.libraries)]
     if manifest.base is not None:
         named.append(manifest.base.weights)
     if manifest.canaries_file is not None:
@@ -36,12 +31,7 @@ def check_paths(manifest: Manifest) -> None:
         if path not in manifest.files:
             raise EngineFormatError(f"{MANIFEST_FILE}: {path!r} is used but not listed under files", _HINT)
     if manifest.tokenizer_dir is not None:
-        _check_relative(manifest.tokenizer_dir)
-
-
-def _check_relative(path: str) -> None:
-    if not _NO_PARTS.isdisjoint(path.split("/")) or "\0" in path or "\\" in path:
-        raise EngineFormatError(f"{MANIFEST_FILE}: path {path!r} does not stay inside the engine directory", _HINT)
+        check_relative(manifest.tokenizer_dir)
 
 
 def check_listing(container: Container, manifest: Manifest) -> None:

@@ -10,8 +10,7 @@ from ..format.container import Container, open_container
 from ..format.digest import digest_of
 from ..format.load import read_manifest
 from ..format.manifest import Manifest
-from ..format.present import MANIFEST_FILE, SIGNATURE_FILE
-from ..format.verify import BESIDE
+from ..format.present import BESIDE, MANIFEST_FILE, SIGNATURE_FILE
 from ..speculate.choose import DRAFT
 from .minisign import PublicKey
 

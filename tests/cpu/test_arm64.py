@@ -25,10 +25,12 @@ from icc.compiler.backends import cxx
 from icc.compiler.backends.cpu import backend, toolchain
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.emit import emit_source
-from icc.compiler.backends.cpu.isa import ALL, DOTPROD, I8MM, LEVELS, Isa
+from icc.compiler.backends.cpu.isa import ALL, DOTPROD, I8MM, LEVELS, Isa, find_isas
 from icc.compiler.backends.errors import ToolchainError
+from icc.compiler.errors import UsageError
 from icc.runtime.errors import MissingIsaError
 from icc.runtime.format.isa import cpu_flags, select_library
+from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import Library
 from sizes import soak
 
@@ -152,6 +154,38 @@ def test_zig_compiles_it_whatever_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_levels_of_x86_are_never_arm64s() -> None:
     assert LEVELS["x86-64"] == ALL and not {isa.name for isa in ALL} & {isa.name for isa in LEVELS["arm64"]}
     assert all(toolchain.ZIG_TARGETS[isa.machine].startswith("aarch64") for isa in LEVELS["arm64"])
+
+
+def test_one_engine_holds_libraries_for_both_kinds_of_cpu(engine: Path, tmp_path: Path) -> None:
+    """Its program and weights are arm64's: layouts are the same. Each machine takes its own library."""
+    model = engine.with_name("llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "build_libraries", partial(build_libraries, optimize="-O1"))
+        both = icc.compile(model, tmp_path / "e", target="cpu", isa="dotprod,avx2", quant="rtn4", max_seq_len=64)
+    for name in ("program.json", "weights.safetensors", "kernels/dotprod.so"):
+        assert (both / name).read_bytes() == (engine / name).read_bytes(), name
+    manifest = read_manifest(both)
+    assert manifest.target == "cpu"
+    assert [library.isa for library in manifest.main.libraries] == ["avx2", "dotprod"]
+    flags = {"avx2": {"avx2", "fma", "f16c", "avx512f"}, "dotprod": {"asimddp", "atomics", "i8mm"}}
+    for level, of_cpu in flags.items():
+        assert select_library(manifest.main.libraries, frozenset(of_cpu)).isa == level
+    with pytest.raises(MissingIsaError, match=r"need asimddp atomics .*have atomics"):
+        select_library(manifest.main.libraries, frozenset({"atomics"}))
+    if os.uname().machine == "x86_64":
+        with pytest.raises(MissingIsaError, match="need avx2 fma f16c"):  # an old one, and not asimddp
+            select_library(manifest.main.libraries, frozenset())
+        with icc.load(both) as llm:
+            assert len(llm.generate([[5, 6]], icc.SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_levels_are_chosen_by_machine_or_by_name() -> None:
+    assert find_isas("x86-64", None) == ALL and find_isas("arm64", None) == (I8MM, DOTPROD)
+    assert find_isas("x86-64", "arm64, x86-64") == (*ALL, I8MM, DOTPROD)
+    assert [isa.name for isa in find_isas("x86-64", "avx2,i8mm,avx512vnni")] == ["avx512vnni", "avx2", "i8mm"]
+    with pytest.raises(UsageError, match="'neon' is unknown") as error:
+        find_isas("x86-64", "avx2,neon")
+    assert "arm64, avx512vnni" in error.value.hint
 
 
 def on_arm64(cpu: str, engine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

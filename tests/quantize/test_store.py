@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from icc.compiler.calibrations import calibrations_root, open_calibrations, prune
+from icc.compiler.calibrations import calibrations_root, kept_between_targets, open_calibrations, prune
 from icc.compiler.graph.graph import Graph
 from icc.compiler.options import CompileOptions
 from icc.compiler.weights.handles import QuantizedWeight
@@ -110,3 +110,24 @@ def test_folders_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert prune() == 1 and not list(calibrations_root().iterdir())
     (model / "config.json").write_text("{ }")
     assert open_calibrations(options(), TEXT).folder != first.folder
+
+
+def test_the_next_target_goes_on_with_what_the_last_one_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text("{}")
+
+    def compiled(target: str) -> Path:
+        found = open_calibrations(CompileOptions(tmp_path, tmp_path / "e", quant="gptq4", target=target), TEXT)
+        assert found.folder is not None
+        found.done()
+        return found.folder
+
+    with kept_between_targets():
+        first = compiled("cpu")
+        (first / "found").touch()
+        assert compiled("h100") == first and (first / "found").exists()
+    assert not first.exists()
+    with pytest.raises(KeyboardInterrupt), kept_between_targets():
+        first = compiled("cpu")
+        raise KeyboardInterrupt
+    assert first.exists()  # the compile that is asked for again goes on

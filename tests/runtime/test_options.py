@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from icc.runtime.cli.group import command
 from icc.runtime.cli.load import loads
 from icc.runtime.errors import UsageError
+from icc.runtime.format.manifest import FORMAT_VERSION
 from icc.runtime.options import LoadOptions
 
 OPTIONS: dict[str, Any] = {
-    "threads": 2, "cores": "0-1,3", "device": 1,
+    "threads": 2, "cores": "0-1,3", "device": 1, "target": "h100",
     "isa": "avx2", "verify": False, "verify_answers": True, "kv_bytes": 1 << 40, "swap_bytes": 0,
     "spec": "ngram", "spec_accept": "typical:0.1,0.2",
 }  # fmt: skip
@@ -24,9 +26,9 @@ OPTIONS: dict[str, Any] = {
 def test_load_takes_the_fields() -> None:
     parameters = inspect.signature(icc.load).parameters
     assert list(parameters) == [field.name for field in fields(LoadOptions)]
-    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 11
+    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 12
     assert [p.default for p in parameters.values()][1:] == [
-        *[None] * 4, True, None, False, None, None, None, "lossless",
+        *[None] * 5, True, None, False, None, None, None, "lossless",
     ]  # fmt: skip
 
 
@@ -43,14 +45,17 @@ def test_they_reach_the_engine_process_as_they_are() -> None:
 
 def test_a_command_without_options_has_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = str(tmp_path)
-    (tmp_path / "engine.json").touch()  # all that is looked at before an engine is loaded
+    entry = {"digest": "", "files": {"program.json": "h100/program.json"}}
+    whole = {"format_version": FORMAT_VERSION, "icc_version": "0", "targets": {"h100": entry}}
+    (tmp_path / "engine.json").write_text(json.dumps({"format_version": FORMAT_VERSION}))  # all that is looked at
     found: list[LoadOptions] = []
     reader = command("read")(loads(lambda load: found.append(load)))
     given = [engine, "--threads=2", "--cores=0-1,3", "--device=1", "--isa=avx2", "--no-verify", "--verify-answers"]
     given += [f"--kv-mib={1 << 20}", "--swap-gib=0", "--spec=ngram"]
-    for arguments in ([engine], [*given, "--spec-accept=typical:0.1,0.2"]):
-        reader(arguments, standalone_mode=False)
-    assert found == [LoadOptions(engine), LoadOptions(engine, **OPTIONS)]
+    reader([engine], standalone_mode=False)
+    (tmp_path / "engine.json").write_text(json.dumps(whole))
+    reader([*given, "--target=h100", "--spec-accept=typical:0.1,0.2"], standalone_mode=False)
+    assert found == [LoadOptions(engine), LoadOptions(f"{engine}/h100", **{**OPTIONS, "target": None})]
     assert capsys.readouterr().err.count("lossy") == 1
 
 

@@ -19,7 +19,7 @@ from ...targets import Target
 from ..base import Built
 from ..values import pack
 from .build import build_libraries
-from .isa import LEVELS, host_isas
+from .isa import find_isas, host_isas
 from .kernels.caches import CPU_CACHES
 from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
@@ -30,10 +30,11 @@ CPU_PROFILE = Profile(LAYOUTS.find, adds=True, screened_bytes=SCREENED_BYTES)
 
 @dataclass(frozen=True)
 class CpuBackend:
-    """`weights` is the checkpoint's element type."""
+    """`weights` is the checkpoint's element type. isa: levels to compile instead of the target's, see `find_isas`."""
 
     target: Target
     weights: str
+    isa: str | None = None
 
     @property
     def profile(self) -> Profile:
@@ -64,8 +65,8 @@ class CpuBackend:
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
-        """One library per ISA level of the machine, best first; `native` builds only the best level of this machine."""
-        isas = host_isas()[:1] if self.target.is_here else LEVELS[self.target.arch]
+        """One library per ISA level, best first; `native` builds only the best level of this machine."""
+        isas = host_isas()[:1] if self.target.is_here else find_isas(self.target.arch, self.isa)
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
         return Built(program, tuple(build_libraries(program, kernels_dir, isas, progress=progress)))

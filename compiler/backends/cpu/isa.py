@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ....runtime.format.isa import cpu_flags
+from ...errors import UsageError
 
 
 class Block(NamedTuple):
@@ -116,6 +117,20 @@ I8MM = replace(DOTPROD, name="i8mm", flags=(*DOTPROD.flags, "i8mm"), cpu_flags=(
 
 ALL = (AVX512VNNI, AVX512, AVXVNNI, AVX2)
 LEVELS = {"x86-64": ALL, "arm64": (I8MM, DOTPROD)}  # by machine, best first
+
+
+def find_isas(arch: str, asked: str | None) -> tuple[Isa, ...]:
+    """The levels of a target of an architecture, or those that --isa names instead, with commas: machines, which stand
+    for all their levels, and levels. The best of a machine comes first. UsageError for a name that is none."""
+    if asked is None:
+        return LEVELS[arch]
+    names, found = {name.strip() for name in asked.split(",")}, list[Isa]()
+    for machine, levels in LEVELS.items():
+        found += [isa for isa in levels if {machine, isa.name} & names]
+    if unknown := sorted(names - {isa.name for isa in found} - {isa.machine for isa in found}):
+        known = [*LEVELS, *(isa.name for levels in LEVELS.values() for isa in levels)]
+        raise UsageError(f"--isa {asked}: {unknown[0]!r} is unknown", f"choose from: {', '.join(known)}")
+    return tuple(found)
 
 
 def host_isas() -> tuple[Isa, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import get_native_id
 
 from ...errors import UsageError
+from ...system import allowed_cores, can_pin
 
 _MOST = 1 << 16  # cores of a machine
 _AS_FAST = 0.7  # of the capacity of the fastest core
@@ -21,7 +22,7 @@ def usable_cores(among: Collection[int] | None = None) -> int:
 
     Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
     """
-    allowed = fast_cores(os.sched_getaffinity(0)) if among is None else among
+    allowed = fast_cores(allowed_cores()) if among is None else among
     cores = {
         read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed
     }
@@ -30,8 +31,8 @@ def usable_cores(among: Collection[int] | None = None) -> int:
 
 
 def fast_cores(allowed: Collection[int]) -> frozenset[int]:
-    """The cores that are as fast as any: without the efficiency cores of a hybrid CPU, for which all others would wait at
-    the end of each kernel. All where the system knows of no difference."""
+    """The cores that are as fast as any: without the efficiency cores of a hybrid CPU, for which all others would wait
+    at the end of each kernel. All where the system knows of no difference."""
     listed = read_text("/sys/devices/cpu_core/cpus")  # Intel's performance cores, where there are others
     if listed:
         fast = read_cores(listed) & frozenset(allowed)
@@ -44,7 +45,7 @@ def fast_cores(allowed: Collection[int]) -> frozenset[int]:
 
 def preferred_cores() -> frozenset[int] | None:
     """The cores that kernels stay on where nobody says: those that are as fast as any; None where these are all."""
-    allowed = frozenset(os.sched_getaffinity(0))
+    allowed = frozenset(allowed_cores())
     fast = fast_cores(allowed)
     return None if fast == allowed else fast
 
@@ -95,7 +96,9 @@ class KernelCores:
     def __init__(self, cores: frozenset[int]) -> None:
         self._cores = cores
         self._before: dict[int, set[int]] = {}  # by thread: where it might run
-        allowed = os.sched_getaffinity(0)
+        if not can_pin():
+            raise UsageError("cores: this system keeps no threads on cores", "leave it out")
+        allowed = allowed_cores()
         if refused := sorted(cores - allowed):
             known = ",".join(map(str, sorted(allowed)))
             raise UsageError(f"cores: this process may not use core {refused[0]}", f"it may use {known}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 from collections.abc import Sequence
@@ -16,6 +15,8 @@ from ...format.batch import CPU_INPUTS, OUTPUTS
 from ...format.manifest import KERNEL_ABI
 
 if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
     from .rank_memory import RankMemory
 
 # The fields of struct icc_batch in their order: arrays of a step, and integers.
@@ -33,8 +34,8 @@ class IccBatch(Structure):
     _fields_ = tuple((name, c_void_p if name in _ARRAYS else c_int32) for name in BATCH_FIELDS)
 
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _loaded: dict[str, str] = {}  # sha256 of a library -> the path by which the dynamic loader knows it
+_folders: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 class KernelLibrary:
@@ -45,7 +46,7 @@ class KernelLibrary:
 
     def __init__(self, image: bytes, name: str) -> None:
         try:
-            library = self._library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            library = self._library = ctypes.CDLL(_loadable_path(image), mode=getattr(os, "RTLD_NOW", 0))
             library.icc_abi_version.restype = c_int32
             if (found := library.icc_abi_version()) != KERNEL_ABI["cpu"]:  # it may lack the functions below
                 raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
@@ -203,14 +204,34 @@ class KernelLibrary:
 def _loadable_path(image: bytes) -> str:
     """A path under which the dynamic loader finds exactly these bytes.
 
-    It is that of an anonymous sealed file, which nobody can change or replace. The loader keeps libraries by path for
-    the life of the process, so the file stays open: its path must never mean something else.
+    It is that of an anonymous sealed file, which nobody can change or replace; of a file in a folder of this process
+    where the system has no such. The loader keeps libraries by path for the life of the process, so the file stays: its
+    path must never mean something else.
     """
     digest = hashlib.sha256(image).hexdigest()
     if digest not in _loaded:
-        descriptor = os.memfd_create(f"icc-{digest[:12]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with open(descriptor, "wb", closefd=False) as stream:
-            stream.write(image)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        _loaded[digest] = f"/proc/self/fd/{descriptor}"
+        sealed = hasattr(os, "memfd_create")
+        _loaded[digest] = _sealed_file(image, digest) if sealed else _own_file(image)
     return _loaded[digest]
+
+
+def _sealed_file(image: bytes, digest: str) -> str:
+    import fcntl
+
+    descriptor = os.memfd_create(f"icc-{digest[:12]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as stream:
+        stream.write(image)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _own_file(image: bytes) -> str:
+    from tempfile import TemporaryDirectory
+
+    folder = TemporaryDirectory(prefix="icc-kernels-", ignore_cleanup_errors=True)  # of this user alone
+    _folders.append(folder)
+    path = os.path.join(folder.name, "kernels.so")
+    with open(path, "wb") as stream:
+        stream.write(image)
+    return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ...errors import CapacityError
 from ...format.footprint import KV_SHARES
 from ...format.kv import KVLayout, KVMemory
 from ...format.manifest import Limits
+from ...system import anonymous_map, physical_bytes
 from .cores import read_text
 
 _HUGE = 2 << 20
@@ -25,8 +25,7 @@ class AnonymousMemory:
     def __init__(self, nbytes: int) -> None:
         size = max(nbytes, mmap.PAGESIZE) if nbytes < _HUGE else -(-nbytes // _HUGE) * _HUGE + _HUGE
         try:
-            # private: the kernel gives shared maps no huge pages
-            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = anonymous_map(size)
         except OSError as error:
             raise CapacityError(f"cannot reserve {nbytes / 2**20:.0f} MiB of memory: {error.strerror}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -78,7 +77,7 @@ def touched_bytes(ranges: Iterable[tuple[int, int]], nbytes: int) -> int:
 
 def available_bytes() -> int:
     """Memory that can be taken without swapping, within the limit of the control group."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = physical_bytes()
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

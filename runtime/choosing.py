@@ -1,0 +1,120 @@
+"""Which target of an engine of several this machine runs: the one of its GPU, else one of its CPU.
+
+What looks for GPUs is imported when there are targets to choose from: engines of one target do without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import DeviceError, IccError, UsageError
+from .format.isa import cpu_flags, select_library
+from .format.load import read_manifest, read_targets
+from .format.manifest import Manifest
+from .format.targets import Targets
+from .options import LoadOptions
+
+if TYPE_CHECKING:
+    from .executor.cuda.driver import DeviceFacts
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One target of an engine. runs: whether this machine can; why: what of it does, or why not. rank: which of those
+    that run is taken, the least: 0 the GPU's own target, 1 another of its architecture, 2 a CPU's."""
+
+    target: str
+    runs: bool
+    why: str
+    rank: int
+
+
+def of_this_machine(options: LoadOptions) -> LoadOptions:
+    """The options with the path of the target to load; as they are for an engine of one target. UsageError for a target
+    that is not there; DeviceError where this machine runs none of them."""
+    root = Path(options.path)
+    targets = read_targets(root)
+    if targets is None:
+        if options.target is not None and options.target != (own := read_manifest(root).target):
+            raise UsageError(f"target = {options.target!r}: {root} is for {own} alone", "leave it out")
+        return replace(options, target=None)
+    if options.target is None:
+        return replace(options, path=str(root / chosen(candidates(root, targets, options)).target))
+    if options.target not in targets.targets:
+        known = ", ".join(targets.targets)
+        raise UsageError(f"target = {options.target!r}: {root} has no such target", f"it has: {known}")
+    return replace(options, path=str(root / options.target), target=None)
+
+
+def chosen(found: Sequence[Candidate]) -> Candidate:
+    """The target to load; of equal ones the first. DeviceError if none runs."""
+    if running := [one for one in found if one.runs]:
+        return min(running, key=lambda one: one.rank)
+    reasons = "; ".join(f"{one.target}: {one.why}" for one in found)
+    raise DeviceError(
+        f"this machine runs none of the engine's targets: {reasons}",
+        "compile the model for this machine: --target auto",
+    )
+
+
+def candidates(root: Path, targets: Targets, options: LoadOptions) -> list[Candidate]:
+    """All targets, in the engine's order, and whether this machine runs them: on the GPU whose number the options
+    have, or the first; where they have one, on no CPU."""
+    manifests = {target: read_manifest(root / target) for target in targets.targets}
+    devices = {
+        backend: _device(backend, options.device or 0)
+        for backend in dict.fromkeys(manifest.backend for manifest in manifests.values())
+        if backend != "cpu"
+    }
+    found: list[Candidate] = []
+    for target, manifest in manifests.items():
+        if manifest.backend == "cpu":
+            found.append(_on_cpu(target, manifest, options))
+        else:
+            found.append(_on_gpu(target, manifest, devices[manifest.backend], [*manifests]))
+    return found
+
+
+def _device(backend: str, ordinal: int) -> DeviceFacts | DeviceError:
+    """The GPU that a back end finds, or why there is none."""
+    from .executor.cuda import compat
+
+    try:
+        opened = compat.open_gpu(backend, ordinal)
+        try:
+            return opened.facts()
+        finally:
+            opened.close()
+    except DeviceError as error:
+        return error
+
+
+def _on_gpu(target: str, manifest: Manifest, device: DeviceFacts | DeviceError, names: Sequence[str]) -> Candidate:
+    from .executor.cuda.compat import check_device
+    from .this_gpu import target_named
+
+    if isinstance(device, DeviceError):
+        return Candidate(target, False, device.message, 1)
+    try:
+        if manifest.gpu is None:
+            raise DeviceError("it does not say what GPU it needs", "")
+        check_device(target, manifest.gpu, device)
+    except IccError as error:
+        return Candidate(target, False, error.message, 1)
+    named = target_named(device.name, names) == target
+    fits = "its GPU is here" if named else f"a GPU of its architecture, {manifest.gpu.arch}, is here"
+    return Candidate(target, True, f"{fits}: {device.name}", 1 - named)
+
+
+def _on_cpu(target: str, manifest: Manifest, options: LoadOptions) -> Candidate:
+    if options.device is not None:
+        return Candidate(target, False, f"device = {options.device} is a GPU's", 2)
+    try:
+        library = select_library(manifest.main.libraries, cpu_flags(), options.isa or os.environ.get("ICC_ISA"))
+    except IccError as error:
+        return Candidate(target, False, error.message, 2)
+    return Candidate(target, True, f"this CPU has {library.isa}", 2)

@@ -1,0 +1,53 @@
+"""What the runtime asks an operating system for in which Linux, macOS and Windows differ."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+# Flags of os.open: files are read as bytes, and no other process inherits them.
+READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+READ_NO_LINK = READ | getattr(os, "O_NOFOLLOW", 0)
+_MACHINES = {"aarch64": "arm64", "arm64": "arm64", "x86_64": "x86-64", "amd64": "x86-64"}
+
+
+def machine() -> str:
+    """The kind of CPU, "x86-64" or "arm64"; another one as the system calls it."""
+    name = os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")
+    return _MACHINES.get(name.lower(), name)
+
+
+def allowed_cores() -> set[int]:
+    """The cores that this process may use, by their numbers; all where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def can_pin() -> bool:
+    """Whether threads can be kept on cores."""
+    return hasattr(os, "sched_setaffinity")
+
+
+def anonymous_map(nbytes: int) -> mmap.mmap:
+    """Zeroed memory of this process alone. OSError where there is not so much."""
+    if hasattr(mmap, "MAP_PRIVATE"):  # shared ones get no huge pages from Linux
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, nbytes)
+
+
+def physical_bytes() -> int:
+    """The machine's memory."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return _windows_memory()
+
+
+def _windows_memory() -> int:
+    """`ullTotalPhys` of GlobalMemoryStatusEx: two integers of 32 bits, then seven of 64."""
+    import ctypes
+
+    status = (ctypes.c_uint64 * 8)()
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
+    return status[1]
