@@ -75,10 +75,9 @@ class ServeOptions:
     prompt_cache: Path | None = setting(
         None, "Keep prompts on disk here that requests ask to keep, across restarts.", metavar="DIR", unset="in memory"
     )
-    prompt_cache_bytes: int = setting(
-        16 << 30, "Most disk that they take, in GiB.", names="--prompt-cache-gib", metavar="GIB", unit=1 << 30,
-        unset="16",
-    )  # fmt: skip
+    prompt_cache_bytes: int | None = setting(
+        None, "Most disk that they take, in GiB.", names="--prompt-cache-gib", metavar="GIB", unit=1 << 30, unset="16"
+    )
     prices: Path | None = setting(
         None, "Tell what tokens cost and the prefix cache saves, by this JSON file.", metavar="FILE"
     )

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from icc.runtime.errors import CapacityError
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM
-from icc.runtime.loop.fake import FakeExecutor
-from icc.runtime.prefixes.blocks import KVBlocks
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor
+from icc.runtime.prefixes.blocks import KVBlocks, in_reach
 from icc.runtime.prefixes.kept import KeptPrompts
+from icc.runtime.prefixes.pinned import PinnedPrefix, PinnedPrefixes
 from icc.runtime.prefixes.store import PromptStore
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.request import Standing
+from icc.runtime.scheduler.request import RequestSpec
 
 PROMPT = tuple(range(1, 40))
 ONCE = SamplingParams(max_tokens=1, temperature=0)
@@ -245,3 +248,39 @@ def test_what_was_read_while_a_step_failed_is_not_kept(
     go.set()
     one.until(lambda: one.store is not None and one.store.finished())
     assert not list(tmp_path.glob("*"))
+
+
+def test_a_cache_out_of_reach_computes_compiled_prompts_when_loaded(toy_manifest: Callable[..., Any]) -> None:
+    """As a GPU's: nothing is written into it, and what is computed is pinned all the same, for every client."""
+    from icc.compiler.measure import compute_prompts
+    from icc.compiler.targets import find_target
+
+    assert compute_prompts(Path("nowhere"), find_target("h100"), []) is None
+    llm = LLM(toy_manifest(vocab_size=64, max_seq_len=64), FakeDevice(vocab_size=64, num_blocks=24, block_size=4))
+    assert in_reach(llm.executor) is None
+    llm.loop.keep(PinnedPrefixes([PinnedPrefix("system.txt", PROMPT[:22], 20)], None, 64))
+    for n in range(12):
+        llm.generate([[(n * 5 + k) % 60 + 1 for k in range(50)]], ONCE)
+    [one] = llm.loop.add(PROMPT, ONCE, Standing(salt=b"tenant"))
+    while llm.loop.has_work():
+        llm.loop.step()
+    assert one.num_cached_tokens == 20
+    llm.loop.scheduler.check()
+
+
+def test_a_prompt_without_room_is_told_of_and_left_out(
+    toy_manifest: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(toy_manifest(vocab_size=64, max_seq_len=64), FakeDevice(vocab_size=64, num_blocks=17, block_size=4))
+    llm.loop.keep(PinnedPrefixes([PinnedPrefix("system.txt", PROMPT, 36)], None, 64))
+    assert "no room for compiled prompt system.txt" in caplog.text and llm.loop.scheduler.kv.is_idle
+    llm.generate([list(PROMPT)], ONCE)
+
+
+def test_a_request_that_pins_leave_no_room_for_is_refused(side: Callable[..., Side]) -> None:
+    """Not kept waiting for blocks that nobody gives back."""
+    one = side()
+    one.ask(keep=32)
+    assert one.kept.num_kept == 1
+    with pytest.raises(CapacityError, match="the cache has 16"):
+        one.llm.loop.scheduler.add(RequestSpec(99, tuple(range(60)), 20))

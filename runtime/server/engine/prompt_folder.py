@@ -20,6 +20,11 @@ class PromptFolder(msgspec.Struct, frozen=True):
     path: str
     most_bytes: int
 
+    @classmethod
+    def of(cls, path: Path, most_bytes: int | None) -> PromptFolder:
+        """As options have it."""
+        return cls(str(path.absolute()), 16 << 30 if most_bytes is None else most_bytes)
+
     def to_json(self) -> str:
         """As the argument of a process."""
         return msgspec.json.encode(self).decode()

@@ -49,7 +49,7 @@ class Served:
         store = None if options.batch_store is None else BatchStore(options.batch_store)
         folder = None
         if options.prompt_cache is not None:
-            folder = PromptFolder(str(options.prompt_cache), options.prompt_cache_bytes)
+            folder = PromptFolder.of(options.prompt_cache, options.prompt_cache_bytes)
         prices = None if options.prices is None else read_prices(options.prices)
         secret = store.secret() if store is not None else None if folder is None else folder.secret()
         keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
