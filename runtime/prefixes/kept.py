@@ -14,18 +14,20 @@ from .store import PromptStore, StoredPrompt
 
 _MOST = 4096  # beginnings at once
 _SHARE = 0.5  # of the blocks of a cache, that may be pinned
+_PATIENCE_S = 120.0  # that what is asked for may take until it is computed
 _COPIED = 4 << 20  # bytes from disk that are put into the cache between two steps
 
 
 @dataclass(eq=False)
 class _Kept:
     """The first `length` tokens of a sequence, kept until `until`, which is `seconds` after they were used last.
-    pinned: in which cache they are."""
+    pinned: in which cache they are; asked: when they were last, or used."""
 
     sequence: CachedSequence
     length: int
     seconds: float
     until: float
+    asked: float
     pinned: KVCache | None = None
     stored: bool = False
 
@@ -78,9 +80,9 @@ class KeptPrompts:
         length = length // self._cache().multiple * self._cache().multiple
         if not length or (len(self._kept) >= _MOST and self._key(sequence, length) not in self._kept):
             return
-        key, until = self._key(sequence, length), self._clock() + seconds
-        kept = self._kept.setdefault(key, _Kept(sequence, length, seconds, until))
-        kept.until, kept.seconds = max(kept.until, until), max(kept.seconds, seconds)
+        key, now = self._key(sequence, length), self._clock()
+        kept = self._kept.setdefault(key, _Kept(sequence, length, seconds, now + seconds, now))
+        kept.until, kept.seconds, kept.asked = max(kept.until, now + seconds), max(kept.seconds, seconds), now
 
     def use(self, sequence: CachedSequence) -> None:
         """A prompt comes: what it begins with is kept on."""
@@ -88,7 +90,8 @@ class KeptPrompts:
             return
         for key in self._keys(sequence):
             if (kept := self._kept.get(key)) is not None:
-                kept.until = max(kept.until, self._clock() + kept.seconds)
+                kept.asked = self._clock()
+                kept.until = max(kept.until, kept.asked + kept.seconds)
                 if kept.stored and self._store is not None:
                     self._store.touch(key)
 
@@ -171,16 +174,19 @@ class KeptPrompts:
             numbers,
             list(self._blocks.read(found)),
             kept.seconds,
-            lambda: self._cache() is cache,
+            lambda: self._cache() is cache and cache.found(kept.sequence, kept.length) == found,
             lambda: cache.unpin(kept.sequence, kept.length),
         )
 
     def _expire(self) -> None:
         now = self._clock()
-        for key in [key for key, kept in self._kept.items() if kept.until <= now]:
+        for key in [key for key, kept in self._kept.items() if self._is_over(kept, now)]:
             kept = self._kept.pop(key)
             if kept.pinned is self._cache():
                 kept.pinned.unpin(kept.sequence, kept.length)
+
+    def _is_over(self, kept: _Kept, now: float) -> bool:
+        return kept.until <= now or (kept.pinned is None and kept.asked + _PATIENCE_S <= now)
 
     # -- what comes from disk ----------------------------------------------------------------------------------------
 

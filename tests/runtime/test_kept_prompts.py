@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,13 +230,24 @@ def test_a_full_disk_delays_nobody(
     assert one.kept.num_kept == 1 and not list(tmp_path.glob("*"))
 
 
-def test_what_was_read_while_a_step_failed_is_not_kept(
-    side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def reset(one: Side) -> None:
+    one.llm.loop.reset()
+
+
+def discard(one: Side) -> None:
+    [found] = one.kv.found(one.sequence(), 20)
+    for block in found.values():
+        one.kv.groups[0].pool.discard(block)
+
+
+@pytest.mark.parametrize("spoil", [reset, discard])
+def test_what_was_read_while_it_was_spoilt_is_not_kept(
+    side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Side], None]
 ) -> None:
-    """Blocks may have been written over while they were copied: another cache says so."""
+    """Blocks may have been written over while they were copied: the cache tells, which finds others there."""
     from icc.runtime.prefixes import store
 
-    write, go = store._write, __import__("threading").Event()
+    write, go = store._write, threading.Event()
 
     def slow(*args: Any) -> Any:
         go.wait(10)
@@ -244,10 +256,20 @@ def test_what_was_read_while_a_step_failed_is_not_kept(
     monkeypatch.setattr(store, "_write", slow)
     one = side(tmp_path)
     one.ask(keep=20)
-    one.llm.loop.reset()
+    spoil(one)
     go.set()
     one.until(lambda: one.store is not None and one.store.finished())
     assert not list(tmp_path.glob("*"))
+    one.kv.check([], [])
+    assert one.kv.is_idle
+
+
+def test_what_is_never_computed_is_given_up(side: Callable[..., Side]) -> None:
+    one = side()
+    one.kept.keep(one.sequence(), 20, 3600.0)
+    one.now = 121.0
+    one.kept.turn()
+    assert not one.kept._kept
 
 
 def test_a_cache_out_of_reach_computes_compiled_prompts_when_loaded(toy_manifest: Callable[..., Any]) -> None:
