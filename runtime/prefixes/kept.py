@@ -76,8 +76,8 @@ class KeptPrompts:
 
     def keep(self, sequence: CachedSequence, length: int, seconds: float) -> None:
         """Keep the first `length` tokens, as many as are whole blocks, once they are computed, until they were not used
-        for so long."""
-        length = length // self._cache().multiple * self._cache().multiple
+        for so long. The last token of a prompt is not kept, so that the same prompt finds what is."""
+        length = min(length, sequence.num_tokens - 1) // self._cache().multiple * self._cache().multiple
         if not length or (len(self._kept) >= _MOST and self._key(sequence, length) not in self._kept):
             return
         key, now = self._key(sequence, length), self._clock()

@@ -109,6 +109,13 @@ def test_without_it_others_push_it_out(side: Callable[..., Side]) -> None:
     assert one.ask() == 0
 
 
+def test_a_whole_prompt_is_kept_and_found_by_itself(side: Callable[..., Side], tmp_path: Path) -> None:
+    one = side(tmp_path)
+    one.ask(PROMPT[:20], keep=20)
+    one.stored(tmp_path)
+    assert one.ask(PROMPT[:20]) == 16 == side(tmp_path).ask(PROMPT[:20])
+
+
 def test_a_longer_time_wins(side: Callable[..., Side]) -> None:
     one = side()
     one.ask(keep=20, seconds=3600)

@@ -113,7 +113,7 @@ def test_what_it_saves_is_told(start: StartServer, tmp_path: Path) -> None:
     cached = second["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0 and second["saved"] == pytest.approx(cached * 2.5 / 1e6)
     assert second["cost"] == pytest.approx(first["cost"] - second["saved"])
-    served.wait_until(lambda: 'icc:cost_saved_total{currency="EUR"' in served.ask("GET", "/metrics").body.decode())
+    served.wait_until(lambda: 'icc:cost_saved_total{currency="EUR"' in served.ask("GET", "/metrics").raw.decode())
     message = served.ask("POST", "/v1/messages", messages()).json["usage"]
     assert message["cost"] > 0
 
