@@ -1,11 +1,10 @@
 """What compiled prompts and forms save: the time to the first token, and the first use of a schema.
 
-    python benchmarks/prompts.py ENGINE [--rounds N]      ENGINE was compiled with one --prefix
+    python benchmarks/prompts.py ENGINE [--rounds N] [--unknown]      ENGINE was compiled with one --prefix
     python benchmarks/prompts.py --forms TOKENIZER.json SCHEMA.json [..]
 
-ENGINE: each round loads it anew, and asks for one token behind 16 tokens, then behind the compiled prompt and 16 more
-(and, once, behind other words of that length, which nothing is known of). --forms: each schema's first use,
-by its parts, and once it was prepared: CPU time of the process, which other load changes less than the clock's.
+ENGINE: loaded anew each time, and asked for one token. --forms: each schema's first use, by its parts, and once it was
+prepared. All is CPU time, which other load changes less than the clock's.
 """
 
 from __future__ import annotations
@@ -22,49 +21,48 @@ from icc.runtime.format.forms import CompiledForm
 from icc.runtime.grammars.compiling import lowered
 from icc.runtime.grammars.constraints import Grammars, GrammarVocabulary
 from icc.runtime.grammars.sources import of_schema
-from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 
 ONCE = SamplingParams(max_tokens=1, temperature=0)
-ENDS = 16  # tokens behind the prompt
+SHORT, LEFT = 16, (1, 4, 8, 16, 30)  # tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--forms", action="store_true")
+    parser.add_argument("--unknown", action="store_true", help="and behind words that nothing is known of: slow")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     if options.forms:
         forms(options.files[0], options.files[1:])
     else:
-        first_tokens(options.files[0], options.rounds)
+        first_tokens(options.files[0], options.rounds, options.unknown)
 
 
-def first_tokens(engine: Path, rounds: int) -> None:
+def first_tokens(engine: Path, rounds: int, unknown: bool) -> None:
     [prompt] = json.loads((engine / "prompts.json").read_text())["prompts"]
     tokens, vocab = prompt["tokens"], json.loads((engine / "engine.json").read_text())["model"]["vocab_size"]
-    short, whole, loads = list[float](), list[float](), list[float]()
-    for _ in range(rounds):
-        for found, given in ((short, tokens[-ENDS:]), (whole, [*tokens, *tokens[:ENDS]])):
-            start = time.perf_counter()
-            with icc.load(engine) as llm:
-                loads.append(time.perf_counter() - start)
-                found.append(seconds(llm, given))
-    with icc.load(engine) as llm:
-        unknown = seconds(llm, [(7 * n + 3) % vocab for n in range(len(tokens) + ENDS)])
-    print(f"{len(tokens)} tokens compiled, {prompt['length']} of them kept; medians of {rounds} rounds, in ms")
-    print(f"load {1e3 * statistics.median(loads):.0f}")
-    print(f"first token behind {ENDS} tokens: {1e3 * statistics.median(short):.1f}")
-    print(f"behind the compiled prompt and {ENDS}: {1e3 * statistics.median(whole):.1f}")
-    print(f"behind as many unknown tokens: {1e3 * unknown:.0f}")
-    print(f"ratio {statistics.median(whole) / statistics.median(short):.2f}")
+    asked = {f"a prompt of {SHORT} tokens": tokens[:SHORT]}
+    for left in LEFT:
+        asked[f"a prompt of which {left} are not compiled"] = [*tokens[: prompt["length"]], *tokens[:left]]
+    found = {name: [seconds(engine, given) for _ in range(rounds)] for name, given in asked.items()}
+    if unknown:
+        words = [(7 * n + 3) % vocab for n in range(len(tokens) + SHORT)]
+        found["as many unknown tokens"] = [seconds(engine, words)]
+    print(f"{len(tokens)} tokens compiled, {prompt['length']} of them kept; medians of {rounds} processes' CPU time")
+    least = statistics.median(next(iter(found.values())))
+    for name, times in found.items():
+        middle = statistics.median(times)
+        print(f"first token of {name}: {1e3 * middle:.1f} ms, {middle / least:.2f}")
 
 
-def seconds(llm: LLM, tokens: Sequence[int]) -> float:
-    start = time.perf_counter()
-    llm.generate([list(tokens)], ONCE)
-    return time.perf_counter() - start
+def seconds(engine: Path, tokens: Sequence[int]) -> float:
+    """CPU seconds to the first token of an engine that was just loaded, of one thread."""
+    with icc.load(engine, threads=1) as llm:
+        start = time.process_time()
+        llm.generate([list(tokens)], ONCE)
+        return time.process_time() - start
 
 
 def forms(tokenizer: Path, schemas: Sequence[Path]) -> None:
