@@ -224,6 +224,19 @@ def test_inspect_shows_it(engines: Make) -> None:
     }
 
 
+def test_a_refit_computes_it_for_its_own_weights(tiny: Any, engines: Make, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "other", seed=1)
+    with_template(tmp_path / "other", TEMPLATE)
+    engine = icc.refit(engines("llama"), tmp_path / "other", tmp_path / "other.engine")
+    old, new = compiled(engines("llama")), compiled(engine)
+    assert new == old
+    assert (engine / new["file"]).read_bytes() != (engines("llama") / old["file"]).read_bytes()
+    with icc.load(engine, threads=1) as llm, without(engine) as plain:
+        *found, cached, bits = answer(llm, [*new["tokens"], 9, 8])
+        *wanted, _, own_bits = answer(plain, [*new["tokens"], 9, 8])
+        assert cached == new["length"] and found == wanted and bits == own_bits
+
+
 def tokens_of(folder: Path, name: str, content: str) -> Any:
     from icc.compiler.measure import read_prompts
     from icc.compiler.prompt_files import read_prompt_file
