@@ -182,8 +182,8 @@ class KeptPrompts:
         now = self._clock()
         for key in [key for key, kept in self._kept.items() if self._is_over(kept, now)]:
             kept = self._kept.pop(key)
-            if kept.pinned is self._cache():
-                kept.pinned.unpin(kept.sequence, kept.length)
+            if kept.pinned is (cache := self._cache()):
+                cache.unpin(kept.sequence, kept.length)
 
     def _is_over(self, kept: _Kept, now: float) -> bool:
         return kept.until <= now or (kept.pinned is None and kept.asked + _PATIENCE_S <= now)
@@ -226,8 +226,8 @@ class KeptPrompts:
 
     def _arrived(self, key: bytes, arriving: _Arriving) -> None:
         assert arriving.found is not None
-        if arriving.kv is self._cache():
-            arriving.kv.settle(arriving.sequence, arriving.blocks, filled=True)
+        if arriving.kv is (cache := self._cache()):
+            cache.settle(arriving.sequence, arriving.blocks, filled=True)
             self.keep(arriving.sequence, arriving.found.length, arriving.found.seconds)
             if (kept := self._kept.get(key)) is not None:
                 kept.stored = True
