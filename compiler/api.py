@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
@@ -54,6 +54,9 @@ class CompileFields(TypedDict, total=False):
     expert_parallel: int | None
     deterministic: bool
     like: PathLike | None
+    prefix: Sequence[PathLike]
+    schema: Sequence[PathLike]
+    grammar: Sequence[PathLike]
     tune: bool
     seed: int
     passes: str
@@ -65,6 +68,12 @@ def _path_fields() -> list[str]:
     """The options that are files or directories."""
     hints = get_type_hints(CompileOptions)
     return [name for name in settings(CompileOptions) if Path in (hints[name], *get_args(hints[name]))]
+
+
+def _path(given: PathLike | Sequence[PathLike]) -> Path | tuple[Path, ...]:
+    if isinstance(given, str | os.PathLike):
+        return Path(os.fspath(given))
+    return tuple(Path(os.fspath(one)) for one in given)
 
 
 def compile_model(
@@ -84,7 +93,7 @@ def compile_model(
     unknown = set(options) - set(CompileOptions.__dataclass_fields__)
     if unknown:
         raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}")
-    paths = {name: Path(os.fspath(options[name])) for name in _path_fields() if options.get(name) is not None}  # type: ignore[literal-required]
+    paths = {name: _path(options[name]) for name in _path_fields() if options.get(name) is not None}  # type: ignore[literal-required]
     source = Path(model)
     target = Path(output) if output is not None else default_output(source)
     given: dict[str, Any] = {**options, **paths}

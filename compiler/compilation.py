@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import lcm
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,10 @@ from ..passes.registry import parse_passes
 from ..passes.speculate.insert_draft_layer import DraftLayer
 from ..runtime.adapters.bases import published_name
 from ..runtime.format.canaries import Canaries
+from ..runtime.format.forms import CompiledForm
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
+from ..runtime.format.prompts import CompiledPrompt, CompiledPrompts
 from . import measure
 from .adapted import adapted_graph
 from .backends.base import Backend, Built
@@ -47,6 +50,7 @@ from .program.lower import Lowered, lower
 from .program.stages import weights_of
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
+from .prompt_files import PromptTokens
 from .quantization import find_quantization
 from .report import CompileReport, make_report, token_seconds
 from .request import CompileRequest
@@ -67,7 +71,8 @@ class Compilation:
     that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
     have left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be
     lowered. draft_layer: the layer that guesses, to be inserted. earlier: the engine whose program and kernels these
-    weights are for; None where the compile makes its own.
+    weights are for; None where the compile makes its own. prompts, forms: what else the engine is to
+    have: prompts whose KV is, and what answers may follow.
     """
 
     request: CompileRequest
@@ -86,6 +91,8 @@ class Compilation:
     adapted: Graph | None = None
     draft_layer: DraftLayer | None = None
     earlier: EarlierEngine | None = None
+    prompts: Sequence[PromptTokens] = ()
+    forms: Sequence[CompiledForm] = ()
 
     def __post_init__(self) -> None:
         self._context = PassContext(progress=self.reporter.progress)
@@ -233,11 +240,50 @@ class Compilation:
         facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
         embedding = embedding_facts(stage, self.graph, options, self.pooling)
         answers = writer.write_canaries(stage, canaries)
+        writer.write_forms(stage, [*([] if self.earlier is None else self.earlier.forms()), *self.forms])
         manifest = make_manifest(self.graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
         if self.earlier is not None and self.is_delta:
             programs = self.earlier.engine.manifest.programs
             manifest = msgspec.structs.replace(manifest, base=self.earlier.base_of(stage), programs=programs)
         return report, writer.write_manifest(stage, manifest)
+
+    def prompts_for(self, lowered: Lowered) -> list[CompiledPrompt]:
+        """The prompts whose KV the engine has: those of --prefix, or of an earlier engine. UsageError for one that does
+        not fill a block of its cache, or a sequence."""
+        multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
+        found = [] if self.earlier is None else self.earlier.prompts()
+        for prompt in self.prompts:
+            length = len(prompt.tokens) // multiple * multiple
+            if not length:
+                raise UsageError(
+                    f"--prefix: the prompts that begin with {prompt.source} have only {len(prompt.tokens)} tokens in "
+                    f"common, and a block of the KV cache holds {multiple}",
+                    "leave it out, or make it longer",
+                )
+            if len(prompt.tokens) + 1 >= self.limits.max_seq_len:
+                raise UsageError(
+                    f"--prefix: {prompt.source} has {len(prompt.tokens)} tokens, and the longest sequence "
+                    f"{self.limits.max_seq_len}",
+                    "raise --max-seq-len, or shorten it",
+                )
+            if prompt.warning:
+                self.reporter.warn(prompt.warning)
+            found.append(CompiledPrompt(prompt.source, prompt.kind, list(prompt.tokens), length))
+        return found
+
+    def write_prompts(self, manifest: Manifest, prompts: Sequence[CompiledPrompt], stage: Path) -> Manifest:
+        """Compute and write the KV of prompts, where the engine runs here; else it does so when it is loaded."""
+        if not prompts:
+            return manifest
+        with self.reporter.stage("prompts"):
+            found = measure.compute_prompts(stage, self.request.target, prompts)
+        if found is None:
+            found = CompiledPrompts(list(prompts))
+            self.reporter.warn(
+                f"--prefix: an engine for {self.request.target.name} does not run here, or has several ranks: it "
+                "computes these prompts whenever it is loaded, before its first request"
+            )
+        return writer.write_prompts(stage, manifest, found)
 
     def gate(self, original: Graph, quantized: Graph, manifest: Manifest, stage: Path) -> None:
         """Measure what --gate asks for on the engine as built; GateError where it falls short."""
@@ -313,6 +359,8 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
         )
         draft_layer = load_draft_layer(request.choice, source, graph)
         texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
+        prompts = measure.read_prompts(request.prompts, texts) if request.prompts else ()
+        forms = measure.lower_forms(request.forms) if request.forms else ()
     if earlier is not None:
         earlier.check_model(graph.info)
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic, options.isa)
@@ -320,7 +368,7 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, texts)
     stages = request, source, options, texts, graph, backend, limits, lowering, pooling, gates, reporter
-    return Compilation(*stages, draft_layer=draft_layer, earlier=earlier)
+    return Compilation(*stages, draft_layer=draft_layer, earlier=earlier, prompts=prompts, forms=forms)
 
 
 def _gates(options: CompileOptions, graph: Graph, texts: Path) -> GatePlan | None:

@@ -42,6 +42,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
     job.make_room()
     with reporter.stage("lower"):
         lowered = job.lower()
+        prompts = job.prompts_for(lowered)
     output = request.options.output
     with engine_output(output) as stage:
         with reporter.stage("kernels"):
@@ -51,6 +52,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
         built, tuned = job.tune(built, stage)
         with reporter.stage("engine"):
             report, manifest = job.write(lowered, built, tuned, canaries, stage)
+        manifest = job.write_prompts(manifest, prompts, stage)
         job.gate(original, quantized, manifest, stage)
         job.check_answers(stage)
     job.calibrations.done()

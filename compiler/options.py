@@ -64,8 +64,10 @@ class CompileOptions:
     a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
     is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
     together, each with parts of the weights; where both are given, they are the same ranks. pipeline_parallel: each
-    with some layers. like: an engine of another checkpoint of these shapes; what is written has the weights that differ
-    from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on this machine.
+    with some layers. prefix: system prompts, or beginnings of conversations, whose KV the engine has. schema, grammar:
+    what answers follow, so that the first that does waits for nothing. like: an engine of another checkpoint of these
+    shapes; what is written has the weights that differ from its, and takes everything else from it. tune: choose the
+    blocks of CPU products by time, on this machine.
     """
 
     model: Path
@@ -236,6 +238,27 @@ class CompileOptions:
         "Write what differs from this engine, with its options, to open beside it.",
         metavar="ENGINE",
         unset="a whole engine",
+        engine=False,
+    )
+    prefix: tuple[Path, ...] = setting(
+        (),
+        "Put the KV of this system prompt in: a text, or messages in a .json file (repeatable).",
+        metavar="FILE",
+        calibration=False,
+        engine=False,
+    )
+    schema: tuple[Path, ...] = setting(
+        (),
+        "Put this JSON schema in, lowered, for answers to follow (repeatable).",
+        metavar="FILE",
+        calibration=False,
+        engine=False,
+    )
+    grammar: tuple[Path, ...] = setting(
+        (),
+        "Put this grammar in, in Lark's or llama.cpp's notation (repeatable).",
+        metavar="FILE",
+        calibration=False,
         engine=False,
     )
     tune: bool = setting(
@@ -430,6 +453,14 @@ class CompileOptions:
             _choice("--pooling", self.pooling, tuple(POOLINGS))
             if self.task != "embed":
                 raise UsageError("--pooling is for engines that embed", "add --task embed")
+        if self.task != "generate" and self.prefix:
+            raise UsageError(f"--prefix: --task {self.task} reads whole texts, and keeps none", "leave --prefix out")
+        if self.task != "generate" and (self.schema or self.grammar):
+            raise UsageError(f"--schema and --grammar are for answers, and --task {self.task} gives none")
+        if self.eviction is not None and self.eviction.chooses and self.prefix:
+            raise UsageError(
+                f"--prefix: --kv-policy {self.eviction} gives up tokens by what comes later", "leave one of them out"
+            )
         if self.task != "generate" and self.gate:
             raise UsageError(f"--gate compares predictions, and --task {self.task} makes none", "leave --gate out")
         if self.task != "generate" and (self.spec != "none" or self.spec_guesses is not None):

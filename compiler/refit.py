@@ -38,4 +38,5 @@ def as_delta(options: CompileOptions) -> tuple[EarlierEngine, CompileOptions]:
         if name not in GIVEN and value != had.get(name):
             own = had.get(name, "as by default")
             raise UsageError(f"{flag(name)} {value}: {options.like} was compiled with {own}", f"leave {flag(name)} out")
-    return earlier, replace(again, force=options.force, dump_passes=options.dump_passes)
+    own = {name: getattr(options, name) for name in ("force", "dump_passes", "prefix", "schema", "grammar")}
+    return earlier, replace(again, **own)

@@ -19,6 +19,7 @@ from .frontend.source.pooling import read_pooling
 from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
 from .options import CompileOptions
+from .prompt_files import FormFile, PromptFile, read_form_file, read_prompt_file
 from .quantization import QUANTIZATIONS, find_quantization
 from .speculate.choice import SpecChoice
 from .targets import Target, find_target
@@ -31,12 +32,14 @@ _TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # 
 @dataclass(frozen=True)
 class CompileRequest:
     """A compile that nothing speaks against so far: its options, with the model as a directory or file here, its
-    target and drafter, and what the user should know."""
+    target and drafter, what the user should know, the prompts of --prefix, and the forms of --schema and --grammar."""
 
     options: CompileOptions
     target: Target
     choice: SpecChoice | None
     warnings: tuple[str, ...] = ()
+    prompts: tuple[PromptFile, ...] = ()
+    forms: tuple[FormFile, ...] = ()
 
 
 def check(options: CompileOptions) -> CompileRequest:
@@ -47,6 +50,11 @@ def check(options: CompileOptions) -> CompileRequest:
     target, choice = find_target(options.target), SpecChoice.parse(options.spec)
     if lacking := lacking_module():
         raise MissingExtraError(f"compiling needs {lacking}, which is not installed", install("compile"))
+    prompts = tuple(map(read_prompt_file, options.prefix))
+    forms = (
+        *(read_form_file(path, "schema") for path in options.schema),
+        *(read_form_file(path, "grammar") for path in options.grammar),
+    )
     _check_places(options, target, choice)
     found = find_model(options.model)
     check_found(found, options)
@@ -64,7 +72,10 @@ def check(options: CompileOptions) -> CompileRequest:
     if options.gate and not has_tokenizer:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
     warnings = (*(() if has_tokenizer else _warnings(files)), *_costs(options))
-    return CompileRequest(options, target, choice, warnings)
+    if (prompts or forms) and not has_tokenizer:
+        option = (*prompts, *forms)[0].option
+        raise UsageError(f"{option} needs a tokenizer, and the model has no {TOKENIZER}", "leave it out")
+    return CompileRequest(options, target, choice, warnings, prompts, forms)
 
 
 def check_export(source: Path, output: Path, force: bool) -> Path:

@@ -15,6 +15,8 @@ from .format.load import Engine
 from .llm import LLM
 from .opening import Begun, begin
 from .options import LoadOptions
+from .prefixes.compiled import Compiled
+from .prefixes.pinned import PinnedPrefixes
 from .speculate.choose import choose_speculator
 from .tokenizer import Tokenizer
 
@@ -51,24 +53,34 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
+        compiled = Compiled.of(engine)
         own = Resources(
             gpu=begun.gpu,
             threads=options.threads,
             cores=options.core_set,
             kv_bytes=options.kv_bytes,
             swap_bytes=options.swap_bytes,
+            more_blocks=() if compiled is None else tuple(compiled.room()),
         )
         executor = open_executor(engine, resources=own)
         if options.verify_answers:
             _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
-        second = partial(open_executor, resources=replace(own, kv_bytes=None, swap_bytes=0))
+        second = partial(open_executor, resources=replace(own, kv_bytes=None, swap_bytes=0, more_blocks=()))
         speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()
         raise
-    return LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
+    llm = LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
+    try:
+        llm.prompting.prepare()
+        if compiled is not None:
+            llm.loop.keep(PinnedPrefixes.of(compiled, executor))
+    except BaseException:
+        llm.close()
+        raise
+    return llm
 
 
 def _check_answers(engine: Engine, executor: Executor) -> None:

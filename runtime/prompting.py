@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from operator import index
-from threading import Lock
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from msgspec.structs import replace as replace_fields
@@ -16,6 +16,7 @@ from msgspec.structs import replace as replace_fields
 from .batch.scheduled import NO_EXTRAS, Extras
 from .chat_options import ChatOptions, RenderOptions, TemplateOptions
 from .errors import MissingExtraError, RequestError, install
+from .format.forms import read_forms
 from .format.load import Engine
 from .format.manifest import Manifest, SamplingDefaults
 from .query import Query
@@ -51,7 +52,7 @@ class Prompting:
         template: TemplateSource | None = None,
     ) -> None:
         self._manifest, self._tokenizer, self._engine = manifest, tokenizer, engine
-        self._compiling = Lock()
+        self._forms = [] if engine is None else read_forms(engine.files, manifest)
         if template is not None:
             self.source = template
 
@@ -107,7 +108,12 @@ class Prompting:
         from .grammars.constraints import Grammars
 
         model = self._manifest.model
-        return Grammars(self._tokenizer.to_json(), model.vocab_size, model.eos_token_ids)
+        return Grammars(self._tokenizer.to_json(), model.vocab_size, model.eos_token_ids, self._forms)
+
+    def prepare(self) -> None:
+        """Compile the grammars that the engine was compiled with, beside whatever else is done now."""
+        if self._forms and find_spec("llguidance") is not None and self.grammars is not None:
+            Thread(target=self.grammars.prepare, name="compiled grammars", daemon=True).start()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -275,8 +281,7 @@ class Prompting:
                 "this engine cannot follow a grammar: it has no tokenizer or no end token", field="response_format"
             )
         try:
-            with self._compiling:
-                return self.grammars.compile(grammar)
+            return self.grammars.compile(grammar)
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"schemas, regular expressions and grammars need {error.name}, which is not installed",

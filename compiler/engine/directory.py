@@ -21,8 +21,10 @@ import numpy as np
 
 from ...runtime.format.canaries import CANARIES_FILE, Canaries
 from ...runtime.format.digest import encode_sealed
+from ...runtime.format.forms import FORMS_FILE, CompiledForm, CompiledForms
 from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest, weights_file
 from ...runtime.format.program import Program
+from ...runtime.format.prompts import PROMPTS_FILE, CompiledPrompts
 from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..program.builder import WeightSource
 from ..weights.shards import LastParts, of_rank
@@ -191,6 +193,24 @@ def write_canaries(stage: Path, canaries: Canaries) -> str:
     """canaries.json; its name."""
     (stage / CANARIES_FILE).write_bytes(msgspec.json.encode(canaries) + b"\n")
     return CANARIES_FILE
+
+
+def write_prompts(stage: Path, manifest: Manifest, prompts: CompiledPrompts) -> Manifest:
+    """prompts.json, and what engine.json says with it and the files that it names."""
+    (stage / PROMPTS_FILE).write_bytes(msgspec.json.encode(prompts) + b"\n")
+    return add_files(stage, manifest, [PROMPTS_FILE, *(one.file for one in prompts.prompts if one.file)])
+
+
+def add_files(stage: Path, manifest: Manifest, names: Sequence[str]) -> Manifest:
+    """engine.json with more files that were written."""
+    files = {**manifest.files, **{name: file_entry(stage / name, None) for name in names}}
+    return seal(stage, msgspec.structs.replace(manifest, files=dict(sorted(files.items()))))
+
+
+def write_forms(stage: Path, forms: Sequence[CompiledForm]) -> None:
+    """grammars.json, where there are any."""
+    if forms:
+        (stage / FORMS_FILE).write_bytes(msgspec.json.encode(CompiledForms(list(forms))) + b"\n")
 
 
 def write_manifest(stage: Path, manifest: Manifest) -> Manifest:

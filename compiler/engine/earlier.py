@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ...runtime.format.decoding import decode
+from ...runtime.format.forms import CompiledForm, read_forms
 from ...runtime.format.load import Engine, open_engine
 from ...runtime.format.manifest import BaseEngine, Limits
 from ...runtime.format.program import WeightEntry
+from ...runtime.format.prompts import PROMPTS_FILE, CompiledPrompt, CompiledPrompts
 from ..backends.base import Built
 from ..errors import MismatchError, UsageError
 from ..program.program import Program, program_of
@@ -60,6 +63,18 @@ class EarlierEngine:
             raise MismatchError(f"{self.engine.path}: {difference}", _AGAIN)
         manifest = self.engine.manifest
         return Built(self.program, tuple(manifest.main.libraries), manifest.gpu)
+
+    def prompts(self) -> list[CompiledPrompt]:
+        """The prompts that it was compiled with, without their KV, which other weights do not share; those of a delta's
+        base are found there."""
+        if self.as_base or PROMPTS_FILE not in self.engine.manifest.files:
+            return []
+        found = decode(self.engine.files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts)
+        return [msgspec.structs.replace(one, file="", numbers=[]) for one in found.prompts]
+
+    def forms(self) -> list[CompiledForm]:
+        """What answers may follow, of an engine that is not the base of a delta, which takes them from it."""
+        return [] if self.as_base else read_forms(self.engine.files, self.engine.manifest)
 
     def copy(self, folder: str, stage: Path) -> None:
         """The files of a folder, into an engine directory; none into that of a delta."""

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...passes.quantized import QuantRecord
     from ...runtime.commands.evaluate import Evaluation
+    from ...runtime.format.forms import CompiledForm
     from ...runtime.format.manifest import GateFacts, Limits
+    from ...runtime.format.prompts import CompiledPrompt, CompiledPrompts
     from ..backends.base import Built
     from ..backends.triton.tiling.tuned import TuningFile
     from ..gates import GatePlan
     from ..graph.graph import Graph
+    from ..prompt_files import FormFile, PromptFile, PromptTokens
     from ..speculate.tree import Cost
     from ..targets import Target
 
@@ -82,6 +85,30 @@ def check_answers(engine: Path, target: Target) -> None:
         from . import answers
 
         answers.check_answers(engine)
+
+
+def read_prompts(files: Sequence[PromptFile], texts: Path) -> list[PromptTokens]:
+    """`icc compile --prefix`: the tokens that prompts begin with, as the model's own template and tokenizer have them.
+    UsageError where a file cannot be the beginning of prompts."""
+    from . import prompts
+
+    return prompts.read_prompts(files, texts)
+
+
+def lower_forms(files: Sequence[FormFile]) -> list[CompiledForm]:
+    """`icc compile --schema` and `--grammar`: forms of answers, lowered. UsageError for one that none can follow."""
+    from . import forms
+
+    return forms.lower_forms(files)
+
+
+def compute_prompts(stage: Path, target: Target, wanted: Sequence[CompiledPrompt]) -> CompiledPrompts | None:
+    """Their KV, by the engine in `stage`, in files of it; None where that does not run here."""
+    if target.backend != "cpu":
+        return None
+    from . import prompts
+
+    return prompts.compute_prompts(stage, wanted)
 
 
 def available_bytes() -> int:

@@ -9,13 +9,16 @@ from pathlib import Path
 import msgspec
 
 from ..format.container import open_container
+from ..format.decoding import decode
 from ..format.files import EngineFiles
+from ..format.forms import read_forms
 from ..format.isa import cpu_flags
 from ..format.kv import KVGroup, KVLayout, KVMemory
 from ..format.load import read_manifest, read_targets
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
 from ..format.programs import read_program
+from ..format.prompts import PROMPTS_FILE, CompiledPrompts
 from ..kv.policy import EVICTING
 
 BESIDE = {"streaming": "in front", "h2o": "the last", "snapkv": "the last"}
@@ -39,9 +42,8 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
 
 def _of_one(root: Path) -> dict[str, object]:
     manifest = read_manifest(root)
-    program = read_program(
-        manifest, EngineFiles(open_container(root), manifest.files, verify=False, base=manifest.base)
-    )
+    files = EngineFiles(open_container(root), manifest.files, verify=False, base=manifest.base)
+    program = read_program(manifest, files)
     model, limits = manifest.model, manifest.limits
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel] for step in program.steps)
@@ -67,6 +69,8 @@ def _of_one(root: Path) -> dict[str, object]:
             "max_batch_size": limits.max_batch_size,
             "max_step_tokens": limits.max_step_tokens,
         },
+        **_prompt_facts(files, manifest),
+        **_form_facts(files, manifest),
         **({} if manifest.eviction is None else {"eviction": msgspec.to_builtins(manifest.eviction)}),
         "kv_cache": _kv_facts(program.kv, limits),
         "arena_bytes": program.arena_bytes_per_token * limits.max_step_tokens,
@@ -115,6 +119,31 @@ def _kept(group: KVGroup) -> str:
     if group.keeps in EVICTING:
         return f"{group.keeps} of {group.size}, {group.beside} {BESIDE[group.keeps]} (lossy)"
     return group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}"
+
+
+def _prompt_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:
+    """The prompts that it was compiled with; nothing without any."""
+    if PROMPTS_FILE not in manifest.files:
+        return {}
+    found = decode(files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts)
+    rows = [
+        {
+            "file": one.source,
+            "is": one.kind,
+            "tokens": len(one.tokens),
+            "kept_tokens": one.length,
+            "kv_bytes": manifest.files[one.file].size if one.file else "computed when loaded",
+        }
+        for one in found.prompts
+    ]
+    return {"prompts": rows, **({"prompts_computed_by": found.isa} if found.isa else {})}
+
+
+def _form_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:
+    """The schemas and grammars that it was compiled with; nothing without any."""
+    forms = read_forms(files, manifest)
+    rows = [{"file": one.source, "is": one.kind, "bytes": len(one.lowered)} for one in forms]
+    return {"grammars": rows} if rows else {}
 
 
 def _embedding_facts(manifest: Manifest) -> dict[str, object]:

@@ -25,6 +25,7 @@ from ..format.load import read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
 from ..format.programs import read_program
+from ..format.prompts import PROMPTS_DIR
 from ..kv.places import Places
 from ..kv.policy import EVICTING
 from .filling import states_touched
@@ -95,6 +96,7 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     scratch, shared = kernels.scratch(threads)
     batch = sum(largest.nbytes(array) for array in (*CPU_INPUTS, *program.inputs))
     pools = sum(weight.nbytes for weight in program.weights.values()) - weights
+    prompts = sum(entry.size for name, entry in manifest.files.items() if name.startswith(f"{PROMPTS_DIR}/"))
     parts = {
         "weights_bytes": weights,
         **_of_adapters(pools),
@@ -103,9 +105,10 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
         "batch_bytes": batch,
         "scratch_bytes": scratch + kernels.shared_touched(threads, load.max_batch_size, load.max_seq_len),
         "kv_bytes": touched_bytes(_touched(cache, _blocks(cache, load)), cache.nbytes),
+        **({"prompts_bytes": prompts} if prompts else {}),
     }
     logits = 4 * largest.logit_rows * program.vocab_size
-    return parts, weights + pools + arena + logits + batch + scratch + shared + cache.nbytes
+    return parts, weights + pools + arena + logits + batch + scratch + shared + cache.nbytes + prompts
 
 
 def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[dict[str, int], int]:

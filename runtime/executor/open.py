@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """What an executor may take of this machine. gpu: the device of an engine for GPUs, opened; None for a CPU engine.
-    cores: those that kernel threads stay on; None for all that the process may use. For the others see LoadOptions."""
+    cores: those that kernel threads stay on; None for all that the process may use. more_blocks: of each KV group, for
+    compiled prompts, beside those that a CPU's kv_bytes has. For the others see LoadOptions."""
 
     gpu: Cuda | None = None
     threads: int | None = None
     cores: frozenset[int] | None = None
     kv_bytes: int | None = None
     swap_bytes: int | None = None
+    more_blocks: tuple[int, ...] = ()
 
 
 def open_executor(
@@ -46,7 +48,9 @@ def open_executor(
             return Player(RankedDevice(engine, given.threads, given.kv_bytes, section, given.cores))
         from .cpu.device import CpuDevice
 
-        return Player(CpuDevice(engine, given.threads, given.kv_bytes, section, given.cores))
+        return Player(
+            CpuDevice(engine, given.threads, given.kv_bytes, section, given.cores, more_blocks=given.more_blocks)
+        )
     if engine.manifest.ranks > 1:
         from .cuda.ranked import RankedCudaDevice
 

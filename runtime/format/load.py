@@ -21,6 +21,7 @@ from .manifest import FORMAT_VERSION, KERNEL_ABI, MAIN, READ_VERSIONS, Library, 
 from .present import MANIFEST_FILE, check_present
 from .program import Program
 from .programs import check_agreement, read_program
+from .prompts import PROMPTS_DIR
 from .targets import Targets, targets_in
 from .verify import check_listing, check_paths
 from .version2 import manifest_as_3
@@ -198,7 +199,8 @@ def begin_opening(
     check_agreement(manifest, steps)  # all that can be said without the weights comes before them
     mapped = {name: files.map(name) for name in weight_files(manifest, program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
-    used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
+    used = [library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}"]
+    used += [name for name in manifest.files if name.startswith(PROMPTS_DIR)]
     others = all_weight_files(manifest) - mapped.keys() if manifest.ranks > 1 else ()
     files.begin([file for file in used if file], mapped, digests, others)
     return Opening(root, manifest, steps, library, files, mapped)

@@ -11,12 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from ..errors import RequestError
+from ..format.forms import CompiledForm
 from .compiling import LoweredGrammar, lowered
 from .following import Checks, JsonFollower, is_structural
 from .limits import parser_limits
@@ -145,17 +147,32 @@ class GrammarConstraint:
 class Grammars:
     """Compiles grammars for the tokenizer of one engine. llguidance works without the GIL.
 
-    tokenizer_json: the text of the file; end_ids: the tokens that end an answer.
+    tokenizer_json: the text of the file; end_ids: the tokens that end an answer. forms: those that the engine has
+    lowered, which are never given up once they were compiled. May be used by several threads.
     """
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer_json: str, vocab_size: int, end_ids: Sequence[int], forms: Sequence[CompiledForm] = ()
+    ) -> None:
         self._source = tokenizer_json, vocab_size, list(end_ids)
         self._vocabulary: GrammarVocabulary | None = None
+        self._lowered = {form.asked: form.lowered for form in forms}
+        self._kept = {*self._lowered.values()}
         self._compiled: OrderedDict[str, tuple[llguidance.LLMatcher, Checks | None]] = OrderedDict()
+        self._working = Lock()
+
+    def prepare(self) -> None:
+        """Compile all forms, and what the first token of each may be: later nobody waits for that."""
+        for lowered_form in self._lowered.values():
+            self.compile(lowered_form)().allowed()
 
     def compile(self, source: str) -> Callable[[], GrammarConstraint]:
         """What makes the constraint of each completion, from a text of `sources`, lowered or not. RequestError if the
         grammar is none, or one beyond the limits."""
+        with self._working:
+            return self._compile(self._lowered.get(source, source))
+
+    def _compile(self, source: str) -> Callable[[], GrammarConstraint]:
         import llguidance
 
         if self._vocabulary is None:
@@ -171,8 +188,8 @@ class Grammars:
             if checks is not None:  # which takes a while with a large vocabulary: now, rather than between two tokens
                 _ = vocabulary.structural
             self._compiled[source] = matcher, checks
-            if len(self._compiled) > _CACHED:
-                self._compiled.popitem(last=False)
+            if len(self._compiled) > _CACHED + len(self._kept):
+                del self._compiled[next(one for one in self._compiled if one not in self._kept)]
         self._compiled.move_to_end(source)
         matcher, checks = self._compiled[source]
         return lambda: GrammarConstraint(matcher.deep_copy(), vocabulary, checks)

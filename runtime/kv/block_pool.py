@@ -16,6 +16,7 @@ class BlockPool:
     - cached: reference count 0 but its content can still be found in the prefix cache;
     - free: reference count 0 and no content.
     Allocation takes free blocks first, then evicts cached blocks, least recently released first.
+    A block may be pinned: the pin is an owner, too, until its content can be found no more.
     """
 
     def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
@@ -23,6 +24,8 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first, so that little memory is touched
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._pinned: set[int] = set()
+        self._reserved: set[int] = set()  # without content yet, which is on its way
 
     @property
     def num_blocks(self) -> int:
@@ -44,8 +47,18 @@ class BlockPool:
         """Blocks that can be allocated now: free and cached ones."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no block table holds any."""
+        return not self.num_used
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that are in block tables alone: without those that are pinned or reserved."""
+        return self.num_blocks - self.num_available - len(self._pinned | self._reserved)
+
     def references(self, block: int) -> int:
-        """How many block tables hold the block."""
+        """How many block tables hold the block, and pins."""
         return self._refs[block]
 
     def can_allocate(self, count: int) -> bool:
@@ -73,6 +86,29 @@ class BlockPool:
             del self._cached[block]
         self._refs[block] += 1
 
+    def pin(self, block: int) -> None:
+        """Keep a block whose content is known. Nothing happens if it is pinned."""
+        if block not in self._pinned:
+            self.share(block)
+            self._pinned.add(block)
+
+    def unpin(self, block: int) -> None:
+        """Keep it no longer than others. Nothing happens if it is not pinned."""
+        if block in self._pinned:
+            self._pinned.remove(block)
+            self.release([block])
+
+    def reserve(self, count: int) -> list[int]:
+        """Take `count` blocks that are filled between steps, until `unreserve`. Requires `can_allocate`."""
+        blocks = self.allocate(count)
+        self._reserved.update(blocks)
+        return blocks
+
+    def unreserve(self, block: int) -> None:
+        """The block is filled, and findable, or it is not wanted any more."""
+        self._reserved.remove(block)
+        self.release([block])
+
     def release(self, table: Sequence[int]) -> None:
         """Drop one reference of each block of a table.
 
@@ -94,10 +130,11 @@ class BlockPool:
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)
+        self.unpin(block)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert free + cached + owned == all, and that reference counts are the number of tables holding a block."""
-        held = Counter(block for table in tables for block in table)
+        held = Counter(block for table in (*tables, self._pinned, self._reserved) for block in table)
         references = [0] * self.num_blocks
         for block, count in held.items():
             references[block] = count
@@ -107,6 +144,6 @@ class BlockPool:
         states = (free, cached), (free, owned), (cached, owned)
         assert all(one.isdisjoint(other) for one, other in states), "a block is in two states"
         assert len(free) + len(cached) + len(owned) == self.num_blocks, "a block is lost"
-        assert self._cache.blocks >= cached, "a cached block has no content"
+        assert self._cache.blocks >= cached | self._pinned, "a cached or pinned block has no content"
         assert free.isdisjoint(self._cache.blocks), "a free block has content"
         self._cache.check()

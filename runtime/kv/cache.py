@@ -44,7 +44,7 @@ class KVCache:
     @property
     def is_idle(self) -> bool:
         """Whether nobody has a block."""
-        return all(group.pool.num_available == group.pool.num_blocks for group in self.groups)
+        return all(group.pool.is_idle for group in self.groups)
 
     def record(self, events: KVEvents) -> None:
         """Tell what the prefix caches find from now on, and what they find no more."""
@@ -67,7 +67,7 @@ class KVCache:
     def too_small(self, demands: Sequence[Demand]) -> Group | None:
         """The group that cannot hold all this together, one token at a time; None if all can."""
         for group in self.groups:
-            if sum(map(group.most_together, demands)) > group.pool.num_blocks:
+            if sum(map(group.most_together, demands)) > group.num_lent:
                 return group
         return None
 
@@ -268,6 +268,47 @@ class KVCache:
         for group, blocks in zip(self.groups, held, strict=True):
             group.pool.release(blocks)
         return adopted
+
+    def reserve(self, sequence: CachedSequence, length: int) -> list[dict[int, int]] | None:
+        """As `adopt`, of blocks that are written before any step after `settle`: until then nobody finds them."""
+        if self.whole or self.evicts:
+            return None
+        if not all(group.pool.can_allocate(group.lacking(sequence, length)) for group in self.groups):
+            return None
+        return [group.reserve(sequence, length) for group in self.groups]
+
+    def settle(self, sequence: CachedSequence, reserved: Sequence[dict[int, int]], filled: bool) -> None:
+        """What was reserved is written, or, if not `filled`, is not wanted any more."""
+        for group, blocks in zip(self.groups, reserved, strict=True):
+            group.settle(sequence, blocks, filled)
+
+    # -- what stays --------------------------------------------------------------------------------------------------
+
+    def pinnable(self, sequence: CachedSequence, length: int, demand: Demand) -> bool:
+        """Whether a prefix can be pinned, and a request that demands so much still finds room. length: a multiple of
+        every group's blocks."""
+        if self.whole or self.evicts:
+            return False
+        return all(
+            group.most_together(demand) + group.num_unpinned(sequence, length) <= group.num_lent
+            for group in self.groups
+        )
+
+    def pin(self, sequence: CachedSequence, length: int) -> None:
+        """Evict nothing from now on of what is kept of a sequence's first `length` tokens, whether it is computed
+        already or will be. Requires `pinnable`."""
+        for group in self.groups:
+            group.pin(sequence, length)
+
+    def unpin(self, sequence: CachedSequence, length: int) -> None:
+        """Take one `pin` of this back."""
+        for group in self.groups:
+            group.unpin(sequence, length)
+
+    @property
+    def multiple(self) -> int:
+        """Tokens that fill blocks in every group: cached prefixes are as long as so many, or twice that .."""
+        return self._multiple
 
     # -- before the next step ----------------------------------------------------------------------------------------
 

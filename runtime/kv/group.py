@@ -12,7 +12,7 @@ from .events import BlockStored, KVEvents
 from .host_blocks import HostBlocks
 from .places import UNLIMITED
 from .policy import CachePolicy, KeepAll, Latest, WithinStep
-from .prefix_cache import PrefixCache
+from .prefix_cache import BlockKey, PrefixCache
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 from .upkeep import Due
 
@@ -36,6 +36,17 @@ class GroupConfig:
 
     def __post_init__(self) -> None:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
+
+
+def kept_blocks(policy: CachePolicy, block_size: int, position: int) -> list[range]:
+    """The numbers of the blocks that hold what a policy keeps at a position."""
+    ranges: list[range] = []
+    for kept in policy.kept(position):
+        first, end = kept.start // block_size, -(-kept.stop // block_size)
+        if ranges and first <= ranges[-1].stop:
+            first = ranges.pop().start
+        ranges.append(range(first, end))
+    return ranges
 
 
 class Demand(NamedTuple):
@@ -82,6 +93,12 @@ class Group:
         self.due = Due()
         self.host = HostBlocks(config.host_blocks, self.due)
         self._record: tuple[int, KVEvents] | None = None
+        self._pins: dict[BlockKey, int] = {}  # how many pins a block has that is to stay, whether it is here or not
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that requests can have at most: all but those that are pinned, or will be."""
+        return self.pool.num_blocks - len(self._pins)
 
     def blocks_for(self, num_tokens: int) -> int:
         """The length of a table for so many tokens."""
@@ -99,13 +116,7 @@ class Group:
 
     def kept_blocks(self, position: int) -> list[range]:
         """The numbers of the blocks that hold what is kept at a position."""
-        ranges: list[range] = []
-        for kept in self.policy.kept(position):
-            first, end = kept.start // self.block_size, self.blocks_for(kept.stop)
-            if ranges and first <= ranges[-1].stop:
-                first = ranges.pop().start
-            ranges.append(range(first, end))
-        return ranges
+        return kept_blocks(self.policy, self.block_size, position)
 
     def numbers(self, position: int) -> Iterator[int]:
         """The numbers of the blocks that hold what is kept at a position, one by one."""
@@ -214,6 +225,19 @@ class Group:
         """How many of these blocks are not cached."""
         return list(self.found(sequence, length).values()).count(None)
 
+    def reserve(self, sequence: CachedSequence, length: int) -> dict[int, int]:
+        """Blocks for those that are not cached, by their numbers, which nobody finds before `settle`. Requires room."""
+        numbers = [number for number, block in self.found(sequence, length).items() if block is None]
+        return dict(zip(numbers, self.pool.reserve(len(numbers)), strict=True))
+
+    def settle(self, sequence: CachedSequence, reserved: dict[int, int], filled: bool) -> None:
+        """Blocks that were reserved can be found from now on, if they are `filled`, where nobody has computed them
+        meanwhile."""
+        for number, block in reserved.items():
+            if filled and self.cache.can_publish(sequence.key(number, self.block_size), block):
+                self._publish(sequence, number, block)
+            self.pool.unreserve(block)
+
     def adopt(self, sequence: CachedSequence, length: int) -> dict[int, int]:
         """Blocks for those that are not cached, by their numbers, which can be found from now on. Requires room."""
         numbers = [number for number, block in self.found(sequence, length).items() if block is None]
@@ -223,8 +247,33 @@ class Group:
         self.pool.release(list(blocks.values()))
         return blocks
 
+    def pin(self, sequence: CachedSequence, length: int) -> None:
+        """Keep what is kept of a sequence's first `length` tokens, now or once it is computed."""
+        for number in self.numbers(length):
+            key = sequence.key(number, self.block_size)
+            self._pins[key] = self._pins.get(key, 0) + 1
+            if (block := self.cache.find(key)) is not None:
+                self.pool.pin(block)
+
+    def unpin(self, sequence: CachedSequence, length: int) -> None:
+        """Take back what `pin` did."""
+        for number in self.numbers(length):
+            key = sequence.key(number, self.block_size)
+            self._pins[key] -= 1
+            if not self._pins[key]:
+                del self._pins[key]
+                if (block := self.cache.find(key)) is not None:
+                    self.pool.unpin(block)
+
+    def num_unpinned(self, sequence: CachedSequence, length: int) -> int:
+        """How many more blocks would be pinned by `pin`."""
+        return sum(sequence.key(number, self.block_size) not in self._pins for number in self.numbers(length))
+
     def _publish(self, sequence: CachedSequence, number: int, block: int) -> None:
-        self.cache.publish(sequence.key(number, self.block_size), block)
+        key = sequence.key(number, self.block_size)
+        self.cache.publish(key, block)
+        if key in self._pins:
+            self.pool.pin(block)
         if self._record is not None:
             self._record[1].stored(self._stored(self._record[0], sequence, number))
 
@@ -232,7 +281,8 @@ class Group:
         parent = sequence.key(number - 1, self.block_size) if number else None
         tokens = tuple(sequence.tokens[number * self.block_size : (number + 1) * self.block_size])
         own = sequence.own_salt if sequence.own_from < (number + 1) * self.block_size else b""
-        return BlockStored(group, (sequence.key(number, self.block_size),), parent, tokens, sequence.salt, own)
+        salt = sequence.salt if sequence.salt_from < (number + 1) * self.block_size else b""
+        return BlockStored(group, (sequence.key(number, self.block_size),), parent, tokens, salt, own)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
         """Take back what is not kept at a position; the block of the position itself is its own."""

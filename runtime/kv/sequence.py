@@ -99,11 +99,12 @@ class CachedSequence:
 
     While it has no blocks, that of `num_saved_tokens` may be in host memory. Sequences share blocks only with those of
     equal `salt`, and from the block of token `own_from` on only with those of equal `own_salt` there, too; b"" where
-    they do not come apart.
+    they do not come apart. The first `salt_from` tokens, a multiple of every group's blocks, are shared by all.
     """
 
     tokens: list[int] = field(default_factory=list[int])
     salt: bytes = b""
+    salt_from: int = 0
     own_salt: bytes = b""
     own_from: int = 0
     use_cache: bool = True  # whether it takes what others have computed
@@ -133,8 +134,10 @@ class CachedSequence:
         """The prefix-cache key of full block `index`, where blocks have that size."""
         keys = self._keys.setdefault(block_size, [])
         while len(keys) <= index:
-            parent = keys[-1] if keys else root_key(self.salt)
             first = len(keys) * block_size
+            parent = keys[-1] if keys else root_key(b"" if self.salt_from else self.salt)
+            if self.salt and 0 < self.salt_from == first:
+                parent = apart_key(parent, self.salt, 0)
             if self.own_salt and first <= self.own_from < first + block_size:
                 parent = apart_key(parent, self.own_salt, self.own_from - first)
             keys.append(child_key(parent, self.tokens[first : first + block_size]))

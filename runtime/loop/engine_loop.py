@@ -10,6 +10,7 @@ from ..batch.scheduled import Draft, ScheduledBatch, Verdict
 from ..executor.base import Executor
 from ..format.manifest import Manifest
 from ..kv.events import KVEvent, KVEvents
+from ..prefixes.pinned import PinnedPrefixes
 from ..requests.embedding import PooledRequest
 from ..requests.generation import Generation
 from ..requests.intake import Intake
@@ -56,6 +57,7 @@ class EngineLoop:
         self.on_fault: Callable[[Exception], object] = lambda error: None
         self.last_step_tokens = 0
         self._kv_events: KVEvents | None = None
+        self._pinned: PinnedPrefixes | None = None
         self.requests = RequestTable(Intake(manifest, tokenizer, tail, executor.inputs), self._make_scheduler)
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
@@ -73,7 +75,20 @@ class EngineLoop:
         if self._kv_events is not None:
             self._kv_events.cleared()
             scheduler.kv.record(self._kv_events)
+        if self._pinned is not None:
+            self._pinned.install(scheduler.kv)
         return scheduler
+
+    def keep(self, prefixes: PinnedPrefixes) -> None:
+        """Have prefixes in the cache from now on, whatever else is there: those that are not yet are computed before
+        this ends. Requires that nothing is queued."""
+        self._pinned = prefixes
+        prefixes.install(self.scheduler.kv)
+        self.requests.shared_length = prefixes.common
+        for tokens in prefixes.missing(self.scheduler.kv):
+            self.add(tokens, SamplingParams(max_tokens=1, temperature=0))
+        while self.has_work():
+            self.step()
 
     def watch_kv(self) -> None:
         """Keep what happens to the prefix caches from now on, for `take_kv_events`."""

@@ -51,7 +51,8 @@ class Standing(msgspec.Struct, frozen=True):
     fairly, and only requests of one salt and of equal extras share KV blocks. extras: what it gives per token besides
     its ids, see `ScheduledSequence.extras`. adapter: what tells the adapter of the request from any other, b"" for
     none; its extra, the slot, does not: another adapter may have had that. adapter_from: the first token that is
-    computed with it, before which KV blocks are shared with requests without an adapter."""
+    computed with it, before which KV blocks are shared with requests without an adapter. first_turn: tokens with which
+    others are likely to begin, too; 0: as the prompt itself tells."""
 
     priority: int = 0
     client: str = ""
@@ -59,6 +60,7 @@ class Standing(msgspec.Struct, frozen=True):
     extras: Extras = NO_EXTRAS
     adapter: bytes = b""
     adapter_from: int = 0
+    first_turn: int = 0
 
 
 class Output(NamedTuple):

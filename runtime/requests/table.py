@@ -23,16 +23,22 @@ from .trial import Trial
 Admitted = TypeVar("Admitted", bound=Request)
 
 
+def _none(tokens: Sequence[int]) -> int:
+    return 0
+
+
 class RequestTable:
     """Who has not ended, and whether they may run: all are queued with the scheduler, or, after a step that failed,
     only the group that is on trial.
 
-    live: every request that has not ended, by its id, in order of arrival.
+    live: every request that has not ended, by its id, in order of arrival. shared_length: how many of a prompt's first
+    tokens are no secret of whoever asks, because the engine itself has them.
     """
 
     def __init__(self, intake: Intake, make_scheduler: Callable[[], Scheduler]) -> None:
         self.intake, self._make_scheduler = intake, make_scheduler
         self.live: dict[int, Request] = {}
+        self.shared_length: Callable[[Sequence[int]], int] = _none
         self.trial = Trial()
         self.scheduler = make_scheduler()
         self._next_id = 0
@@ -114,6 +120,7 @@ class RequestTable:
     ) -> RequestSpec:
         """all_rows: the rows of every token are wanted, else only that of the last, or of the first."""
         extras = self.intake.extras(standing.extras)
+        shared = 0 if extras else self.shared_length(tokens)
         self._next_id += 1
         return RequestSpec(
             self._next_id,
@@ -125,10 +132,11 @@ class RequestTable:
             use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,
             first_row=first_row,
-            first_turn=self.intake.first_turn(tokens),
+            first_turn=standing.first_turn or self.intake.first_turn(tokens),
             extras=extras,
             own_salt=standing.adapter,
             own_from=standing.adapter_from,
+            salt_from=0 if standing.adapter and standing.adapter_from < shared else shared,
         )
 
     def _admit(self, request: Admitted) -> Admitted:

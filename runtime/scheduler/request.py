@@ -19,7 +19,8 @@ class RequestSpec(NamedTuple):
     priority: lower runs first; among equals the clients are served fairly, and one client's requests in order of
     arrival. max_new_tokens: how many tokens may be sampled; 0 for a request that only wants the logits of its prompt.
     all_logits: the logits of every token are wanted. first_row: those of the first one, where all of it runs in one
-    step. salt: requests share KV blocks only with requests of the same salt. own_salt, own_from: see CachedSequence.
+    step. salt: requests share KV blocks only with requests of the same salt. own_salt, own_from,
+    salt_from: see CachedSequence.
     use_cache: False to compute every token even if its KV is cached. first_turn: how many tokens the first turn of a
     conversation has, where the prompt is one. extras: what it gives per token besides ids; requests of other extras
     have another salt. beams: in how many ways it goes on at once behind its prompt.
@@ -39,6 +40,7 @@ class RequestSpec(NamedTuple):
     own_salt: bytes = b""
     own_from: int = 0
     beams: int = 1
+    salt_from: int = 0
 
     @property
     def max_cached_tokens(self) -> int:

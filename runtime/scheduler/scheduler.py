@@ -68,8 +68,7 @@ class Scheduler:
         if (group := self.kv.too_small([spec.demand])) is not None:
             needed = group.most_together(spec.demand)
             raise CapacityError(
-                f"the request needs {needed} KV blocks of {group.block_size} tokens, "
-                f"the cache has {group.pool.num_blocks}",
+                f"the request needs {needed} KV blocks of {group.block_size} tokens, the cache has {group.num_lent}",
                 "shorten the prompt, lower max_tokens, or give the KV cache more memory",
             )
 
@@ -79,7 +78,7 @@ class Scheduler:
         start = self._shares.arrive(spec.client, spec.cost)
         request = ScheduledRequest(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
-            own_salt=spec.own_salt, own_from=spec.own_from,
+            salt_from=spec.salt_from, own_salt=spec.own_salt, own_from=spec.own_from,
             tables=self.kv.empty_tables(len(spec.token_ids)), first_turn=spec.first_turn, spec=spec,
             arrival=self._arrivals, start=start,
         )  # fmt: skip

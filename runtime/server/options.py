@@ -29,7 +29,8 @@ class ServeOptions:
     chat_template: rendered within the same limits as the model's own. replicas, devices: see `replica_loads`.
     prefill_replicas: see EnginePool. prefiller: see Prefillers. watermark: of every answer, see Watermark. lora,
     lora_dir: adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge.
-    kv_events, kv_events_replay, kv_events_topic: see KVPublisher. command: the engine process, for tests.
+    prompt_cache, prompt_cache_bytes: see PromptFolder. prices: see Prices. kv_events, kv_events_replay,
+    kv_events_topic: see KVPublisher. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -70,6 +71,15 @@ class ServeOptions:
     lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
     judge: Path | None = setting(
         None, "Of best_of answers give those that this engine of --task rerank likes best.", metavar="ENGINE"
+    )
+    prompt_cache: Path | None = setting(
+        None, "Keep prompts on disk here that requests ask to keep, across restarts.", metavar="DIR", unset="in memory"
+    )
+    prompt_cache_bytes: int | None = setting(
+        None, "Most disk that they take, in GiB.", names="--prompt-cache-gib", metavar="GIB", unit=1 << 30, unset="16"
+    )
+    prices: Path | None = setting(
+        None, "Tell what tokens cost and the prefix cache saves, by this JSON file.", metavar="FILE"
     )
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(

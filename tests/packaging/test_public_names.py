@@ -27,7 +27,7 @@ def test_compile_takes_the_fields_of_its_options() -> None:
     options, keywords = get_type_hints(CompileOptions), get_type_hints(CompileFields)
     assert list(keywords) == [field.name for field in fields(CompileOptions) if field.name not in ("model", "output")]
     others = {name for name, hint in keywords.items() if options[name] != hint}
-    assert others == {"calib", "gate_text", "lora", "like", "dump_passes"}
+    assert others == {"calib", "gate_text", "lora", "like", "dump_passes", "prefix", "schema", "grammar"}
     shown = inspect.signature(icc.compile).parameters
     assert list(shown) == ["model", "output", "progress", *keywords]
     assert all(shown[f.name].default == f.default for f in fields(CompileOptions) if f.name in keywords)

@@ -43,8 +43,8 @@ class CpuDevice:
     ones of a hybrid CPU. kv_bytes: memory for the KV cache; default: enough for a full batch, within a share of the
     machine's memory. section: run this section of the program as a step, instead of the program. cores: what the
     kernels' threads stay on, as does a thread that calls `run`, until `close`; None for all. num_blocks: of each KV
-    group; None: as many as fit. arrays: where those of a step lie, `arrays_of` the program, and logits: where they
-    come to lie; None makes them.
+    group; None: as many as fit, and `more_blocks` beside them. arrays: where those of a step lie, `arrays_of` the
+    program, and logits: where they come to lie; None makes them.
     """
 
     plan, turns = None, 1
@@ -59,6 +59,7 @@ class CpuDevice:
         num_blocks: Sequence[int] | None = None,
         arrays: Mapping[str, memoryview] | None = None,
         logits: memoryview | None = None,
+        more_blocks: Sequence[int] = (),
     ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
@@ -68,7 +69,7 @@ class CpuDevice:
         program = self.program = engine.program
         self.limits = batch_limits(program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         self.cache = (
-            choose_blocks(program.kv, engine.manifest.limits, kv_bytes)
+            choose_blocks(program.kv, engine.manifest.limits, kv_bytes, more_blocks)
             if num_blocks is None
             else KVMemory(program.kv, tuple(num_blocks))
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...errors import CapacityError
@@ -44,11 +44,13 @@ class AnonymousMemory:
         self._map.close()
 
 
-def choose_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> KVMemory:
+def choose_blocks(
+    kv: KVLayout, limits: Limits, kv_bytes: int | None = None, more_blocks: Sequence[int] = ()
+) -> KVMemory:
     """How many KV blocks of each group to allocate.
 
-    Enough for a full batch of sequences of full length, within `kv_bytes` (default: a share of the available memory).
-    CapacityError if not even one sequence of full length fits.
+    Enough for a full batch of sequences of full length, within `kv_bytes` (default: a share of the available memory);
+    and beside that so many `more_blocks` of each group. CapacityError if not even one sequence of full length fits.
     """
     one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
     budget = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
@@ -58,7 +60,8 @@ def choose_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> 
             f"{needed / 2**20:.1f} MiB, have {budget / 2**20:.1f} MiB",
             "free memory, give the KV cache more (kv_bytes), or compile with a smaller --max-seq-len",
         )
-    return KVMemory(kv, kv.split(budget, one, batch))
+    chosen = kv.split(budget, one, batch)
+    return KVMemory(kv, tuple(map(sum, zip(chosen, more_blocks, strict=True))) if more_blocks else chosen)
 
 
 def touched_bytes(ranges: Iterable[tuple[int, int]], nbytes: int) -> int:

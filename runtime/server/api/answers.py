@@ -43,7 +43,7 @@ class Tally:
     """Counts the tokens of a request as they come. `reasoning_tokens` is None where nobody looks for thoughts."""
 
     def __init__(self, job: Job) -> None:
-        self.prompt_tokens = job.prompt_tokens
+        self.prompt_tokens, self._prices = job.prompt_tokens, job.prices
         self.output_tokens = self.cached_tokens = 0
         self.reasoning_tokens: int | None = 0 if job.thinks else None
 
@@ -57,7 +57,11 @@ class Tally:
         """The counts as OpenAI's API has them."""
         total = self.prompt_tokens + self.output_tokens
         details = UNSET if self.reasoning_tokens is None else CompletionDetails(self.reasoning_tokens)
-        return Usage(self.prompt_tokens, self.output_tokens, total, PromptDetails(self.cached_tokens), details)
+        found = Usage(self.prompt_tokens, self.output_tokens, total, PromptDetails(self.cached_tokens), details)
+        if (prices := self._prices) is not None:
+            found.cost = prices.cost(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+            found.saved = prices.saved(self.cached_tokens)
+        return found
 
 
 class CompletionAnswer(AnswerWriter):

@@ -20,6 +20,7 @@ from ...watermark.settings import Watermark
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import worker_command
 from ..engine.engine_pool import EnginePool
+from ..engine.prompt_folder import PromptFolder
 from ..log import LogOptions
 from ..replicas import replica_loads
 from .adapters import ServedAdapters
@@ -28,6 +29,7 @@ from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
 from .model import open_model
+from .prices import Prices
 from .sandbox import Sandbox
 from .tracing import Tracer
 
@@ -45,7 +47,7 @@ class Core:
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
     see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see `replica_loads`.
     prefill_replicas: see EnginePool. adapters, adapter_folder: see ServedAdapters. watermark: of every answer; requests
-    can take none away, and have none of their own then.
+    can take none away, and have none of their own then. prompt_folder: where kept prompts lie. prices: of tokens.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Core:
         adapters: Mapping[str, Path] | None = None,
         adapter_folder: Path | None = None,
         watermark: Watermark | None = None,
+        prompt_folder: PromptFolder | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
         if load.require_signature is not None:
@@ -77,6 +81,8 @@ class Core:
             self.model = replace(self.model, template=self.model.template.replaced(read_template_file(chat_template)))
         self._own_template = chat_template
         self._plain_salts = keys.plain_salts
+        if prompt_folder is not None:
+            prompt_folder.check(self.model.manifest)
         limits = self.model.manifest.limits
         loads = replica_loads(load, self.model.manifest, replicas, devices)
         if not 0 <= prefill_replicas < replicas:
@@ -88,7 +94,8 @@ class Core:
 
         def commands(path: Path) -> list[Sequence[str]]:
             of_path = [replace(one, path=path) for one in loads]
-            return [command or worker_command(one, log_options or LogOptions()) for one in of_path]
+            logs = log_options or LogOptions()
+            return [command or worker_command(one, logs, prompt_folder) for one in of_path]
 
         tokens = limits.max_batch_size * limits.max_seq_len
         self.engine = EnginePool(commands(Path(load.path)), watchdog_s, tokens, prefill_replicas)
@@ -98,7 +105,7 @@ class Core:
         self.changes = EngineChanges(
             self.engine, self.adapters, *served, keys.required, commands, load.require_signature
         )
-        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark)
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark, prices)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
         self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)

@@ -26,9 +26,11 @@ from .asking import Asking, R
 from .constraints import format_of
 from .conversation import question_of
 from .errors import HttpError, conflict
+from .keeping import seconds_of
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
+from .prices import Prices
 from .prompts import Prompts
 from .requests import AdapterScale, ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
 from .sampling import check_allowed, check_best, sampling, watermark_of, width
@@ -45,7 +47,8 @@ class Job:
     read: makes a reader for one answer, if that may hold more than words; thinks: whether that may be thoughts. offer:
     the tools that may be called. prompt_texts: of completions that begin with their prompts. prompt_logprobs: how many
     of the likeliest tokens are wanted per position of the prompt. best: so many of the completions of each prompt are
-    given, None for all; questions: what is asked by each, for whoever judges the answers then.
+    given, None for all; questions: what is asked by each, for whoever judges the answers then. prices: what its tokens
+    cost, None where nobody says. kept: of one conversation, the tokens that it asks to keep by marks.
     """
 
     submits: list[Submit]
@@ -58,6 +61,8 @@ class Job:
     prompt_logprobs: int = 0
     best: int | None = None
     questions: list[str] = field(default_factory=list)
+    prices: Prices | None = None
+    kept: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -89,10 +94,11 @@ class Jobs:
         max_seconds: float | None = None,
         adapters: ServedAdapters | None = None,
         watermark: Watermark | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
-        self._watermark = watermark  # of every answer
+        self._watermark, self._prices = watermark, prices  # of every answer
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     def check_model(self, name: str | None) -> None:
@@ -303,8 +309,11 @@ class Jobs:
             Submit.of(msgspec.structs.replace(query, grammar=lowered), standing, deadline, scored) for query in queries
         ]
         submits = [with_transfer(submit, request.kv_transfer_params) for submit in submits]
+        if seconds := seconds_of(request):
+            submits = [msgspec.structs.replace(one, keep=((len(one.prompt), seconds),)) for one in submits]
         best = request.n if _chooses(request) else None
-        return Job(submits, price, deadline, best=best, prompt_logprobs=request.prompt_logprobs or 0)
+        scores = request.prompt_logprobs or 0
+        return Job(submits, price, deadline, best=best, prompt_logprobs=scores, prices=self._prices)
 
     async def _lowered(self, grammar: str, field: str) -> str:
         """A grammar as the engine takes it; "" for none."""
@@ -312,4 +321,5 @@ class Jobs:
             return ""
         if not self.model.prompting.follows_grammars:
             raise RequestError("this model has no end token, which a grammar needs", field=field)
-        return await self._sandbox.lower(grammar, field)
+        known = self.model.forms.get(grammar)
+        return await self._sandbox.lower(grammar, field) if known is None else known

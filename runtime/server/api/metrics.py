@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from ..engine.engine_client import EngineClient
 from ..engine.engine_pool import EnginePool, total
 from ..engine.messages import Report, Stats
+from .prices import Prices
 from .run import Run
 
 # bucket bounds of vLLM, so that its dashboards' quantiles mean the same
@@ -52,6 +53,7 @@ _GAUGES = {
     "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", "usage"),
     "kv_blocks_cached": ("KV blocks that hold a prefix that nobody uses now", "blocks_cached"),
     "engine_ready": ("Engine processes that are loaded", "ready"),
+    "prompts_kept": ("Beginnings of prompts that are kept because requests have asked for it", "kept"),
 }
 _COUNTERS = {
     "engine_restarts": ("Times that the engine process was started again", "restarts"),
@@ -70,7 +72,7 @@ _FIGURES = (
 )  # fmt: skip
 # what vLLM does not have; the rest it has under the same name, but for one, whose name is that of a counter
 _OURS = {"iteration_seconds", "http_responses", "kv_blocks_cached", "kv_healed", "num_swaps"}
-_OURS |= {"engine_ready", "engine_restarts", "engine_steps"}
+_OURS |= {"engine_ready", "engine_restarts", "engine_steps", "prompts_kept", "cost_saved"}
 _ROUTED_BY = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}  # by vLLM's names always
 _LORA = "vllm:lora_requests_info"
 _CACHE = "vllm:cache_config_info"
@@ -90,11 +92,11 @@ class Metrics:
     """All metrics of one server. Engine gauges and counters are read when they are asked for.
 
     generates: requests sample tokens; else they are embedded, and nothing is counted that only tokens have.
-    vllm: the names of vLLM too.
+    vllm: the names of vLLM too. prices: what cached tokens have saved is told by them.
     """
 
-    def __init__(self, model: str, generates: bool = True, vllm: bool = False) -> None:
-        self._model, self._generates, self._vllm = model, generates, vllm
+    def __init__(self, model: str, generates: bool = True, vllm: bool = False, prices: Prices | None = None) -> None:
+        self._model, self._generates, self._vllm, self._prices = model, generates, vllm, prices
         self._engine: EnginePool | None = None
         self._ended_before: list[Stats] = []  # by replica: of processes that have ended
         self._last: list[Stats] = []
@@ -168,6 +170,7 @@ class Metrics:
         """All metrics, as a collector of prometheus_client gives them."""
         yield from self._adapters()
         yield from self._cache()
+        yield from self._saved()
         for metric in [*self._registry.collect(), *self._live()]:
             yield metric
             name = metric.name.removeprefix("icc:")
@@ -214,6 +217,15 @@ class Metrics:
         metric.add_sample(_CACHE, {**labels, "model_name": self._model, "engine": "0"}, 1.0)
         yield metric
 
+    def _saved(self) -> Iterator[Metric]:
+        """What prompts would have cost more without the prefix cache."""
+        if self._prices is None:
+            return
+        metric = Metric("icc:cost_saved", "What cached tokens of prompts have saved, by --prices", "counter")
+        labels = {"model_name": self._model, "currency": self._prices.currency}
+        metric.add_sample("icc:cost_saved_total", labels, self._prices.saved(int(self._values()["cached_tokens"])))
+        yield metric
+
     def _live(self) -> Iterator[Metric]:
         """All of them together, and each replica's where there are several."""
         replicas = self._engine.replicas if self._engine is not None else []
@@ -241,6 +253,7 @@ class Metrics:
             "running": float(stats.running),
             "waiting": float(stats.waiting),
             "blocks_cached": float(stats.blocks_cached),
+            "kept": float(stats.kept),
             "usage": stats.blocks_used / blocks if (blocks := sum(facts.num_blocks for facts in ready)) else 0.0,
             "ready": float(len(ready)),
             "restarts": float(sum(replica.restarts for replica in replicas)),

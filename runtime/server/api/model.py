@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from ...format.container import open_container
 from ...format.files import EngineFiles
+from ...format.forms import read_forms
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.present import engine_name
@@ -22,7 +23,8 @@ from .fill import fill_marks
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`name` is what requests call it, `names` holds it and its aliases."""
+    """`name` is what requests call it, `names` holds it and its aliases. forms: the grammars that it was compiled with,
+    lowered, by what requests for them become."""
 
     name: str
     created: int
@@ -30,6 +32,7 @@ class ServedModel:
     tokenizer: Tokenizer | None
     template: TemplateSource
     aliases: tuple[str, ...] = ()
+    forms: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def prompting(self) -> Prompting:
@@ -115,4 +118,5 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
         manifest=manifest,
         tokenizer=None if raw is None else Tokenizer(raw),
         template=read_template(read, manifest.tokenizer_names),
+        forms={form.asked: form.lowered for form in read_forms(files, manifest)},
     )

@@ -142,7 +142,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     safety_identifier: str | None = None
     guided_decoding_backend: str | None = None
 

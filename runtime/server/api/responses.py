@@ -37,13 +37,16 @@ class CompletionDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens that were read and written."""
+    """Tokens that were read and written. cost: by the server's prices, if it has any; saved: how much more it would
+    have been without the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    cost: float | UnsetType = UNSET
+    saved: float | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):

@@ -39,6 +39,7 @@ from .messages import (
     WatchKV,
 )
 from .messages import encode as encode_message
+from .prompt_folder import PromptFolder
 from .step_costs import StepCosts
 
 log = logging.getLogger("icc.serve")
@@ -339,7 +340,8 @@ class _Pipe(asyncio.Protocol):
         self._lost.set()
 
 
-def worker_command(options: LoadOptions, log_options: LogOptions) -> list[str]:
+def worker_command(options: LoadOptions, log_options: LogOptions, prompts: PromptFolder | None = None) -> list[str]:
     """The command of the engine process. -P: nothing is imported from the current directory."""
     module = f"{__package__}.worker_main"
-    return [sys.executable, "-P", "-m", module, "{fd}", options.to_json(), log_options.to_text()]
+    stored = [] if prompts is None else [prompts.to_json()]
+    return [sys.executable, "-P", "-m", module, "{fd}", options.to_json(), log_options.to_text(), *stored]

@@ -49,6 +49,11 @@ class EnginePool:
     # -- all of them together ----------------------------------------------------------------------------------------
 
     @property
+    def block_tokens(self) -> int:
+        """By how many tokens cached prefixes grow; 1 as long as no replica is ready."""
+        return next((facts.prefix_blocks[0] for facts in self.ready), 1)
+
+    @property
     def ready(self) -> list[Ready]:
         """The facts of the replicas that are ready."""
         return [replica.facts for replica in self.replicas if replica.facts is not None]

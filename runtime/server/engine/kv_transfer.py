@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from ...executor.base import KVExecutor
-from ...format.manifest import Manifest
 from ...kv.cache import KVCache
 from ...kv.sequence import CachedSequence
 from ...llm import LLM
+from ...prefixes.blocks import KVBlocks, digest_of, in_reach
 from .kv_file import KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
 from .messages import KVGiven, Submit
 
@@ -47,23 +47,28 @@ class _Taking:
 class KVTransfer:
     """Gives and takes blocks of an engine. engine: a digest; with that of the cache's layout it is what both engines
     must have. executor: whose cache is in host memory. folder: where files lie that every engine process of a user on
-    this host sees."""
+    this host sees. shared_length: see RequestTable."""
 
-    def __init__(self, engine: bytes, executor: KVExecutor, folder: Path) -> None:
-        self._executor, self._folder = executor, folder
-        self._sizes = [sum(map(len, executor.kv_views(n, 0))) for n in range(len(executor.groups))]
-        layout = [(repr(group.policy), group.block_size) for group in executor.groups]
-        self._engine = blake2b(engine + msgspec.msgpack.encode([layout, self._sizes]), digest_size=32).digest()
+    def __init__(
+        self,
+        engine: bytes,
+        executor: KVExecutor,
+        folder: Path,
+        shared_length: Callable[[Sequence[int]], int] = lambda tokens: 0,
+    ) -> None:
+        blocks = KVBlocks(engine, executor)
+        self._views, self._sizes, self._engine = blocks.views, blocks.sizes, blocks.identity
+        self._folder, self._shared_length = folder, shared_length
         self._gifts: dict[int, _Gift] = {}
         self._taking: dict[str, _Taking] = {}
 
     @classmethod
     def of(cls, llm: LLM) -> KVTransfer | None:
         """For a loaded engine; None where its cache is out of reach."""
-        executor = llm.executor
-        if not isinstance(executor, KVExecutor) or not executor.kv_in_reach:
+        executor = in_reach(llm.executor)
+        if executor is None:
             return None
-        return cls(digest_of(llm.manifest), executor, KV_FOLDER)
+        return cls(digest_of(llm.manifest), executor, KV_FOLDER, llm.loop.requests.shared_length)
 
     # -- giving ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +77,7 @@ class KVTransfer:
         where that is nothing, or there is no room for it. May be called after each step, until `end`."""
         gift = self._gifts.get(submit.id)
         if gift is None:
-            sequence = _sequence(submit)
+            sequence = sequence_of(submit, self._shared_length)
             if sequence is None:
                 return None
             gift = self._gifts[submit.id] = _Gift(sequence)
@@ -117,7 +122,7 @@ class KVTransfer:
     def take(self, kv: KVCache, submit: Submit) -> int:
         """Take what another engine has given of the beginning of a prompt, and was not taken before, into the prefix
         cache; how many tokens that is. What cannot be taken is computed: 0."""
-        sequence, taking = _sequence(submit), self._taking.pop(submit.takes_kv, None)
+        sequence, taking = sequence_of(submit, self._shared_length), self._taking.pop(submit.takes_kv, None)
         try:
             if sequence is None:
                 return 0
@@ -161,6 +166,7 @@ class KVTransfer:
         ):
             raise ValueError("it has other blocks")
         sequence.tokens += part.tokens
+        sequence.salt_from = self._shared_length(sequence.tokens)
         for group, numbers in zip(kv.groups, part.numbers, strict=True):
             lacking = {number for number, block in group.found(sequence, length).items() if block is None}
             if not lacking <= set(numbers):
@@ -199,19 +205,10 @@ class KVTransfer:
             except OSError:
                 continue  # somebody has taken it
 
-    def _views(self, group: int, block: int) -> list[memoryview]:
-        return self._executor.kv_views(group, block)
 
-
-def digest_of(manifest: Manifest) -> bytes:
-    """What computes the same KV, byte by byte, has the same: program, kernels and weights."""
-    skipped = ("report.json", "canaries.json", "runtime/", "tokenizer/", "__main__.py")
-    files = [(name, entry.sha256) for name, entry in sorted(manifest.files.items()) if not name.startswith(skipped)]
-    return blake2b(msgspec.msgpack.encode(files), digest_size=32, person=b"icc-kv-engine").digest()
-
-
-def _sequence(submit: Submit) -> CachedSequence | None:
-    """A prompt as the prefix cache knows it; None where more than its tokens tells its KV from that of others."""
+def sequence_of(submit: Submit, shared_length: Callable[[Sequence[int]], int]) -> CachedSequence | None:
+    """A prompt as the prefix cache knows it; None where more than its tokens tells its KV from that of others.
+    shared_length: see RequestTable."""
     if submit.adapter or submit.extras:
         return None
-    return CachedSequence(tokens=list(submit.prompt), salt=submit.salt)
+    return CachedSequence(tokens=list(submit.prompt), salt=submit.salt, salt_from=shared_length(submit.prompt))

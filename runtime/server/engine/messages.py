@@ -21,7 +21,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
     tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter,
     adapter_scale: see `Query`. gives_kv, takes_kv: what is computed of the prompt goes to another engine, or comes from
-    one under this name; see KVTransfer.
+    one under this name; see KVTransfer. keep: beginnings of the prompt that are kept once they are computed, each as
+    its tokens and for how many seconds after it was used last; see KeptPrompts.
     """
 
     id: int
@@ -39,6 +40,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     adapter_scale: float = 1.0
     gives_kv: bool = False
     takes_kv: str = ""
+    keep: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(
@@ -62,7 +64,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     @property
     def standing(self) -> Standing:
         """How the prompt stands among others."""
-        return Standing(self.priority, self.client, self.salt, self.extras)
+        begins = min((length for length, _ in self.keep), default=0)
+        return Standing(self.priority, self.client, self.salt, self.extras, first_turn=begins)
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -202,6 +205,7 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     healed: int = 0  # times that the KV bookkeeping was wrong and was made anew
+    kept: int = 0  # beginnings of prompts that requests have asked to keep
 
 
 class AdapterStats(msgspec.Struct, array_like=True, frozen=True):

@@ -3,9 +3,9 @@
     ARRIVED --compile--> COMPILING --run--> RUNNING --> ENDED
     ARRIVED --run-------------------------> RUNNING
 
-A prompt waits to be taken up. If it has a grammar, that is compiled beside the steps; then it runs as a task of the
-loop's driver. It ends when nothing more comes of it, when it is refused, and, in whatever stage it is, when it is
-cancelled or past its deadline.
+A prompt waits to be taken up. If it has a grammar, that is compiled beside the steps, as the KV of its beginning is
+read that lies on disk; then it runs as a task of the loop's driver. It ends when nothing more comes of it, when it is
+refused, and, in whatever stage it is, when it is cancelled or past its deadline.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PromptTable:
             heappush(self._deadlines, (now + submit.deadline, submit.id))
 
     def compile(self, prompt: Prompt) -> None:
-        """Its grammar is being compiled."""
+        """Its grammar is being compiled, or its beginning read."""
         self._move(prompt, PromptStage.COMPILING)
 
     def run(self, prompt: Prompt) -> None:

@@ -6,8 +6,10 @@ import logging
 import time
 
 from ...errors import CapacityError, IccError, RequestError
+from ...kv.sequence import CachedSequence
 from ...llm import LLM
 from ...loop.driver import LoopDriver, TaskListener
+from ...prefixes.kept import KeptPrompts
 from ...requests.generation import Generation
 from ...requests.prompt_logprobs import PromptScores
 from ...requests.request import Output
@@ -16,7 +18,7 @@ from ...requests.scores import NotFinite
 from .adapter_table import AdapterTable
 from .channel import Channel, ChannelClosed
 from .kv_exchange import KVExchange
-from .kv_transfer import KVTransfer
+from .kv_transfer import KVTransfer, sequence_of
 from .kv_wire import KVWire
 from .messages import (
     HEARTBEAT_S,
@@ -56,7 +58,13 @@ class GrammarService:
 class Worker(TaskListener[Prompt]):
     """Takes prompts from the channel, runs steps, and reports each step in one message."""
 
-    def __init__(self, llm: LLM, channel: Channel, grammars: GrammarService | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        channel: Channel,
+        grammars: GrammarService | None = None,
+        kept: KeptPrompts | None = None,
+    ) -> None:
         self._driver = LoopDriver(llm.loop, self, llm.adapters)
         self._adapters = AdapterTable(llm.adapters)
         llm.loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
@@ -69,6 +77,7 @@ class Worker(TaskListener[Prompt]):
         self._checked = self._reported = 0.0
         self._kv_wire: KVWire | None = None
         self._kv = KVExchange(KVTransfer.of(llm), llm.loop, channel)
+        self._kept = kept or KeptPrompts(lambda: llm.loop.scheduler.kv, llm.manifest.limits.max_seq_len)
 
     def run(self, load_s: float = 0.0) -> None:
         """Serve until the HTTP process has gone."""
@@ -84,7 +93,7 @@ class Worker(TaskListener[Prompt]):
     def _turn(self) -> None:
         """Messages, then a step; an idle turn waits for messages and says that the engine lives."""
         busy = self._driver.has_work() or self.prompts.count(PromptStage.ARRIVED)
-        soon = self.prompts.count(PromptStage.COMPILING) or self._adapters.busy
+        soon = self.prompts.count(PromptStage.COMPILING) or self._adapters.busy or self._kept.busy
         wait = 0.0 if busy else 0.005 if soon else HEARTBEAT_S
         for message in self._channel.receive(wait):
             if isinstance(message, Submit):
@@ -112,6 +121,7 @@ class Worker(TaskListener[Prompt]):
             self._check()
             self._report()
         self._kv.give()
+        self._kept.turn()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -138,6 +148,23 @@ class Worker(TaskListener[Prompt]):
                 self._submit(prompt)
 
     def _submit(self, prompt: Prompt) -> None:
+        """Run a prompt, or read first what is stored of its beginning."""
+        sequence = sequence_of(prompt.submit, self._driver.loop.requests.shared_length)
+        if sequence is not None and self._kept.fetch(sequence, lambda: self._go_on(prompt)):
+            if prompt.stage is PromptStage.ARRIVED:
+                self.prompts.compile(prompt)
+            return
+        self._start(prompt, sequence)
+
+    def _go_on(self, prompt: Prompt) -> None:
+        if prompt.stage is PromptStage.COMPILING:  # else it was cancelled meanwhile
+            self._start(prompt, sequence_of(prompt.submit, self._driver.loop.requests.shared_length))
+
+    def _start(self, prompt: Prompt, sequence: CachedSequence | None) -> None:
+        if sequence is not None:
+            self._kept.use(sequence)
+            for length, seconds in prompt.submit.keep:
+                self._kept.keep(sequence, length, seconds)
         self.prompts.run(prompt)
         self._kv.begin(prompt)
         try:
@@ -260,7 +287,7 @@ class Worker(TaskListener[Prompt]):
         return Stats(
             scheduler.num_running,
             scheduler.num_waiting + not_taken_up,
-            sum(pool.num_blocks - pool.num_available for pool in pools),
+            sum(pool.num_used for pool in pools),
             sum(pool.num_cached for pool in pools),
             scheduler.num_preemptions,
             scheduler.num_swaps,
@@ -269,6 +296,7 @@ class Worker(TaskListener[Prompt]):
             self._cached_tokens,
             self._output_tokens,
             self._healed,
+            self._kept.num_kept,
         )
 
     def _check(self) -> None:
@@ -278,6 +306,7 @@ class Worker(TaskListener[Prompt]):
             return
         self._checked = now
         self._kv.sweep()
+        self._kept.sweep()
         try:
             self._driver.loop.scheduler.check()
             assert self._driver.loop.scheduler.kv.is_idle, "blocks are lost"

@@ -16,13 +16,15 @@ from ...parent import die_with_parent
 from ..log import LogOptions, configure
 from .channel import Channel
 from .grammars import CompiledGrammars
+from .kept_prompts import kept_prompts
 from .messages import Fatal
+from .prompt_folder import PromptFolder
 from .worker import Worker
 
 
 def main(arguments: list[str]) -> int:
     """Load the engine and serve it over a socket until that is closed; the exit code. arguments: the socket's file
-    number, LoadOptions as JSON, and LogOptions as text."""
+    number, LoadOptions as JSON, LogOptions as text, and, if there is one, the PromptFolder as JSON."""
     start = time.perf_counter()
     die_with_parent()
     configure(LogOptions.from_text(arguments[2]))
@@ -41,7 +43,8 @@ def main(arguments: list[str]) -> int:
         grammars = CompiledGrammars.of(llm)
         gc.collect()
         gc.freeze()  # what is here now stays; a step need not wait until it has been looked at again
-        Worker(llm, channel, grammars).run(time.perf_counter() - start)
+        folder = PromptFolder.from_json(arguments[3]) if len(arguments) > 3 else None
+        Worker(llm, channel, grammars, kept_prompts(llm, folder)).run(time.perf_counter() - start)
     return 0
 
 

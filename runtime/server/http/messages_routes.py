@@ -9,7 +9,9 @@ from fastapi.responses import Response
 
 from ..api.anthropic.answer import AnthropicErrorBody, Message, MessagesAnswer, TokenCount
 from ..api.anthropic.chat import chat_request
+from ..api.anthropic.marks import marks_of
 from ..api.anthropic.request import CountTokensRequest, MessagesRequest
+from ..api.keeping import kept_until
 from .bodies import json_response
 from .openapi import operation
 from .parts import GENERATION_ERRORS, ServerParts
@@ -30,6 +32,8 @@ def add_messages(app: FastAPI, parts: ServerParts) -> None:
         body = await parts.read(request, MessagesRequest)
         chat = chat_request(body)
         job = await parts.jobs.chat(chat, request.scope["icc.client"])
+        if marks := marks_of(body):
+            job = await kept_until(job, parts.jobs, marks, parts.engine.block_tokens)
         return await parts.answer(request, job, partial(MessagesAnswer, parts.model, chat, job), body.stream, _FRAMING)
 
     documented = operation(TokenCount, CountTokensRequest, errors=(400, 404, 408, 413), error_body=AnthropicErrorBody)

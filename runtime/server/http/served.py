@@ -19,8 +19,10 @@ from ..api.judging import EngineJudge
 from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
 from ..api.openresponses.conversations import Conversations
+from ..api.prices import read_prices
 from ..batches.batches import Batches
 from ..batches.store import BatchStore
+from ..engine.prompt_folder import PromptFolder
 from ..kv_publisher import KVPublisher
 from ..log import LogOptions
 from ..options import ServeOptions, adapter_paths
@@ -45,7 +47,11 @@ class Served:
     def __init__(self, options: ServeOptions, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> None:
         self._drain_s = options.drain_s
         store = None if options.batch_store is None else BatchStore(options.batch_store)
-        secret = None if store is None else store.secret()
+        folder = None
+        if options.prompt_cache is not None:
+            folder = PromptFolder.of(options.prompt_cache, options.prompt_cache_bytes)
+        prices = None if options.prices is None else read_prices(options.prices)
+        secret = store.secret() if store is not None else None if folder is None else folder.secret()
         keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
         self.has_keys = keys.required
         self.core = core = Core(
@@ -67,12 +73,14 @@ class Served:
             adapters=adapter_paths(options.lora),
             adapter_folder=options.lora_dir,
             watermark=options.watermark,
+            prompt_folder=folder,
+            prices=prices,
         )
         if options.judge is not None:
             core.generator.judge = EngineJudge(
                 options.judge, options.load, LogOptions(options.log_format, options.log_level)
             )
-        metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
+        metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics, prices=prices)
         core.observe(metrics)
         self._kv_publisher = _kv_publisher(options)
         self._kv_takers: list[KVTaker] = [] if self._kv_publisher is None else [self._kv_publisher.publish]

@@ -46,12 +46,15 @@ class AnswerBlock(Struct, omit_defaults=True):
 
 
 class MessageUsage(Struct):
-    """`input_tokens` are those that were not found in the prefix cache."""
+    """`input_tokens` are those that were neither found in the prefix cache nor put there to be kept. cost, saved: see
+    Usage."""
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    cost: float | UnsetType = UNSET
+    saved: float | UnsetType = UNSET
 
 
 class Message(Struct):
@@ -135,7 +138,7 @@ class MessagesAnswer(AnswerWriter):
     def __init__(self, model: ServedModel, chat: ChatRequest, job: Job, stream: EngineStream) -> None:
         self._chat = ChatAnswer(model, chat, job, stream)
         self.message = Message(f"msg_{uuid.uuid4().hex}", chat.model, [], MessageUsage(0, 0))
-        self._begun = False
+        self._begun, self._kept = False, job.kept
         self._open: Literal["text", "thinking", "tool_use"] | None = None
         self._text = ""  # of the block that is open; of a tool's input, JSON
         self._call: CalledTool | None = None
@@ -231,7 +234,10 @@ class MessagesAnswer(AnswerWriter):
     def _usage(self) -> MessageUsage:
         usage = self._chat.tally.usage()
         cached = usage.prompt_tokens_details.cached_tokens
-        return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+        made = max(self._kept - cached, 0)
+        return MessageUsage(
+            usage.prompt_tokens - cached - made, usage.completion_tokens, cached, made, usage.cost, usage.saved
+        )
 
 
 def _value(text: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """The bodies of POST /v1/messages and of its count_tokens, as Anthropic has them. What this server cannot do is refused
-by name; fields of blocks that only describe them (`cache_control`, `citations`) are passed over."""
+by name; fields of blocks that only describe them (`citations`) are passed over."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from ..fields import Int64, Name, Stop, Text
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
+class CacheControl(Struct, frozen=True):
+    """What comes before the end of this is kept for so long after it was used last, by default five minutes."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextBlock(Struct, tag_field="type", tag="text", frozen=True):
     """Words."""
 
     text: Text
+    cache_control: CacheControl | None = None
 
 
 class TextOnly(Struct, frozen=True):
@@ -24,6 +32,7 @@ class TextOnly(Struct, frozen=True):
 
     type: Literal["text"]
     text: Text
+    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", frozen=True):
@@ -42,6 +51,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use", frozen=True):
     id: Id
     name: Name
     input: dict[str, Any]
+    cache_control: CacheControl | None = None
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", frozen=True):
@@ -50,6 +60,7 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result", frozen=True):
     tool_use_id: Id
     content: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 UserBlock = TextBlock | ToolResultBlock
@@ -81,6 +92,7 @@ class ToolDefinition(Struct, frozen=True):
     input_schema: dict[str, Any]
     description: Text | None = None
     type: Literal["custom"] | None = None
+    cache_control: CacheControl | None = None
 
 
 class AutoChoice(Struct, tag_field="type", tag="auto", frozen=True):
@@ -144,7 +156,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class Metadata(Struct, frozen=True):

@@ -29,6 +29,7 @@ from .request import (
 _SAME = (
     "model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "seed", "stop",
     "top_k", "min_p", "repetition_penalty", "priority", "deadline", "cache_salt", "chat_template_kwargs", "user",
+    "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 

@@ -225,7 +225,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     seed: Annotated[int, limits.bound("seed")] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None
     top_k: Annotated[int, limits.bound("top_k")] | None = None

@@ -1,0 +1,29 @@
+"""`icc compile --schema` and `--grammar`: forms of answers, lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...runtime.errors import MissingExtraError, RequestError, install
+from ...runtime.format.forms import CompiledForm
+from ...runtime.grammars.compiling import lowered
+from ...runtime.grammars.sources import of_lark, of_schema
+from ..errors import UsageError
+from ..prompt_files import FormFile
+
+
+def lower_forms(files: Sequence[FormFile]) -> list[CompiledForm]:
+    """The forms in these files. UsageError for one that no answer can follow, or that is beyond the limits."""
+    return [_lowered(file) for file in files]
+
+
+def _lowered(file: FormFile) -> CompiledForm:
+    try:
+        asked = of_lark(file.text) if file.schema is None else of_schema(file.schema)
+        return CompiledForm(file.path.name, file.kind, asked, lowered(asked))
+    except RequestError as error:
+        raise UsageError(f"{file.option}: {error.message}", error.hint) from error
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{file.option} needs {error.name}, which is not installed", install("structured")
+        ) from error

@@ -1,0 +1,12 @@
+"""What several texts or lists of tokens begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def common_length(given: Sequence[Sequence[Any]]) -> int:
+    """With how many equal items all of these begin."""
+    together = enumerate(zip(*given, strict=False))
+    return next((n for n, items in together if any(item != items[0] for item in items)), min(map(len, given)))

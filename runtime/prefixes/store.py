@@ -1,0 +1,236 @@
+"""PromptStore: the KV of prompts in files of a directory, which a later process of the same engine finds.
+
+A file is the size of its header (8 bytes, little-endian), the header (StoredPrompt, JSON), and the bytes of its blocks.
+Its name is the key of its last block, which tokens and salt decide, and what computed it. Files are written and read by
+a thread of the store: whoever runs steps waits for neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger("icc.engine")
+SUFFIX = ".kv"
+_PARTIAL = ".partial"
+_MAX_HEADER = 16 << 20  # bytes
+_PIECE = 4 << 20  # bytes
+
+
+class StoredPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file holds: the blocks of so many first tokens of a prompt, which have these numbers in each KV group, and
+    a digest of their bytes. seconds: how long it is kept after it was used last. identity, key: hex, see the module."""
+
+    icc_prompt: int
+    identity: str
+    key: str
+    length: int
+    numbers: list[list[int]]
+    nbytes: int
+    digest: str
+    seconds: float
+
+
+@dataclass
+class _Entry:
+    length: int
+    nbytes: int
+    seconds: float
+
+
+class PromptStore:
+    """Files of one engine in a directory, which other engines may share. identity: see KVBlocks. most_bytes: of all
+    files there; those that were used longest ago go first. OSError if the directory cannot be made."""
+
+    def __init__(self, folder: Path, identity: bytes, most_bytes: int) -> None:
+        self._folder, self._identity, self._most = folder, identity.hex(), most_bytes
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+        self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._scan()
+        threading.Thread(target=self._work, name="prompt store", daemon=True).start()
+
+    def find(self, keys: Sequence[bytes]) -> int | None:
+        """The last of these keys, of blocks that follow each other, under which a prompt is stored."""
+        with self._lock:
+            return next((n for n in range(len(keys) - 1, -1, -1) if self._name(keys[n]) in self._entries), None)
+
+    def save(
+        self, key: bytes, length: int, numbers: list[list[int]], views: Sequence[memoryview], seconds: float,
+        still_good: Callable[[], bool], done: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Write blocks, which nobody changes before `done` is called from `finished`: they are kept if `still_good`
+        says so then."""
+        header = StoredPrompt(1, self._identity, key.hex(), length, numbers, sum(map(len, views)), "", seconds)
+
+        def work() -> None:
+            path = self._folder / (self._name(key) + _PARTIAL)
+            written: StoredPrompt | None = None
+            try:
+                written = _write(path, header, views)
+            except OSError as error:
+                log.warning("a prompt is not stored: %s", error.strerror)
+            self._ended.put(lambda: end(path, written))
+
+        def end(path: Path, written: StoredPrompt | None) -> None:
+            done()
+            if written is None or not still_good():
+                path.unlink(missing_ok=True)
+                return
+            os.replace(path, path.with_name(self._name(key)))
+            with self._lock:
+                self._entries[self._name(key)] = _Entry(length, written.nbytes, seconds)
+            self._asked.put(self._make_room)
+
+        self._asked.put(work)
+
+    def read(self, key: bytes, done: Callable[[StoredPrompt | None, memoryview], None]) -> None:
+        """Read a prompt; `done` is called from `finished`, with None for one that is damaged or gone."""
+        name = self._name(key)
+
+        def work() -> None:
+            found: StoredPrompt | None = None
+            content = memoryview(b"")
+            try:
+                found, content = _read(self._folder / name, self._identity, key.hex())
+                os.utime(self._folder / name)
+            except (OSError, ValueError, msgspec.DecodeError) as error:
+                log.warning("%s is damaged, and removed: %s", self._folder / name, error)
+                self._forget(name)
+            self._ended.put(lambda: done(found, content))
+
+        self._asked.put(work)
+
+    def touch(self, key: bytes) -> None:
+        """A prompt was used."""
+        name = self._name(key)
+
+        def work() -> None:
+            try:
+                os.utime(self._folder / name)
+            except OSError:
+                with self._lock:
+                    self._entries.pop(name, None)
+
+        self._asked.put(work)
+
+    def finished(self) -> bool:
+        """Make the calls that are due; whether there were any."""
+        found = False
+        while not self._ended.empty():
+            self._ended.get()()
+            found = True
+        return found
+
+    def sweep(self) -> None:
+        """Remove what is kept no longer; soon."""
+        self._asked.put(self._make_room)
+
+    # -- the thread's ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._asked.get()()
+            except Exception as error:
+                log.warning("the prompt store has failed at one prompt: %s", error)
+
+    def _name(self, key: bytes) -> str:
+        return blake2b(key + bytes.fromhex(self._identity), digest_size=24).hexdigest() + SUFFIX
+
+    def _scan(self) -> None:
+        """Take in what another process has left; remove what was not finished, or is no file of this kind."""
+        for path in self._folder.glob(f"*{_PARTIAL}"):
+            if time.time() - path.stat().st_mtime > 600:
+                path.unlink(missing_ok=True)
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            try:
+                with path.open("rb") as file:
+                    found = _header(file.read(8), file.read)
+                    whole = file.tell() + found.nbytes == path.stat().st_size
+                if not whole:
+                    raise ValueError("it is cut")
+            except (OSError, ValueError, msgspec.DecodeError) as error:
+                log.warning("%s is damaged, and removed: %s", path, error)
+                path.unlink(missing_ok=True)
+                continue
+            if found.identity == self._identity:
+                self._entries[path.name] = _Entry(found.length, found.nbytes, found.seconds)
+        self._make_room()
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._entries.pop(name, None)
+        (self._folder / name).unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        now, kept = time.time(), list[tuple[float, int, str]]()
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            try:
+                facts = path.stat()
+            except OSError:
+                continue
+            entry = self._entries.get(path.name)
+            if entry is not None and now - facts.st_mtime > entry.seconds:
+                self._forget(path.name)
+            else:
+                kept.append((facts.st_mtime, facts.st_size, path.name))
+        total = sum(size for _, size, _ in kept)
+        for _, size, name in sorted(kept):
+            if total <= self._most:
+                break
+            self._forget(name)
+            total -= size
+
+
+def _write(path: Path, header: StoredPrompt, views: Sequence[memoryview]) -> StoredPrompt:
+    """A file whose header comes last, with the digest of what was written. OSError, and there is none, if it fails."""
+    whole = msgspec.structs.replace(header, digest="0" * 64)
+    size = len(msgspec.json.encode(whole))
+    digest = blake2b(digest_size=32)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    try:
+        with open(os.open(path, flags, 0o600), "wb") as file:
+            file.seek(8 + size)
+            for view in views:
+                copy = bytes(view)  # what is hashed is what is written
+                digest.update(copy)
+                file.write(copy)
+            whole = msgspec.structs.replace(header, digest=digest.hexdigest())
+            file.seek(0)
+            file.write(size.to_bytes(8, "little") + msgspec.json.encode(whole))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return whole
+
+
+def _header(begin: bytes, read: Callable[[int], bytes]) -> StoredPrompt:
+    size = int.from_bytes(begin, "little")
+    if not 0 < size <= _MAX_HEADER:
+        raise ValueError("it has no header")
+    return msgspec.json.decode(read(size), type=StoredPrompt)
+
+
+def _read(path: Path, identity: str, key: str) -> tuple[StoredPrompt, memoryview]:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        found = _header(file.read(8), file.read)
+        content = file.read()
+    if found.identity != identity or found.key != key:
+        raise ValueError("it is of another prompt")
+    if len(content) != found.nbytes or blake2b(content, digest_size=32).hexdigest() != found.digest:
+        raise ValueError("its digest is another")
+    return found, memoryview(content)
