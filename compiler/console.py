@@ -131,13 +131,13 @@ def show_explanation(report: CompileReport, name: str) -> None:
         console.print(f"{name}: refused nothing, or no part of this compile")
 
 
-def show_accuracy(output: Path, accuracy: Sequence[Sequence[float]]) -> None:
+def show_accuracy(output: Path, drafter: str, accuracy: Sequence[Sequence[float]]) -> None:
     """The end of `icc train-heads`: on held-out text, how often the token is among each head's best."""
     table = Table("head", *(f"top-{rank + 1}" for rank in range(len(accuracy[0]))), box=None, pad_edge=False)
     for number, ranks in enumerate(accuracy):
         table.add_row(str(number), *(f"{rate:.3f}" for rate in ranks))
     Console(highlight=False).print(table)
-    print(f"heads: {output}; compile with --spec medusa:{output}")
+    print(f"{drafter}: {output}; compile with --spec {drafter}:{output}")
 
 
 def show_checkpoint(model: Path) -> None:

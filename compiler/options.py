@@ -189,6 +189,7 @@ class CompileOptions:
             "layer-skip:LAYERS": "the model's first layers",
             "ngram": "what followed the same tokens before",
             "suffix": "what most often followed them, in past answers too",
+            "lookahead[:W,N,G]": "n-grams that the model finds meanwhile",
         },
         open=True,
         metavar="DRAFTER",

@@ -30,8 +30,8 @@ class LoadOptions:
     kv_bytes: memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory).
     swap_bytes: of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB,
     within 25 % of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none",
-    "mtp", "eagle", "medusa", "ngram", "suffix", "layer-skip", "draft" or "draft:ENGINE" (default: what the engine was
-    compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
+    "mtp", "eagle", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G", "layer-skip", "draft" or "draft:ENGINE"
+    (default: what the engine was compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
     guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
     """
 
@@ -89,6 +89,7 @@ class LoadOptions:
             "layer-skip": "the first layers, of an engine compiled so",
             "ngram": "what followed the same tokens before",
             "suffix": "what most often followed them, in past answers too",
+            "lookahead[:W,N,G]": "n-grams that the model finds meanwhile, by default 7,5,7",
             "draft": "a smaller program of the engine, where it has one",
             "draft:ENGINE": "a smaller engine",
         },

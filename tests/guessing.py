@@ -24,12 +24,14 @@ def check_tokens(
     engine: Path, name: str, prompts: Sequence[list[int]], params: Sequence[SamplingParams], plain: list[Any]
 ) -> None:
     """Several requests at once, twice, so that prompts are found in the cache; also with a cache so small that requests
-    are preempted."""
+    are preempted, and with second choices beside the chains."""
     with closing(open_engine(engine)) as opened:
         small = sum(group.block_bytes() for group in opened.program.kv.groups) * 8
     for memory in (None, small):
         with load(engine, threads=2, kv_bytes=memory) as llm:
-            always(llm, name)
+            drafter = always(llm, name).loop.speculator.drafter
+            drafter.trees = memory is not None
+            drafter.seconds.share = 0.9
             for _ in range(2):
                 assert llm.generate(prompts, params) == plain
             assert llm.loop.speculator is not None
@@ -48,7 +50,7 @@ def check_chains(
     behind accepted guesses."""
     with load(engine, threads=1) as llm:
         drafter, seen = always(llm, name).loop.speculator.drafter, []
-        propose = drafter.propose
+        propose, drafter.trees = drafter.propose, False
 
         def watched(wishes: Any) -> Any:
             found = propose(wishes)

@@ -10,7 +10,7 @@ import click
 from ...runtime.cli.fields import PATH, field_options
 from ...runtime.cli.group import command
 from ..interrupt import ends_at_once
-from ..speculate.train_options import TrainHeadsOptions
+from ..speculate.train_options import EAGLE, TrainHeadsOptions
 
 
 @command("train-heads")
@@ -19,7 +19,7 @@ from ..speculate.train_options import TrainHeadsOptions
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Directory to write the heads to.")
 @field_options(TrainHeadsOptions)
 def train_heads_command(output: Path, **options: Any) -> None:
-    """Train Medusa heads for the checkpoint directory MODEL.
+    """Train Medusa heads, or an EAGLE-3 drafter, for the checkpoint directory MODEL.
 
     The same command goes on where it was cut off.
     """
@@ -27,7 +27,8 @@ def train_heads_command(output: Path, **options: Any) -> None:
     with ends_at_once():
         from ..console import ConsoleReporter, show_accuracy
         from ..speculate.train import train_heads
+        from ..speculate.train_eagle import train_eagle
 
         with ConsoleReporter() as reporter:
-            accuracy = train_heads(chosen, reporter)
-    show_accuracy(output, accuracy)
+            accuracy = (train_eagle if chosen.kind == EAGLE else train_heads)(chosen, reporter)
+    show_accuracy(output, "eagle" if chosen.kind == EAGLE else "medusa", accuracy)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...runtime.format.lookahead import LOOKAHEAD, Lookahead
 from ..drafters import FROM_FILES, LAYERS
 from ..errors import UsageError
 
@@ -34,16 +35,19 @@ class SpecChoice:
 
     @classmethod
     def parse(cls, text: str) -> SpecChoice | None:
-        """`none`, `ngram`, `suffix`, `mtp`, `eagle:DIR`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything
-        else."""
+        """`none`, `ngram`, `suffix`, `lookahead`, `lookahead:W,N,G`, `mtp`, `eagle:DIR`, `medusa:DIR` or
+        `layer-skip:LAYERS`; UsageError for anything else."""
         drafter, _, value = text.partition(":")
         if drafter in ("", "none"):
             return None
+        if drafter == LOOKAHEAD:
+            Lookahead.parse(value)
+            return cls(text)
         layers = int(value) if drafter == "layer-skip" and value.isascii() and value.isdigit() else 0
         known: dict[str, bool] = {"layer-skip": layers > 0}
         known |= dict.fromkeys(("ngram", "suffix", "mtp"), not value) | dict.fromkeys(FROM_FILES, bool(value))
         if not known.get(drafter):
-            hint = "give mtp, eagle:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix or none"
+            hint = "give mtp, eagle:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix, lookahead or none"
             raise UsageError(f"--spec {text!r} is not known at compile time", hint)
         return cls(drafter, Path(value) if drafter in FROM_FILES else None, layers)
 

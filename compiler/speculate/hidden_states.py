@@ -21,6 +21,7 @@ from ..errors import UsageError
 from .train_options import CHUNK
 
 Progress = Callable[[str, int, int], None]
+Read = Callable[[Any, Tensor], Tensor]  # (model, windows [n, length]) -> what is kept of each token, [n, length, width]
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,21 @@ def cut_windows(model_dir: Path, text: Path, bos: int | None, options: WindowOpt
 
 
 class HiddenStates:
-    """The chunks on disk: chunk c holds `tokens` int32 [n, length] and `hidden` bf16 [n, length, hidden].
+    """The chunks on disk: chunk c holds `tokens` int32 [n, length] and `hidden` bf16 [n, length, width], what `read`
+    gives of the model.
 
     A chunk that exists is not computed again, and each depends on the seed and its number alone, so a run that was cut
     off goes on where it stopped. Another model, text or option makes another directory.
     """
 
-    def __init__(self, directory: Path, model: Any, windows: Tensor, options: WindowOptions) -> None:
-        facts = json.dumps([asdict(options), model.config.to_json_string()], sort_keys=True).encode()
+    def __init__(self, directory: Path, model: Any, windows: Tensor, options: WindowOptions, read: Read) -> None:
+        said = [asdict(options), model.config.to_json_string(), getattr(read, "__name__", "")]
+        facts = json.dumps(said, sort_keys=True).encode()
         digest = hashlib.sha256(facts + windows.numpy().tobytes()).hexdigest()[:16]
         self.directory = directory / f"hidden-{digest}"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.count = -(-len(windows) // CHUNK)
-        self._model, self._windows, self._options = model, windows, options
+        self._model, self._windows, self._options, self._read = model, windows, options, read
 
     def fill(self, progress: Progress) -> None:
         """Compute the chunks that are missing."""
@@ -82,13 +85,13 @@ class HiddenStates:
             if self._options.prompt:
                 torch.manual_seed(self._options.seed * 1_000_003 + number)
                 windows = continued(self._model, windows[:, : self._options.prompt], self._options)
-            hidden = hidden_states(self._model, windows)
+            hidden = self._read(self._model, windows)
             partial = path.with_suffix(".partial")
             save_file({"tokens": windows.cpu().to(torch.int32), "hidden": hidden.cpu().to(torch.bfloat16)}, partial)
             partial.replace(path)
 
     def chunk(self, number: int) -> tuple[Tensor, Tensor]:
-        """(tokens int64 [n, length], hidden bf16 [n, length, hidden])."""
+        """(tokens int64 [n, length], hidden bf16 [n, length, width])."""
         found = load_file(self._path(number))
         return found["tokens"].to(torch.int64), found["hidden"]
 
@@ -116,6 +119,20 @@ def hidden_states(model: Any, windows: Tensor) -> Tensor:
     finally:
         hook.remove()
     return caught[0]
+
+
+def taps_of(layers: int) -> tuple[int, ...]:
+    """Behind how many of a model's layers EAGLE-3 reads its hidden states: as SpecForge chooses, and as far apart in
+    models of fewer layers."""
+    return (2, layers // 2, layers - 3) if layers >= 6 else tuple(sorted({1, layers // 2, layers - 1} - {0}))
+
+
+@torch.inference_mode()
+def tapped_states(model: Any, windows: Tensor) -> Tensor:
+    """[n, length, taps * hidden]: the values behind the layers of `taps_of`, before the next norm."""
+    taps = taps_of(model.config.get_text_config().num_hidden_layers)
+    found = model.get_decoder()(input_ids=windows, use_cache=False, output_hidden_states=True).hidden_states
+    return torch.cat([found[tap] for tap in taps], dim=-1)
 
 
 @torch.inference_mode()

@@ -14,20 +14,23 @@ from .acceptance import DRAFTS, Progress, measure_acceptance
 from .choice import SpecChoice
 from .tree import Cost, choose_tree, tree_of
 
+FEW = 15  # guesses of a step, by which the cost of one is told
 SEQUENCES = 8  # of the calibration text, on which acceptance is measured
 
 
 def speculation(
     choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], limits: Limits, guesses: int | None, cost: Cost
 ) -> Speculation | None:
-    """What program.json says: the drafter and, for heads, one tree per power of two of requests.
+    """What program.json says: the drafter, what a guess costs at first sight, which of a mixture of experts is mostly
+    the experts that it touches, and, for heads, one tree per power of two of requests.
 
     guesses: of each tree; None for as many as pay.
     """
     if choice is None:
         return None
+    slope = round(max(0.0, (cost(1, FEW) / cost(1, 0) - 1) / FEW), 4)
     if not acceptance:
-        return Speculation(choice.drafter)
+        return Speculation(choice.drafter, slope=slope)
     most = limits.max_batch_size
     trees: list[DraftTree] = []
     for batch in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):
@@ -36,9 +39,8 @@ def speculation(
             trees.append(choose_tree(acceptance, batch, cost, room))
         else:
             trees.append(tree_of(acceptance, batch, cost, min(guesses, room)))
-    slope = max(0.0, (cost(1, 15) / cost(1, 0) - 1) / 15)
     rates = [list(head) for head in acceptance]
-    return Speculation(choice.drafter, len(rates), len(rates[0]), rates, trees, round(slope, 4))
+    return Speculation(choice.drafter, len(rates), len(rates[0]), rates, trees, slope)
 
 
 def with_speculation(program: Program, found: Speculation | None) -> Program:

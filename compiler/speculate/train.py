@@ -7,26 +7,17 @@ from the model's own prediction of the next token.
 
 from __future__ import annotations
 
-import math
 import shutil
-from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, silu
 
-from ..errors import UsageError
 from ..progress import Reporter
 from .head_files import write_heads
-from .hidden_states import HiddenStates, WindowOptions, cut_windows
+from .hidden_states import HiddenStates, hidden_states
 from .train_options import TrainHeadsOptions
-
-DECAY = 0.8
-WARMUP = 0.03
-TOP = 5  # accuracies are reported up to this rank
-STATE = "training.pt"
-SAVE_STEPS = 200
+from .trainer import DECAY, STATE, TOP, Trainer, load_model, read_states, split
 
 
 class TrainedHeads(nn.Module):
@@ -63,6 +54,17 @@ class TrainedHeads(nn.Module):
             return linear(hidden, self.get_parameter(f"{head}_{layers}_weight"))
         return linear(linear(hidden, self.get_parameter(f"{head}_projection_weight")), self._shared)
 
+    def backward(self, tokens: Tensor, hidden: Tensor) -> float:
+        """See `Guesser`."""
+        total = 0.0
+        for i in range(self._options.heads):  # one head at a time: its logits are the largest thing in memory
+            with torch.autocast(self._options.device.split(":")[0], torch.bfloat16):
+                logits = self.logits(i, hidden[:, : -2 - i])
+            loss = cross_entropy(logits.flatten(0, 1).float(), tokens[:, 2 + i :].flatten())
+            (loss * DECAY**i).backward()
+            total += loss.item()
+        return total / self._options.heads
+
 
 def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor | None = None) -> list[list[float]]:
     """Train, write the heads, and return the held-out accuracy [head][rank]: the token is among the best rank + 1.
@@ -73,21 +75,15 @@ def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor 
     goes on after it was cut off, and gives the same heads as if it had not been.
     """
     model = load_model(options)
-    bos = getattr(model.config, "bos_token_id", None)
-    prompt = options.length // 4 if options.generate else 0
-    window = WindowOptions(options.sequences, options.length, prompt, options.temperature, options.seed)
-    with reporter.stage("text"):
-        if windows is None:
-            windows = cut_windows(options.model, options.text, bos if isinstance(bos, int) else None, window)
-        states = HiddenStates(options.output, model, windows, window)
-        states.fill(reporter.progress)
-    heldout = max(1, states.count // 20)
+    states = read_states(options, model, reporter, windows, hidden_states)
+    trained, heldout = split(states)
     lm_head = model.get_output_embeddings().weight.detach().to(torch.float32)
-    trainer = _Trainer(options, states, range(states.count - heldout), lm_head)
+    heads = TrainedHeads(options, lm_head)
+    trainer = Trainer(options, states, trained, heads)
     with reporter.stage("train"):
         trainer.run(reporter)
     with reporter.stage("held out"):
-        accuracy = evaluate(trainer.heads, states, range(states.count - heldout, states.count), options)
+        accuracy = evaluate(heads, states, heldout, options)
     config = {
         "medusa_num_heads": options.heads,
         "medusa_num_layers": options.layers,
@@ -95,85 +91,10 @@ def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor 
         "vocab_size": lm_head.shape[0],
         "heldout_accuracy": [[round(value, 4) for value in head] for head in accuracy],
     }
-    write_heads(options.output, trainer.heads.tensors(), config)
+    write_heads(options.output, heads.tensors(), config)
     shutil.rmtree(states.directory)
     (options.output / STATE).unlink(missing_ok=True)
     return accuracy
-
-
-def load_model(options: TrainHeadsOptions) -> Any:
-    """The frozen model of transformers, in float32."""
-    from transformers import AutoModelForCausalLM
-
-    from ..frontend.source.source import open_source
-
-    open_source(options.model)  # refuses in words what is no checkpoint
-    torch.manual_seed(options.seed)
-    model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    return model.eval().requires_grad_(False).to(options.device)
-
-
-class _Trainer:
-    """Heads in training, and how far they are."""
-
-    def __init__(self, options: TrainHeadsOptions, states: HiddenStates, chunks: range, lm_head: Tensor) -> None:
-        if not len(chunks):
-            raise UsageError(f"{options.text} is too short: one window in twenty is held out", "give a longer text")
-        self.options, self.states, self.chunks = options, states, chunks
-        self.heads = TrainedHeads(options, lm_head).to(options.device)
-        self.optimizer = torch.optim.AdamW(self.heads.parameters(), lr=options.rate, weight_decay=0.01)
-        self.step = 0
-        self.total = options.epochs * sum(1 for _ in states.batches(chunks, options.batch, 0))
-        self._key = repr([asdict(options), states.directory.name])
-        self._file = options.output / STATE
-        if self._file.is_file():
-            self._resume()
-
-    def _resume(self) -> None:
-        state = torch.load(self._file, weights_only=True)
-        if state["key"] == self._key:  # else it is another training's
-            self.step = state["step"]
-            self.heads.load_state_dict(state["heads"])
-            self.optimizer.load_state_dict(state["optimizer"])
-
-    def run(self, reporter: Reporter) -> None:
-        """Train to the end, saving now and then."""
-        number, loss = 0, math.nan
-        for epoch in range(self.options.epochs):
-            for tokens, hidden in self.states.batches(self.chunks, self.options.batch, self.options.seed + epoch):
-                number += 1
-                if number <= self.step:
-                    continue  # before the run was cut off
-                value = self._update(tokens, hidden)
-                loss = value if math.isnan(loss) else loss + 0.02 * (value - loss)
-                reporter.progress(f"loss {loss:.3f}", self.step, self.total)
-                if self.step % SAVE_STEPS == 0:
-                    self._save()
-
-    def _update(self, tokens: Tensor, hidden: Tensor) -> float:
-        progress = self.step / self.total
-        rate = self.options.rate * min(1.0, progress / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        tokens, hidden = tokens.to(self.options.device), hidden.to(self.options.device)
-        total = 0.0
-        for i in range(self.options.heads):  # one head at a time: its logits are the largest thing in memory
-            with torch.autocast(self.options.device.split(":")[0], torch.bfloat16):
-                logits = self.heads.logits(i, hidden[:, : -2 - i])
-            loss = cross_entropy(logits.flatten(0, 1).float(), tokens[:, 2 + i :].flatten())
-            (loss * DECAY**i).backward()
-            total += loss.item()
-        nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
-        return total / self.options.heads
-
-    def _save(self) -> None:
-        state = {"key": self._key, "step": self.step, "heads": self.heads.state_dict()}
-        partial = self._file.with_suffix(".partial")
-        torch.save(state | {"optimizer": self.optimizer.state_dict()}, partial)
-        partial.replace(self._file)
 
 
 @torch.inference_mode()

@@ -8,6 +8,8 @@ from pathlib import Path
 from ...runtime.settings import setting
 from ..errors import UsageError
 
+EAGLE = "eagle3"
+KINDS = {"medusa": "heads on the last hidden state", EAGLE: "a layer over three of the hidden states"}
 MAX_HEADS, MAX_LAYERS = 16, 8
 CHUNK = 64  # windows per chunk of hidden states, which is also the batch of the model
 
@@ -16,6 +18,8 @@ CHUNK = 64  # windows per chunk of hidden states, which is also the batch of the
 class TrainHeadsOptions:
     """What to train, on what, and for how long.
 
+    kind: Medusa heads, or an EAGLE-3 drafter, which is one layer: `heads` is then how many tokens it guesses in a chain
+    while it is trained, and layers and own_lm_head have no meaning.
     own_lm_head: every head learns an LM head of its own, as in the published checkpoints; otherwise all share the
     model's behind a projection of their own, and the file is small. generate: the model writes all but the first
     quarter of each window itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
@@ -24,6 +28,7 @@ class TrainHeadsOptions:
     model: Path
     text: Path
     output: Path
+    kind: str = setting("medusa", "What to train.", values=lambda: KINDS)
     heads: int = setting(4, "Tokens guessed beyond the next one.")
     layers: int = setting(1, "Residual blocks of each head.")
     own_lm_head: bool = setting(False, "An LM head per head; otherwise all share the model's.")
@@ -38,6 +43,10 @@ class TrainHeadsOptions:
     device: str = setting("cpu", "Where torch runs: cpu or cuda.")
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"--kind {self.kind!r} is unknown", f"give {' or '.join(KINDS)}")
+        if self.kind == EAGLE and (self.layers != 1 or self.own_lm_head):
+            raise UsageError("--layers and --own-lm-head are of --kind medusa: an EAGLE-3 drafter is one layer")
         for name, least, most in (
             ("heads", 1, MAX_HEADS),
             ("layers", 1, MAX_LAYERS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, a
     from ..commands import bench_spec
     from ..loading import open_llm
 
-    drafters = (load.spec or "ngram").split(",")
+    drafters = re.split(r",(?!\d)", load.spec or "ngram")  # numbers are a drafter's own
     with open_llm(replace(load, spec="none")) as llm:
         texts = bench_spec.read_prompts(llm, prompts)
         asked = bench_spec.SpecBenchOptions(

@@ -97,3 +97,23 @@ def greedy_tokens(executor: Executor, batch: ScheduledBatch) -> list[int]:
     if (choosing := greedy(executor)) is not None:
         return [max(token, 0) for token in choosing.step_greedy(batch)]
     return executor.step(batch).argmax(axis=1).tolist()
+
+
+def likeliest_tokens(executor: Executor, batch: ScheduledBatch) -> list[tuple[int, ...]]:
+    """Run one step; of each logit row the likeliest token, 0 where logits are not numbers, and behind it the second,
+    where the executor does not find the first alone."""
+    if (device := sampling(executor)) is not None:
+        sampled = device.collect(device.submit(batch, [GREEDY] * batch.num_logit_rows))
+        firsts = sampled.token_ids.clip(0).tolist()
+        return [_pair(first, best) for first, best in zip(firsts, sampled.top_ids[:, :2].tolist(), strict=True)]
+    if greedy(executor) is not None:
+        return [(token,) for token in greedy_tokens(executor, batch)]
+    logits = executor.step(batch).copy()
+    firsts = logits.argmax(axis=1)
+    logits[np.arange(len(logits)), firsts] = -np.inf
+    return list(zip(firsts.tolist(), logits.argmax(axis=1).tolist(), strict=True))
+
+
+def _pair(first: int, best: Sequence[int]) -> tuple[int, ...]:
+    second = next((token for token in best if token not in (first, -1)), None)
+    return (first,) if second is None else (first, second)

@@ -192,7 +192,11 @@ class EngineLoop:
     def _start(self, batch: ScheduledBatch) -> Flight | None:
         if not batch.sequences:
             return None
-        return self._stepper.start(batch, self.requests.live, self.speculator and self.speculator.typical)
+        speculator = self.speculator
+        if speculator is None:
+            return self._stepper.start(batch, self.requests.live)
+        wanted = speculator.drafter.needs_choices
+        return self._stepper.start(batch, self.requests.live, speculator.typical, wanted)
 
     def _deliver(self, result: StepResult, now: float) -> tuple[list[Output], Exception | None]:
         """What a step gave to its requests, of which some end by it, and what the scheduler failed of, if it did."""
@@ -232,6 +236,8 @@ class EngineLoop:
             ids = {sequence.request_id for sequence in result.batch.sequences}
             found = {i: generation for i in ids if (generation := self.requests.generation(i)) is not None}
             speculator.drafter.follow(result.batch, found)
+        if result.choices:
+            speculator.drafter.take_choices(result.batch, result.choices)
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 class Flight(msgspec.Struct, frozen=True):
     """A step under way. ticket: the device's, None where nothing runs before `finish`. rows: how the device samples
-    each logit row, None for a row that the host looks at. typical: how guesses are accepted, None if losslessly."""
+    each logit row, None for a row that the host looks at. typical: how guesses are accepted, None if losslessly.
+    with_choices: whether the model's tokens behind all guesses are wanted."""
 
     batch: ScheduledBatch
     rows: Sequence[SamplingRow | None] = ()
     ticket: Any = None
     typical: TypicalAcceptance | None = None
+    with_choices: bool = False
 
     @property
     def on_device(self) -> bool:
@@ -41,11 +44,13 @@ class Flight(msgspec.Struct, frozen=True):
 
 class StepResult(msgspec.Struct, frozen=True):
     """A step that has run: what the scheduler must know of it, and the logit row behind the newest token of each
-    request that goes on."""
+    request that goes on. choices: of each request with a draft, where they are wanted, the token of each logit row, -1
+    where the logits are not numbers."""
 
     batch: ScheduledBatch
     outcomes: list[StepOutcome]
     rows: dict[int, int]
+    choices: dict[int, list[int]]
 
 
 class Stepper:
@@ -58,14 +63,18 @@ class Stepper:
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
     def start(
-        self, batch: ScheduledBatch, requests: Mapping[int, Request], typical: TypicalAcceptance | None = None
+        self,
+        batch: ScheduledBatch,
+        requests: Mapping[int, Request],
+        typical: TypicalAcceptance | None = None,
+        with_choices: bool = False,
     ) -> Flight:
         """Start a step of some of the requests that have not ended."""
         if self._device is None:
-            return Flight(batch, typical=typical)
+            return Flight(batch, typical=typical, with_choices=with_choices)
         rows = [row for sequence in batch.sequences for row in _rows(sequence, requests, typical)]
         self._tickets.append(self._device.submit(batch, rows))
-        return Flight(batch, rows, self._tickets[-1], typical)
+        return Flight(batch, rows, self._tickets[-1], typical, with_choices)
 
     def drop(self) -> None:
         """Forget all steps under way, after a failure: the device must have none when it is given the next."""
@@ -89,7 +98,7 @@ class Stepper:
         logits `[rows, vocab]` to be scored, or its new tokens."""
         tokens, sampled, logits = self._wait(flight, requests)
         outcomes: list[StepOutcome] = []
-        rows: dict[int, int] = {}
+        rows, choices = dict[int, int](), dict[int, list[int]]()
         end = 0
         for sequence in flight.batch.sequences:
             start, end = end, end + sequence.num_logits
@@ -115,10 +124,12 @@ class Stepper:
             else:
                 assert logits is not None
                 walk = _host_walk(sequence, request, logits[start:end], flight.typical)
+            if flight.with_choices and sequence.draft is not None:
+                choices[request.request_id] = tokens[start:end] if tokens else _likeliest(logits, start, end)
             outcomes.append(request.take(walk))
             if outcomes[-1].verdict is Verdict.CONTINUE:
                 rows[request.request_id] = start + walk.row
-        return StepResult(flight.batch, outcomes, rows)
+        return StepResult(flight.batch, outcomes, rows, choices)
 
     def _wait(
         self, flight: Flight, requests: Mapping[int, Request]
@@ -166,6 +177,13 @@ def _host_walk(
     if typical is not None and sequence.draft is not None and generation.sampler.is_plain:
         return typical.follow(sequence.draft, logits, generation.sampler, generation.end_ids)
     return follow(sequence.draft, lambda row: _sample(generation, logits[row]), generation.end_ids)
+
+
+def _likeliest(logits: np.ndarray | None, start: int, end: int) -> list[int]:
+    """The tokens of the largest logits of some rows, -1 where they are not numbers."""
+    assert logits is not None
+    best = logits[start:end].argmax(axis=1)
+    return [int(token) if isfinite(row[token]) else -1 for token, row in zip(best, logits[start:end], strict=True)]
 
 
 def _all_greedy(batch: ScheduledBatch, requests: Mapping[int, Request]) -> bool:

@@ -60,6 +60,7 @@ class SamplingParams:
     string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
     generated. allowed_token_ids: nothing else is sampled; None for any token. score_ids: with logprobs, the tokens to
     report at every position instead of the likeliest. watermark: how tokens are marked, as Watermark or its text.
+    speculative: False decodes it without guesses, which changes its speed alone.
 
     beams: with 2 or more, beam search: the `n` best of the texts that so many beams find, instead of sampling.
     length_penalty, early_stopping: as transformers has them. A text's score is the sum of its tokens' log-probabilities
@@ -94,6 +95,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     score_ids: tuple[int, ...] = ()
+    speculative: bool = True
     watermark: Watermark | None = setting(None, "Mark the text for `icc detect`.", metavar=FORM, read=watermark)
     json_schema: Mapping[str, Any] | str | None = setting(
         None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
@@ -113,7 +115,7 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise _invalid(name, getattr(self, name), "must be true or false")
         _check_words(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from .drafter import Proposal
@@ -15,12 +16,12 @@ class Accounts:
     """The accounts of all requests, by request id, in prices that were measured.
 
     first_rate: see `Drafter`. observes: whether the drafter looks at every step, which costs the requests that it
-    looks at. most: guesses of one request in one step.
+    looks at. most: guesses of one request in one step. stake: tokens that are saved before anybody has won any.
     """
 
-    def __init__(self, first_rate: float, observes: bool, most: int, slope: float) -> None:
+    def __init__(self, first_rate: float, observes: bool, most: int, slope: float, stake: float = 0.0) -> None:
         self.times = StepTimes(slope)
-        self.savings = Savings()
+        self.savings = Savings(stake)
         self.most = most
         self._observes = observes
         self._accounts: dict[int, Account] = {}
@@ -54,6 +55,11 @@ class Accounts:
             account.decline(charge + self._look_price(decodes))
             return False
         return True
+
+    def affordable(self, account: Account, decodes: int) -> int:
+        """How many guesses the account pays for, whatever they bring."""
+        most = min(self.most, self.times.most(decodes))
+        return bisect_right(range(1, most + 1), account.balance, key=lambda count: self.times.charge(decodes, count))
 
     def worth(self, chances: Iterable[float], account: Account, decodes: int) -> int:
         """How many of the guesses, best first, gain most above their cost; at least one, as a probe, if affordable."""
@@ -90,9 +96,13 @@ class Accounts:
             return 0.0
         return self._look or self.times.price(decodes, OVERHEAD)
 
-    def settle(self, request_id: int, depths: Sequence[int], right: int, price: float) -> None:
-        """Guesses at these depths were verified, `right` of them accepted; each cost `price`."""
+    def settle(self, request_id: int, depths: Sequence[int], right: int, price: float, hopeful: bool = True) -> None:
+        """Guesses at these depths were verified, `right` of them accepted; each cost `price`. hopeful: whether any had
+        a chance."""
         account = self.of(request_id)
+        if not hopeful and not right:
+            account.balance -= price * len(depths)
+            return
         account.settle(len(depths), max(depths), right, price * len(depths))
         self._rate += COMMON_MEMORY * (account.rate - self._rate)
         self.savings.collect(account)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import ExtensionError, IccError, UsageError
 from ..executor.base import Executor, LayeredExecutor, SectionExecutor
 from ..format.load import Engine, open_engine
+from ..format.lookahead import LOOKAHEAD, Lookahead
 from ..format.speculation import DRAFT_LAYER
 
 if TYPE_CHECKING:  # what is not chosen is not imported
@@ -31,8 +32,9 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "mtp", "eagle", "medusa", "ngram", "suffix", "layer-skip", "draft",
-    "draft:ENGINE", or what a package registers, as NAME or NAME:ARGUMENT; None is what the engine was compiled for.
+    """The speculator for `spec`: "none", "mtp", "eagle", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G",
+    "layer-skip", "draft", "draft:ENGINE", or what a package registers, as NAME or NAME:ARGUMENT; None is what the
+    engine was compiled for.
 
     `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
@@ -55,14 +57,8 @@ def choose_speculator(
 def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: MakeExecutor) -> Drafter:
     own = engine.program.speculation
     name, _, path = chosen.partition(":")
-    if chosen == "ngram":
-        from .ngram import NgramDrafter
-
-        return NgramDrafter()
-    if chosen == "suffix":
-        from .suffix import SuffixDrafter
-
-        return SuffixDrafter()
+    if (alone := _of_texts(chosen, executor)) is not None:
+        return alone
     if chosen == "medusa":
         from .medusa import SECTION, MedusaDrafter
 
@@ -92,6 +88,29 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
     return _of_a_package(name, path, engine, executor)
 
 
+def _of_texts(chosen: str, executor: Executor) -> Drafter | None:
+    """The drafter of that name that needs no weights: it looks at texts, or at what the model says; None for others."""
+    name, _, shape = chosen.partition(":")
+    if chosen == "ngram":
+        from .ngram import NgramDrafter
+
+        return NgramDrafter()
+    if chosen == "suffix":
+        from .suffix import SuffixDrafter
+
+        return SuffixDrafter()
+    if name == LOOKAHEAD:
+        from .lookahead import LookaheadDrafter
+
+        if any(group.holds_states for group in executor.groups):
+            raise UsageError(
+                f"--spec {chosen}: the model has recurrent states, which check one chain of guesses, not a window",
+                "give ngram or suffix",
+            )
+        return LookaheadDrafter(Lookahead.parse(shape))
+    return None
+
+
 def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) -> Drafter:
     """The drafter that the entry point `name` makes of what follows it in --spec ("" for nothing), the engine and what
     runs it. UsageError where no package has one of that name, ExtensionError where its package fails to make one."""
@@ -100,7 +119,7 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
 
     make = extensions.load(GROUP, name)
     if make is None:
-        known = ["none", *LAYERS, "medusa", "layer-skip", "ngram", "suffix", "draft"]
+        known = ["none", *LAYERS, "medusa", "layer-skip", "ngram", "suffix", LOOKAHEAD, "draft"]
         known += [*extensions.names(GROUP), "draft:ENGINE"]
         raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
     try:

@@ -15,13 +15,15 @@ from typing import cast
 
 import numpy as np
 
-from ..batch.scheduled import Draft, Extras, ScheduledBatch, ScheduledSequence
+from ..batch.scheduled import Extras, ScheduledBatch, ScheduledSequence
 from ..executor.base import LayeredExecutor
-from ..executor.sampling import greedy_tokens
+from ..executor.sampling import likeliest_tokens
 from ..format.program import ASKED_ROWS
 from ..format.speculation import DRAFT_HIDDEN, HIDDEN, TAP
 from ..requests.generation import Generation
-from .drafter import Drafter, Proposal, Wish, chain_chances
+from .drafter import Drafter, Proposal, Wish
+from .siblings import Guess, SecondChoices, best_guesses, proposal
+from .verify import children
 
 MAX_GUESSES = 8
 WAITING = 64  # tokens of a request whose hidden states wait, at most, before the layer reads them
@@ -63,7 +65,11 @@ class _Unread:
 
 
 class LayerDrafter(Drafter):
-    """Reads the hidden states of every step, at once or later, and guesses a chain."""
+    """Reads the hidden states of every step, at once or later, and guesses a chain, with second choices beside it where
+    those were right often enough.
+
+    trees: False for chains alone.
+    """
 
     follows = True
     first_rate = 0.7
@@ -73,22 +79,24 @@ class LayerDrafter(Drafter):
         self.name = name
         self._executor, self._block_sizes = executor, block_sizes
         self._unread: dict[int, _Unread] = {}
+        self.trees, self.seconds = True, SecondChoices()
+        self._said: dict[int, tuple[int, list[tuple[int, ...]]]] = {}  # by request: choices, and behind how many tokens
 
     def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
-        wanted: list[tuple[ScheduledSequence, int, int]] = []  # with its first row and how many of them are right
+        wanted: list[tuple[ScheduledSequence, list[int]]] = []  # with the rows of its tokens that are in the text
         row = 0
         for sequence in batch.sequences:
             generation = generations.get(sequence.request_id)
             if generation is not None:
-                text = len(generation.prompt) + len(generation.token_ids)
-                wanted.append((sequence, row, min(len(sequence.token_ids), text - 1 - sequence.start)))
+                self._learn(generation)
+                wanted.append((sequence, [row + i for i in _rows_of(sequence, generation)]))
             row += len(sequence.token_ids)
-        wanted = [(sequence, row, count) for sequence, row, count in wanted if count > 0]
-        hidden = self._hidden([row + i for _, row, count in wanted for i in range(count)])
+        wanted = [(sequence, rows) for sequence, rows in wanted if rows]
+        hidden = self._hidden([row for _, rows in wanted for row in rows])
         start = 0
-        for sequence, _, count in wanted:
-            self._keep(sequence, hidden[start : start + count])
-            start += count
+        for sequence, rows in wanted:
+            self._keep(sequence, hidden[start : start + len(rows)])
+            start += len(rows)
         full = [i for i, unread in self._unread.items() if i in generations and unread.end - unread.read >= WAITING]
         self._read({i: generations[i] for i in full})
 
@@ -96,12 +104,12 @@ class LayerDrafter(Drafter):
         wishes = [w for w in wishes if w.generation.request_id in self._unread][: self._executor.max_batch_size]
         texts = {w.generation.request_id: len(w.generation.prompt) + len(w.generation.token_ids) for w in wishes}
         wishes = [w for w in wishes if self._is_current(w.generation.request_id, texts[w.generation.request_id])]
-        rates = {w.generation.request_id: w.rate for w in wishes}
-        depths = {w.generation.request_id: min(w.count, MAX_GUESSES) for w in wishes}
+        plans = {w.generation.request_id: self._plan(w) for w in wishes}
+        depths = {i: max(guess.depth for guess in plan) for i, plan in plans.items()}
         tables = {i: self._unread[i].tables for i in depths}
         prompts = {i: self._unread[i].prompt for i in depths}
         found = self._read({w.generation.request_id: w.generation for w in wishes})
-        guesses = {i: [token] for i, (token, _) in found.items()}
+        guesses = {i: [choices] for i, (choices, _) in found.items()}
         while active := [i for i in found if len(guesses[i]) < depths[i]]:
             parts: list[ScheduledSequence] = []
             for i in active:
@@ -109,20 +117,31 @@ class LayerDrafter(Drafter):
                 if self._has_place(tables[i], place):
                     hidden = _extras(place, found[i][1])
                     parts.append(
-                        ScheduledSequence(i, (guesses[i][-1],), place, tables[i], 1, None, False, prompts[i], hidden)
+                        ScheduledSequence(i, (guesses[i][-1][0],), place, tables[i], 1, None, False, prompts[i], hidden)
                     )
             if not parts:
                 break
             found = self._step(parts)
-            for i, (token, _) in found.items():
-                guesses[i].append(token)
-        return {i: Proposal(Draft.chain(chain), chain_chances(len(chain), rates[i])) for i, chain in guesses.items()}
+            for i, (choices, _) in found.items():
+                guesses[i].append(choices)
+        self._said |= {i: (texts[i], choices) for i, choices in guesses.items()}
+        return {i: proposal(plans[i], choices) for i, choices in guesses.items()}
+
+    def _plan(self, wish: Wish) -> list[Guess]:
+        return best_guesses(wish.rate, self.seconds.share if self.trees else 0.0, min(wish.count, MAX_GUESSES))
+
+    def _learn(self, generation: Generation) -> None:
+        if generation.request_id in self._said:
+            length, choices = self._said.pop(generation.request_id)
+            self.seconds.learn(choices, generation.token_ids[length - len(generation.prompt) :])
 
     def forget(self, request_id: int) -> None:
         self._unread.pop(request_id, None)
+        self._said.pop(request_id, None)
 
     def close(self) -> None:
         self._unread.clear()
+        self._said.clear()
 
     def _hidden(self, rows: list[int]) -> np.ndarray:
         """The model's hidden states [n, H] behind the last step, of these tokens of it."""
@@ -151,10 +170,10 @@ class LayerDrafter(Drafter):
         """Whether the request has blocks for a position."""
         return all(len(table) * size > place for table, size in zip(tables, self._block_sizes, strict=True))
 
-    def _read(self, generations: Mapping[int, Generation]) -> dict[int, tuple[int, np.ndarray]]:
-        """Read all that waits of these requests, at least the newest; the likeliest token behind each, and the layer's
+    def _read(self, generations: Mapping[int, Generation]) -> dict[int, tuple[tuple[int, ...], np.ndarray]]:
+        """Read all that waits of these requests, at least the newest; the likeliest tokens behind each, and the layer's
         hidden state [1, H]."""
-        newest: dict[int, tuple[int, np.ndarray]] = {}
+        newest: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
         done = {i: min(self._unread[i].read, self._unread[i].end - 1) for i in generations}
         while left := [i for i in generations if done[i] < self._unread[i].end]:
             room, parts = self._executor.max_step_tokens, list[ScheduledSequence]()
@@ -174,8 +193,23 @@ class LayerDrafter(Drafter):
             self._unread[i] = _Unread(unread.end - 1, unread.end, unread.rows[-1:], unread.tables, unread.prompt)
         return newest
 
-    def _step(self, parts: Sequence[ScheduledSequence]) -> dict[int, tuple[int, np.ndarray]]:
-        """Run the layer; by request, the likeliest token behind its part, and the hidden state [1, H] there."""
-        tokens = greedy_tokens(self._executor, ScheduledBatch(tuple(parts)))
+    def _step(self, parts: Sequence[ScheduledSequence]) -> dict[int, tuple[tuple[int, ...], np.ndarray]]:
+        """Run the layer; by request, the likeliest tokens behind its part, and the hidden state [1, H] there."""
+        choices = likeliest_tokens(self._executor, ScheduledBatch(tuple(parts)))
         hidden = self._executor.given(HIDDEN).reshape(len(parts), 1, -1)
-        return {part.request_id: (token, rows) for part, token, rows in zip(parts, tokens, hidden, strict=True)}
+        return {part.request_id: (tokens, rows) for part, tokens, rows in zip(parts, choices, hidden, strict=True)}
+
+
+def _rows_of(sequence: ScheduledSequence, generation: Generation) -> list[int]:
+    """Which of a sequence's tokens in a step are in the request's text, in its order, but for the text's last one: of
+    guesses, those that were accepted."""
+    count = len(generation.prompt) + len(generation.token_ids) - 1 - sequence.start
+    if sequence.draft is None:
+        return list(range(min(len(sequence.token_ids), count)))
+    rows, guesses = [0], children(sequence.draft)
+    for token in generation.token_ids[sequence.start + 1 - len(generation.prompt) :][: count - 1]:
+        guess = guesses.get((rows[-1] - 1, token))
+        if guess is None:
+            break
+        rows.append(1 + guess)
+    return rows[: max(count, 0)]

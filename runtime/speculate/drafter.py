@@ -41,6 +41,11 @@ class Drafter:
     first_rate: float  # the `rate` of the first request, of which nothing is known yet; above 0, at most 1
     observes = False  # whether it needs `observe`
     follows = False  # whether it needs `follow`
+    needs_choices = False  # whether it needs `take_choices`
+    # Whether it guesses to learn as well, so that a draft is worth more than its chances add up to: then a request's
+    # account says how many guesses there are, and drafts without any chance are no misses.
+    explores = False
+    stake = 0.0  # tokens of plain decoding that the first requests may lose beyond their own, all together
 
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
         """Guesses by request id, behind the tokens `generation.prompt` and `generation.token_ids`: no more of a
@@ -67,6 +72,10 @@ class Drafter:
     def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
         """A step has run, and what it computed is still there; the requests in it that sample have its tokens. Called
         after every step, whether or not anybody may draft: no step is started before the one before it has ended."""
+
+    def take_choices(self, batch: ScheduledBatch, choices: Mapping[int, Sequence[int]]) -> None:
+        """A step has run: of each request that had a draft, the token that the model has behind its last token and
+        behind each guess, -1 where its logits are not numbers. What is sampled on the device is so here as well."""
 
     def forget(self, request_id: int) -> None:
         """The request has ended: its answer is whole, or nobody waits for it any more."""

@@ -139,8 +139,8 @@ class Account:
 class Savings:
     """What all requests have saved, in tokens, and what reading costs, which they pay for."""
 
-    def __init__(self) -> None:
-        self.balance = 0.0
+    def __init__(self, balance: float = 0.0) -> None:
+        self.balance = balance
         self._read_seconds = 0.0  # of a token; 0 before anything was read
 
     def collect(self, account: Account, need: float = MOST_SAVED) -> None:

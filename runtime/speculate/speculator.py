@@ -23,7 +23,7 @@ from ..format.speculation import MAX_GUESSES
 from ..requests.generation import Generation
 from .accounts import Accounts
 from .drafter import Drafter, Wish
-from .ledger import LITTLE, SLOPE, Account
+from .ledger import LITTLE, LONGEST_PAUSE, SLOPE, Account
 from .typical import TypicalAcceptance
 
 
@@ -70,7 +70,7 @@ class Speculator:
         typical: TypicalAcceptance | None = None,
     ) -> None:
         self.drafter, self.typical = drafter, typical
-        self.accounts = Accounts(drafter.first_rate, drafter.observes, max_guesses, slope)
+        self.accounts = Accounts(drafter.first_rate, drafter.observes, max_guesses, slope, drafter.stake)
         self.counts = SpeculationCounts()
         self.adaptive = adaptive
         self.phase = SpeculationPhase.IDLE
@@ -80,6 +80,7 @@ class Speculator:
         # of the step under way:
         self._looked_at: list[Account] = []  # of the requests that might have drafted
         self._reading = 0.0  # seconds in which the drafter read texts, which are paid for
+        self._hopeless: set[int] = set()  # requests whose guesses have no chance
 
     # -- before a step -----------------------------------------------------------------------------------------------
 
@@ -89,6 +90,7 @@ class Speculator:
             return {}
         self.phase, self._reading = SpeculationPhase.ASKED, 0.0
         self._looked_at.clear()
+        self._hopeless.clear()
         count = len(decoding)
         wishes = [wish for generation in decoding if (wish := self._wish(generation, count)) is not None]
         if not wishes:
@@ -99,20 +101,27 @@ class Speculator:
                 self.accounts.of(wish.generation.request_id).idle()
         drafts: dict[int, Draft] = {}
         for request_id, proposal in proposals.items():
-            most = self.accounts.worth_of(request_id, proposal, count) if self.adaptive else self.accounts.most
+            priced = self.adaptive and not self.drafter.explores
+            most = self.accounts.worth_of(request_id, proposal, count) if priced else self.accounts.most
             draft = proposal.draft.limited(most, len(proposal.draft))
             if len(draft):
                 drafts[request_id] = draft
+            if not any(proposal.chances):
+                self._hopeless.add(request_id)
         if drafts:
             self.phase = SpeculationPhase.DRAFTING
         return drafts
 
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
         accounts, account = self.accounts, self.accounts.of(generation.request_id)
+        if not generation.params.speculative:
+            account.pause = LONGEST_PAUSE  # again and again
+            return None
         room = generation.params.max_tokens - len(generation.token_ids) - 1
         if not self.adaptive:
             account.tick()
-            return Wish(generation, min(accounts.most, room), account.rate) if room > 0 else None
+            most = accounts.most if self.drafter.explores else min(accounts.most, room)
+            return Wish(generation, most, account.rate) if room > 0 else None
         if not account.tick() or room <= 0 or not accounts.times.most(decodes):  # a step without guesses is timed first
             return None
         self._looked_at.append(account)
@@ -123,6 +132,8 @@ class Speculator:
             return None
         if not accounts.affords_one(account, decodes):
             return None
+        if self.drafter.explores:
+            return Wish(generation, accounts.affordable(account, decodes), account.rate)
         chances = (account.rate ** (depth + 1) for depth in range(accounts.most))
         count = min(accounts.worth(chances, account, decodes), room)
         return Wish(generation, count, account.rate) if count else None
@@ -257,7 +268,8 @@ class Speculator:
         self.counts.tokens += 1 + right
         self.counts.steps += 1
         if sequence.draft:
-            self.accounts.settle(sequence.request_id, sequence.draft.depths(), right, price)
+            hopeful = sequence.request_id not in self._hopeless
+            self.accounts.settle(sequence.request_id, sequence.draft.depths(), right, price, hopeful)
             self.counts.drafts += 1
             self.counts.guesses += len(sequence.draft)
             self.counts.accepted += right

@@ -20,21 +20,21 @@ def follow(
     draft: Draft | None, sample: Callable[[int], SampledToken | None], end_ids: Collection[int]
 ) -> AcceptedTokens:
     """Walk the tree. `sample(row)` samples from logit row `row`: 0 is the last token's, 1 + i that of guess i."""
-    children = {} if draft is None else _children(draft)
+    guesses = {} if draft is None else children(draft)
     samples: list[SampledToken | None] = []
     accepted: list[int] = []
     row = 0
     while True:
         found = sample(row)
         samples.append(found)
-        guess = None if found is None or found.token_id in end_ids else children.get((row - 1, found.token_id))
+        guess = None if found is None or found.token_id in end_ids else guesses.get((row - 1, found.token_id))
         if guess is None:
             return AcceptedTokens(tuple(samples), tuple(accepted), row)
         accepted.append(guess)
         row = 1 + guess
 
 
-def _children(draft: Draft) -> dict[tuple[int, int], int]:
+def children(draft: Draft) -> dict[tuple[int, int], int]:
     """(parent, token) -> guess."""
     pairs = zip(draft.parents, draft.token_ids, strict=True)
     return {pair: guess for guess, pair in enumerate(pairs)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,66 +21,42 @@ from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.format.load import open_engine
 from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
-from mtp_models import save_with_mtp
-from safetensors.torch import load_file
+from mtp_models import LAYOUTS, WithLayer, layouts, reference, save_with_mtp
+from sizes import soak
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
 LATENT, HYBRID = "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule"
+OF_ITS_OWN = (HYBRID, "qwen3_5", "qwen3_5_moe")  # checkpoints that have it under `mtp.`
 
 
 class Pair(NamedTuple):
-    """An engine compiled with the layer, its checkpoint, transformers' model, and a model of one layer that is it."""
+    """An engine compiled with the layer, and what it was made of."""
 
     engine: Path
-    checkpoint: Path
-    oracle: Any
-    layer: Any
+    own: WithLayer
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.own.checkpoint
+
+    @property
+    def oracle(self) -> Any:
+        return self.own.oracle
 
 
-@pytest.fixture(scope="module", params=[LATENT, HYBRID])
+@pytest.fixture(scope="module", params=[LATENT, HYBRID, *soak(*LAYOUTS)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Pair:
     path = tmp_path_factory.mktemp("mtp") / "model"
-    oracle, layer = save_with_mtp(tiny.tiny_configs()[request.param], path, own=request.param == HYBRID)
+    own = save_with_mtp((tiny.tiny_configs() | layouts())[request.param], path, own=request.param in OF_ITS_OWN)
     shared = Path(os.environ["ICC_COMPILED_ONCE"])
     engine = shared / f"mtp-{request.param}.engine"
     with (shared / "mtp.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not engine.exists():
             icc.compile(path, engine, target="native", spec="mtp", max_step_tokens=48)
-    return Pair(engine, path, oracle, layer)
-
-
-def reference(pair: Pair, text: Sequence[int], count: int) -> list[int]:
-    """The chain behind a text, from the model's hidden states of all of it, in float32."""
-    stored = load_file(pair.checkpoint / "model.safetensors")
-    names = {
-        "enorm": ("enorm.weight", "pre_fc_norm_embedding.weight"),
-        "hnorm": ("hnorm.weight", "pre_fc_norm_hidden.weight"),
-        "eh_proj": ("eh_proj.weight", "mtp.fc.weight"),
-    }
-    parts = {part: next(w for n, w in stored.items() if n.endswith(ends)) for part, ends in names.items()}
-    last = pair.layer.get_decoder().norm
-
-    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        before, last.weight.data = last.weight.data, parts[name].float()
-        try:
-            return last(x)
-        finally:
-            last.weight.data = before
-
-    chain: list[int] = []
-    with torch.no_grad():
-        whole = pair.oracle.model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
-        hidden = whole[:, :-1]
-        for _ in range(count):
-            embedded = pair.oracle.get_input_embeddings()(torch.tensor([[*text[1:], *chain]]))
-            x = torch.cat([norm("enorm", embedded), norm("hnorm", hidden)], -1) @ parts["eh_proj"].float().T
-            states = pair.layer.model(inputs_embeds=x, use_cache=False).last_hidden_state
-            chain.append(int(pair.oracle.lm_head(states[:, -1]).argmax()))
-            hidden = torch.cat([hidden, states[:, -1:]], 1)
-    return chain
+    return Pair(engine, own)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +77,7 @@ def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
 
 
 def test_guesses_are_those_of_the_published_code(pair: Pair) -> None:
-    check_chains(pair.engine, "mtp", PROMPTS[:3], PARAMS[:3], partial(reference, pair))
+    check_chains(pair.engine, "mtp", PROMPTS[:3], PARAMS[:3], partial(reference, pair.own))
 
 
 def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:
@@ -122,7 +98,7 @@ def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:
             hidden = pair.oracle.model(input_ids=ids, use_cache=False).last_hidden_state
             cache = MtpCache(config=config.get_mtp_config())
             guess, _, _ = theirs(ids[:, 1:], hidden[:, :-1], None, places[:, 1:], cache)
-        assert guess.tolist() == [reference(pair, text, 1)]
+        assert guess.tolist() == [reference(pair.own, text, 1)]
 
 
 def test_what_the_engine_says_of_it(pair: Pair) -> None:

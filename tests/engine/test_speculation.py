@@ -54,6 +54,10 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
             counts = llm.loop.speculator.counts
             assert 20 < counts.accepted < counts.guesses
             llm.loop.scheduler.check()
+    with load(engine, threads=2, spec="lookahead:4,4,4") as llm:
+        llm.loop.speculator.adaptive = False
+        assert llm.generate(PROMPTS, params) == plain
+        assert llm.loop.speculator.counts.guesses > 200
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +103,13 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
     params = SamplingParams(max_tokens=40)
     with load(compiled("llama").engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
-    for spec in ("medusa", "ngram", "suffix", "none"):
+    for spec in ("medusa", "ngram", "suffix", "lookahead:3,3,3", "none"):
         with load(with_heads[0], threads=1, spec=spec) as llm:
             if llm.loop.speculator is not None:
                 llm.loop.speculator.adaptive = False
             assert llm.generate(PROMPTS, params) == plain
             assert (llm.loop.speculator is None) == (spec == "none")
-            if spec in ("ngram", "suffix"):
+            if spec not in ("medusa", "none"):
                 assert llm.loop.speculator.counts.accepted > 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from draft_graphs import graph_with_layer, guesses
 from eagle_models import CASES, TEXT, Drafter, Reference, save_eagle, target_of
 from icc.compiler.errors import IccError, UsageError
 from icc.compiler.frontend.eagle.config import read_config
@@ -41,12 +42,7 @@ class Pair:
 
     @cached_property
     def graph(self) -> Graph:
-        source = open_source(self.path / "model")
-        graph = load_graph(source, 64)
-        layer = load_draft_layer(SpecChoice.parse(f"eagle:{self.path / 'drafter'}"), source, graph)
-        passes = [*pipelines.canonicalize(), *pipelines.speculate((), 0, "none", "auto", layer), *pipelines.attention()]
-        run_passes(graph, [*passes, *pipelines.fuse()], PassContext())
-        return graph
+        return graph_with_layer(self.path / "model", f"eagle:{self.path / 'drafter'}")
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +59,8 @@ def pair(request: pytest.FixtureRequest, pairs: Callable[[str], Pair]) -> Pair:
 
 def test_guesses_are_those_of_the_published_code(pair: Pair, request: pytest.FixtureRequest) -> None:
     """The first guess at each place is as the projects' own code has it, and a chain as the forward written out."""
-    graph, text = pair.graph, list(TEXT)
-    hidden = interpret_outputs(graph, text)["tap.hidden"][:-1]
-    reference, first, chain = Reference(pair.drafter, pair.target, pair.path / "drafter"), [], []
-    for _ in range(4):
-        found = interpret_outputs(graph, text[1:], {"draft_hidden": hidden})
-        first = first or found["draft_layer.logits"].argmax(-1).tolist()
-        chain.append(int(found["draft_layer.logits"][-1].argmax()))
-        text.append(chain[-1])
-        hidden = torch.cat([hidden, found["draft_layer.hidden"][-1]])
+    reference = Reference(pair.drafter, pair.target, pair.path / "drafter")
+    first, chain = guesses(pair.graph, TEXT, 4)
     assert chain == reference.chain(TEXT, 4)
     assert first == [reference.chain(TEXT[: n + 1], 1)[0] for n in range(1, len(TEXT))]
     name = request.node.callspec.params["pair"]

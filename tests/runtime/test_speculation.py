@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from icc.runtime.errors import RequestError
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
@@ -15,6 +16,8 @@ from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.ngram import NgramDrafter
 from icc.runtime.speculate.second_engine import EngineDrafter
 from oracle_drafters import VOCAB, Oracle
+
+from .test_ledger import Clock
 
 MakeLLM = Callable[..., LLM]
 
@@ -143,3 +146,20 @@ def test_a_second_engine_guesses(make_llm: MakeLLM, blocks: int) -> None:
 def test_guesses_in_a_score_are_not_made(make_llm: MakeLLM) -> None:
     llm = make_llm(NgramDrafter(), rule=periodic)
     assert llm.logits([1, 2, 3] * 10).argmax(1)[20] == periodic(([1, 2, 3] * 10)[:21], VOCAB)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_request_may_go_without(make_llm: MakeLLM, adaptive: bool) -> None:
+    """Nobody guesses for it, before, beside and behind others; its tokens are the same."""
+    llm, prompts = make_llm(Oracle(0.9), adaptive=adaptive), [[5, 6], [7, 8], [5, 6]]
+    assert llm.loop.speculator is not None
+    llm.loop.speculator.accounts.times = Clock(0.05)
+    params = [SamplingParams(max_tokens=30, ignore_eos=True, speculative=bool(i % 2)) for i in range(3)]
+    assert llm.generate(prompts, params) == make_llm().generate(prompts, params)
+    drafted = {s.request_id for batch in llm.executor.batches for s in batch.sequences if s.draft is not None}
+    assert len(drafted) == 1
+    before = llm.loop.speculator.counts.guesses
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=30, ignore_eos=True, speculative=False))
+    assert llm.loop.speculator.counts.guesses == before > 0
+    with pytest.raises(RequestError, match="speculative = 1: must be true or false"):
+        SamplingParams(speculative=1)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from draft_graphs import graph_with_layer, guesses
 from icc.compiler.errors import CheckpointError, TensorError, UsageError
 from icc.compiler.progress import LoggingReporter, Reporter
-from icc.compiler.speculate import train
+from icc.compiler.speculate import trainer
 from icc.compiler.speculate.head_files import FILE, read_heads, write_heads
 from icc.compiler.speculate.train import TrainHeadsOptions, train_heads
+from icc.compiler.speculate.train_eagle import train_eagle
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -50,7 +52,7 @@ class CutOff(Reporter):
 def test_heads_learn_the_text_and_a_cut_makes_no_difference(
     options: TrainHeadsOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "SAVE_STEPS", 7)
+    monkeypatch.setattr(trainer, "SAVE_STEPS", 7)
     whole = replace(options, output=tmp_path / "whole")
     accuracy = train_heads(whole, LoggingReporter())
     assert all(head[0] > 0.9 for head in accuracy), accuracy
@@ -92,11 +94,33 @@ def test_the_published_layout_with_heads_of_their_own_on_own_text(options: Train
     assert len(heads) == 2 and len(heads[0].blocks) == 2 and heads[0].lm_head is not None
 
 
+def test_an_eagle_drafter_learns_the_text_and_compiles(
+    options: TrainHeadsOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a chain, too: each pass of training reads what the one before made of the text."""
+    monkeypatch.setattr(trainer, "SAVE_STEPS", 7)
+    chosen = replace(options, kind="eagle3", heads=3, rate=0.005, output=tmp_path / "drafter")
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle(chosen, CutOff(17))
+    accuracy = train_eagle(chosen, LoggingReporter())
+    assert len(accuracy) == 3 and all(ranks[0] > 0.9 and ranks == sorted(ranks) for ranks in accuracy), accuracy
+    assert sorted(path.name for path in chosen.output.iterdir()) == ["config.json", "model.safetensors"]
+    graph = graph_with_layer(options.model, f"eagle:{chosen.output}")
+    letters = [3 + i for i in range(26)]
+    first, chain = guesses(graph, letters[2:14], 4)
+    assert chain == letters[14:18]
+    assert first[3:] == letters[7:15][: len(first) - 3]
+
+
 def test_mistakes_are_refused_in_words(options: TrainHeadsOptions, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is too short"):
         train_heads(replace(options, length=5000, output=tmp_path), LoggingReporter())
     with pytest.raises(UsageError, match="--heads must be from 1 to 16, not 0"):
         replace(options, heads=0)
+    with pytest.raises(UsageError, match="--kind 'eagle2' is unknown"):
+        replace(options, kind="eagle2")
+    with pytest.raises(UsageError, match="--layers and --own-lm-head are of --kind medusa"):
+        replace(options, kind="eagle3", layers=2)
     with pytest.raises(UsageError, match="no such file"):
         train_heads(replace(options, text=tmp_path / "none", output=tmp_path), LoggingReporter())
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from math import prod
+from typing import Any
 
 import pytest
 import torch
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
+from icc.compiler.ops.linear import expert_linear, linear
 from icc.compiler.speculate import acceptance
 from icc.compiler.speculate.acceptance import measure_acceptance
 from icc.compiler.speculate.plan import SpecChoice, speculation
@@ -73,6 +75,23 @@ def test_a_tree_per_batch_size_and_none_where_it_loses() -> None:
     assert forced is not None
     assert [(tree.batch, len(tree.parents)) for tree in forced.trees] == [(1, 9), (2, 9), (4, 9), (8, 7), (12, 4)]
     assert forced.trees[3].speedup < 1
+
+
+def test_what_a_guess_costs_at_first_counts_the_experts_that_it_touches() -> None:
+    """Steps of one token and of a few, in bytes: those of a dense layer, and of one with experts of the same width."""
+
+    def slope(layer: Any, *rows: torch.Tensor) -> float:
+        def cost(batch: int, guesses: int) -> float:
+            tokens = batch * (1 + guesses)
+            return layer.cost(torch.empty(tokens, 64), *rows[:2], *(one[:tokens] for one in rows[2:])).bytes
+
+        found = speculation(SpecChoice.parse("mtp"), [], Limits(64, 4, 64), None, cost)
+        assert found is not None and found.drafter == "mtp" and not found.trees
+        return found.slope
+
+    dense = slope(linear, torch.empty(4096, 64), None)
+    routed = slope(expert_linear, torch.empty(64, 4096, 64), None, torch.zeros(16, 2, dtype=torch.int64))
+    assert dense < 0.05 and 0.9 < routed < 1.1
 
 
 @pytest.mark.parametrize("text", ["medusa", "ngram:x", "guess", "medusa:"])

@@ -10,6 +10,7 @@ from torch import nn
 
 from ....runtime.format.gguf import is_gguf
 from ...weights.handles import QuantizedWeight, SortedColumns, Weight
+from .ahead import LayerAhead, layer_of_checkpoint
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .float8 import refuse_bare
@@ -45,6 +46,10 @@ class ModelSource(Protocol):
         """What the checkpoint holds, by its own names; empty where these are not those that transformers reads."""
         ...
 
+    def layer_ahead(self) -> LayerAhead | None:
+        """The layer that predicts the token after the next one; None where the source has none."""
+        ...
+
     layered: bool  # whether layers are modules that are alike, of which one of each kind may be traced
 
     def build(self, written_out: bool, task: str) -> nn.Module:
@@ -77,6 +82,10 @@ class CheckpointDirectory:
         """See ModelSource."""
         model = build_meta_model(self.config, written_out, task)
         return linears_where(model, lambda name: isinstance(self.tensors.get(name), (QuantizedWeight, SortedColumns)))
+
+    def layer_ahead(self) -> LayerAhead | None:
+        """See ModelSource."""
+        return layer_of_checkpoint(self)
 
 
 def open_source(path: Path, task: str = "generate") -> ModelSource:

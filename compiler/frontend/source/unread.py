@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import IccError
 from ...weights.handles import Constant, Weight
+from .ahead import LayerAhead
 from .conversion import follow_ties
 from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, load_config
@@ -61,6 +62,10 @@ class ConfigOnly:
         found |= {name: Constant(value) for name, value in computed_buffers(model).items()}
         follow_ties(model, found, expected)
         return found
+
+    def layer_ahead(self) -> LayerAhead | None:
+        """See ModelSource; a configuration does not say what it is."""
+        return None
 
 
 def planned_source(path: Path, task: str = "generate") -> ModelSource:

@@ -87,7 +87,8 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     with `n` beams, or with `best_of`, as vLLM has it; length_penalty and early_stopping as transformers has them.
     seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
     many as fit. bad_words: texts that are not generated. lora: an adapter by its name, which may be the model's, too,
-    or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names.
+    or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names. speculative: false
+    decodes without guesses.
     """
 
     model: str = ""
@@ -117,6 +118,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=limits.STOP_IDS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    speculative: bool = True
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     bad_words: Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None

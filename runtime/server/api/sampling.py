@@ -39,6 +39,7 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
         beams=beams,
         **(searched if beams > 1 else {}),
         include_stop=request.include_stop_str_in_output,
+        speculative=request.speculative,
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
     )
 

@@ -45,6 +45,11 @@ def test_served_guesses_change_nothing(drafter: str, served: Served, start: Star
 
     if drafter == "ngram":
         server.wait_until(saved)
+        steps, tokens = server.metric("icc:engine_steps_total"), server.metric("icc:generation_tokens_total")
+        [choice] = server.complete(PROMPTS[0], speculative=False, **GREEDY)["choices"]
+        assert choice["text"] == answers(served, GREEDY)[0][0]
+        done = server.metric("icc:generation_tokens_total") - tokens
+        assert server.metric("icc:engine_steps_total") - steps >= done == 16, "a request without guesses had some"
     server.wait_until(server.idle)
     assert server.metric("icc:engine_restarts_total") == 0
 

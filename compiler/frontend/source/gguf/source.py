@@ -6,15 +6,19 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .....runtime.format.gguf import GgufContainer
 from ....errors import CheckpointError, TensorError
 from ....weights.handles import Constant, Weight
+from ..ahead import LayerAhead, one_layer
 from ..conversion import completed
 from ..model import build_meta_model, computed_buffers
 from ..refuse import check_config
+from .ahead import as_model, parts_of_layer
 from .config import read_config
 from .rope import rope_factors
 from .split import open_container
@@ -42,9 +46,12 @@ class GgufFile:
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See ModelSource; blocks stay as they are."""
+        return self._weights(self.container, model, self.config)
+
+    def _weights(self, container: GgufContainer, model: nn.Module, config: Any) -> dict[str, Weight]:
         computed = self._with_factors(computed_buffers(model))
         try:
-            found = weights_of(self.container, model, self.config)
+            found = weights_of(container, model, config)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:100]
             raise CheckpointError(f"{self.path}: tensors are of other sizes than the metadata say: {reason}") from error
@@ -58,6 +65,15 @@ class GgufFile:
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See ModelSource."""
         return build_meta_model(self.config, written_out, task)
+
+    def layer_ahead(self) -> LayerAhead | None:
+        """See ModelSource."""
+        alone = as_model(self.container)
+        if alone is None:
+            return None
+        config = one_layer(self.config)
+        model = build_meta_model(config)
+        return LayerAhead(model, self._weights(alone, model, config), parts_of_layer(self.container, self.config))
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rotary frequencies divided by the file's factors, if it has some."""

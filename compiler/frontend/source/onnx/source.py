@@ -11,6 +11,7 @@ from torch import nn
 
 from ....errors import CheckpointError, UnsupportedModel
 from ....weights.handles import Weight
+from ..ahead import LayerAhead
 from ..identify import onnx_config, onnx_files
 from .container import open_container
 from .errors import UNEXPECTED, one_line
@@ -54,6 +55,10 @@ class OnnxFile:
             raise CheckpointError(
                 f"{self.path} has a node that is none of its op: {one_line(error)}", _AGAIN
             ) from error
+
+    def layer_ahead(self) -> LayerAhead | None:
+        """See ModelSource; a file has none."""
+        return None
 
     def _built(self, task: str) -> nn.Module:
         if task != "rerank":

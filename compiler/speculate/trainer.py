@@ -1,0 +1,121 @@
+"""What all that `icc train-heads` trains has in common: the frozen model, and steps that can be cut off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..progress import Reporter
+from .hidden_states import HiddenStates, Read, WindowOptions, cut_windows
+from .train_options import TrainHeadsOptions
+
+WARMUP = 0.03
+TOP = 5  # accuracies are reported up to this rank
+DECAY = 0.8  # of the weight of a guess's loss, from one to the next
+STATE = "training.pt"
+SAVE_STEPS = 200
+
+
+def load_model(options: TrainHeadsOptions) -> Any:
+    """The frozen model of transformers, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    from ..frontend.source.source import open_source
+
+    open_source(options.model)  # refuses in words what is no checkpoint
+    torch.manual_seed(options.seed)
+    model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    return model.eval().requires_grad_(False).to(options.device)
+
+
+def read_states(
+    options: TrainHeadsOptions, model: Any, reporter: Reporter, windows: Tensor | None, read: Read
+) -> HiddenStates:
+    """What `read` gives of the model for windows of the text, or for `windows`, computed as far as it is not yet."""
+    bos = getattr(model.config, "bos_token_id", None)
+    prompt = options.length // 4 if options.generate else 0
+    window = WindowOptions(options.sequences, options.length, prompt, options.temperature, options.seed)
+    with reporter.stage("text"):
+        if windows is None:
+            windows = cut_windows(options.model, options.text, bos if isinstance(bos, int) else None, window)
+        states = HiddenStates(options.output, model, windows, window, read)
+        states.fill(reporter.progress)
+    return states
+
+
+def split(states: HiddenStates) -> tuple[range, range]:
+    """The chunks that are trained on, and those that are held out: one in twenty, at least one."""
+    heldout = max(1, states.count // 20)
+    return range(states.count - heldout), range(states.count - heldout, states.count)
+
+
+class Guesser(Protocol):
+    """What is trained: a module of parameters.
+
+    tokens: int64 [n, length]. values: what is kept of the model for each token, bf16 [n, length, width]."""
+
+    def backward(self, tokens: Tensor, values: Tensor) -> float:
+        """Add the gradients of the loss of these windows, and give its mean over what is guessed."""
+        ...
+
+
+class Trainer:
+    """A module in training, and how far it is."""
+
+    def __init__(self, options: TrainHeadsOptions, states: HiddenStates, chunks: range, module: nn.Module) -> None:
+        if not len(chunks):
+            raise UsageError(f"{options.text} is too short: one window in twenty is held out", "give a longer text")
+        self.options, self.states, self.chunks = options, states, chunks
+        self.module = module.to(options.device)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=options.rate, weight_decay=0.01)
+        self.step = 0
+        self.total = options.epochs * sum(1 for _ in states.batches(chunks, options.batch, 0))
+        self._key = repr([asdict(options), states.directory.name])
+        self._file = options.output / STATE
+        if self._file.is_file():
+            self._resume()
+
+    def _resume(self) -> None:
+        state = torch.load(self._file, weights_only=True)
+        if state["key"] == self._key:  # else it is another training's
+            self.step = state["step"]
+            self.module.load_state_dict(state["module"])
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def run(self, reporter: Reporter) -> None:
+        """Train to the end, saving now and then."""
+        number, loss = 0, math.nan
+        for epoch in range(self.options.epochs):
+            for tokens, hidden in self.states.batches(self.chunks, self.options.batch, self.options.seed + epoch):
+                number += 1
+                if number <= self.step:
+                    continue  # before the run was cut off
+                value = self._update(tokens, hidden)
+                loss = value if math.isnan(loss) else loss + 0.02 * (value - loss)
+                reporter.progress(f"loss {loss:.3f}", self.step, self.total)
+                if self.step % SAVE_STEPS == 0:
+                    self._save()
+
+    def _update(self, tokens: Tensor, hidden: Tensor) -> float:
+        progress = self.step / self.total
+        rate = self.options.rate * min(1.0, progress / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        tokens, hidden = tokens.to(self.options.device), hidden.to(self.options.device)
+        loss = cast(Guesser, self.module).backward(tokens, hidden)
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return loss
+
+    def _save(self) -> None:
+        state = {"key": self._key, "step": self.step, "module": self.module.state_dict()}
+        partial = self._file.with_suffix(".partial")
+        torch.save(state | {"optimizer": self.optimizer.state_dict()}, partial)
+        partial.replace(self._file)

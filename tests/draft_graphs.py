@@ -1,0 +1,40 @@
+"""Graphs of models with a layer that guesses, and what these guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.source.source import open_source
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.interpret import interpret_outputs
+from icc.compiler.speculate.choice import SpecChoice
+from icc.compiler.speculate.draft_layer import load_draft_layer
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+
+
+def graph_with_layer(model: Path, spec: str) -> Graph:
+    """The graph of a model and its layer, as it is compiled."""
+    source = open_source(model)
+    graph = load_graph(source, 64)
+    layer = load_draft_layer(SpecChoice.parse(spec), source, graph)
+    passes = [*pipelines.canonicalize(), *pipelines.speculate((), 0, "none", "auto", layer), *pipelines.attention()]
+    run_passes(graph, [*passes, *pipelines.fuse()], PassContext())
+    return graph
+
+
+def guesses(graph: Graph, text: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+    """The first guess behind each part of a text from its second token on, and a chain behind all of it."""
+    text, hidden = list(text), interpret_outputs(graph, list(text))["tap.hidden"].flatten(1)[:-1]
+    first, chain = list[int](), list[int]()
+    for _ in range(count):
+        found = interpret_outputs(graph, text[1:], {"draft_hidden": hidden})
+        first = first or found["draft_layer.logits"].argmax(-1).tolist()
+        chain.append(int(found["draft_layer.logits"][-1].argmax()))
+        text.append(chain[-1])
+        hidden = torch.cat([hidden, found["draft_layer.hidden"][-1].reshape(1, -1)])
+    return first, chain
