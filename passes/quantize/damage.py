@@ -2,11 +2,9 @@
 
 By the second derivative of the KL divergence: an error N of a weight whose inputs are x and whose outputs have the
 gradients g costs tr(G N H N^T) / 2, with G = E[g g^T], the Fisher information of the outputs, and H the second moments
-of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is taken to be diagonal, as SqueezeLLM does (Kim et al. 2023,
-arXiv:2306.07629), and each token counts in H as its own gradient does (GuidedQuant, Kim et al. 2025, arXiv:2505.07004).
-One backward pass gives both. The error of a format is what GPTQ's feedback would leave: the errors of its columns over
-the diagonal of the inverse Hessian's Cholesky factor (algorithm 1 of Frantar et al. 2022), without running it.
-allocation.py spends the bytes.
+of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is taken to be diagonal. One backward pass gives both. The
+error of a format is what GPTQ's feedback would leave: the errors of its columns over the diagonal of the inverse
+Hessian's Cholesky factor (algorithm 1 of Frantar et al. 2022), without running it. allocation.py spends the bytes.
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 DAMPING = 0.01
 TOKENS = 2048  # of the calibration text, by which damages are measured
 _ROWS = 128  # of a matrix, that stand for all of them when formats are compared
+_SURE = 0.1  # part of the residuals' degrees of freedom that is left where tokens are fewer than columns, at least
 _LEAST = 1e-15  # the damage of weights that the predictions do not depend on
 
 
@@ -54,10 +53,11 @@ class Damages:
 @dataclass
 class Moments:
     """What a backward pass leaves of a weight: for each expert (of a linear layer, one) the second moments of its
-    inputs, each token with its gradient's energy as weight [K, K], and the energy of each output's gradients [N]; of a
-    table that energy alone. Sums over tokens."""
+    inputs [K, K], how many these were, and the energy of each output's gradients [N]; of a table that energy alone.
+    Sums over tokens."""
 
     grams: list[Tensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     table: float = 0.0
 
@@ -70,14 +70,15 @@ class Moments:
         source: Any = node.args[0]
         pairs = zip(expert_rows(node, inputs), expert_rows(node, {**inputs, source: [gradient]}), strict=True)
         for number, ([x], [g]) in enumerate(pairs):
-            energy = g.square()
-            found = gram([x * energy.sum(-1, keepdim=True).sqrt()])
+            found, energy = gram([x]), g.square().sum(0)
             if number == len(self.grams):
                 self.grams.append(found)
-                self.rows.append(energy.sum(0))
+                self.counts.append(len(x))
+                self.rows.append(energy)
             else:
                 self.grams[number] += found
-                self.rows[number] += energy.sum(0)
+                self.counts[number] += len(x)
+                self.rows[number] += energy
 
 
 def measure(
@@ -177,15 +178,23 @@ def _damages(graph: Graph, job: WeightJob, options: Options, seen: Moments, toke
         return _errors(weight, torch.full((width,), table), torch.full((len(weight),), 1 / len(weight)), options), 0.0
     damages, share = [0.0] * len(options), 0.0
     planes = weight.reshape(-1, *weight.shape[-2:])
-    for plane, moments, rows in zip(planes, seen.grams, seen.rows, strict=True):
+    for plane, moments, count, rows in zip(planes, seen.grams, seen.counts, seen.rows, strict=True):
         energy = float(rows.sum(dtype=torch.float64))
         if energy == 0:
             continue
         share = table / (energy / tokens)
-        hessian = Hessian.from_gram(with_table(moments / energy, share), DAMPING, act_order=True)
-        found = _errors(plane, importance_of(hessian), rows / tokens, options)
+        hessian = Hessian.from_gram(with_table(moments / count, share), DAMPING, act_order=True)
+        found = _errors(plane, importance_of(hessian) * _few(hessian, count), rows / tokens, options)
         damages = [a + b for a, b in zip(damages, found, strict=True)]
     return damages, share
+
+
+def _few(hessian: Hessian, tokens: int) -> float:
+    """How much larger errors are than `importance_of` says, because columns fit each other by chance on few tokens: of
+    the residuals of a ridge regression with that many degrees of freedom."""
+    damping = DAMPING * float(hessian.gram.diagonal().mean())
+    freedom = len(hessian.gram) - damping * float(hessian.factor.square().sum())
+    return 1 / max(1 - freedom / tokens, _SURE)
 
 
 def _errors(plane: Tensor, importance: Tensor, rows: Tensor, options: Options) -> list[float]:
