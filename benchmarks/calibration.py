@@ -18,7 +18,7 @@ from typing import Any
 
 import icc
 from icc.compiler import phases
-from icc.passes.quantize import awq, damage, gptq, gptq_solver, inputs
+from icc.passes.quantize import auto, awq, damage, gptq, gptq_solver, inputs
 
 SPENT: dict[str, float] = {}
 
@@ -43,7 +43,7 @@ def instrument() -> None:
     def stream(graph: Any, sequences: Any, wanted: Any, visit: Any, *more: Any) -> None:
         timed("stream", whole)(graph, sequences, wanted, timed("visits", visit), *more)
 
-    for module in (gptq, awq, damage):
+    for module in (gptq, awq, auto):
         module.stream = stream  # type: ignore[attr-defined]
     for module in (gptq_solver, inputs, damage):
         module.gram = timed("hessians", module.gram)

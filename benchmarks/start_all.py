@@ -70,6 +70,7 @@ SMALL: dict[str, str] = {
     "routers/indexer.py": LIBRARIES,
     "routers/proxies.py": LIBRARIES,
     "routers/servers.py": LIBRARIES,
+    "sensitivity.py": "{model} --every 12 --tokens 64 --calib-sequences 4",
     "serve/replicas.py": "{engine} --chats 2 --turns 2 --system 8 --said 4 --answer 2 --pause 0.1 --rounds 1",
     "serve/creep.py": "{engine} --minutes 0 --round 0.2",
     "serve/limits.py": "{engine} --seconds 1 --attacks 3 --loads 1",

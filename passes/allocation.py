@@ -34,11 +34,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Curve:
-    """What can become of one weight, or of a layer's cache. sensitivity: damage per unit of output error."""
+    """What can become of one weight, or of a layer's cache."""
 
     name: str
     options: tuple[Option, ...]
-    sensitivity: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, fx
@@ -37,6 +37,23 @@ PALETTE: tuple[tuple[str, int, int] | str, ...] = (
 )  # fmt: skip
 
 MEASURING = 0.55  # of the time that all takes, about
+
+
+@dataclass
+class _Hessians:
+    """The Hessians of the last layer; the next one, if it reads the same value, has the same."""
+
+    key: tuple[Any, ...] = ()
+    found: list[Hessian] = field(default_factory=list)
+
+    def of(self, node: fx.Node, inputs: Inputs, share: float) -> list[Hessian]:
+        """For each expert; of a linear layer, one. share: of a table that the weight also is."""
+        key = (node.target, node.args[0], node.args[3:], share)
+        if key != self.key:
+            moments = grams_of(node, inputs)
+            self.found = [Hessian.from_gram(with_table(gram, share), DAMPING, act_order=True) for gram in moments]
+            self.key = key
+        return self.found
 
 
 def _plain_bytes(form: StorageFormat, shape: Sequence[int], role: Role) -> int | None:
@@ -135,6 +152,7 @@ class QuantizeAuto(QuantizePass):
         total = sum(prod(job.shape) for job in linear.values())
         done = total - sum(prod(linear[node].shape) for node in waiting)
         progress = part(ctx.progress, MEASURING, 1.0)
+        hessians = _Hessians()
         for job in jobs:
             if job.node not in linear:
                 form = job.format
@@ -152,8 +170,7 @@ class QuantizeAuto(QuantizePass):
             planes = weight.reshape(-1, *weight.shape[-2:])
             parts: list[Parts] = []
             signal = noise = 0.0
-            for plane, moments in zip(planes, grams_of(node, inputs), strict=True):
-                hessian = Hessian.from_gram(with_table(moments, shares[node]), DAMPING, act_order=True)
+            for plane, hessian in zip(planes, hessians.of(node, inputs, shares[node]), strict=True):
                 fitted = fit_blocks(form, plane, importance_of(hessian))
                 solved = solve(plane, hessian, BlockCoder(form), fitted=fitted)
                 signal, noise = signal + solved.signal, noise + solved.noise

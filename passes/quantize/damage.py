@@ -1,19 +1,18 @@
 """What each format of each weight would cost the model's predictions, for `--quant auto`.
 
-Two things are measured of every weight: what error each format would leave in its layer's outputs after GPTQ's feedback
-(the errors of its columns over the diagonal of the inverse Hessian's Cholesky factor, which is what algorithm 1 of
-Frantar et al. 2022 leaves, without running it), and how much the model's predictions suffer from an error there
-(the KL divergence when that weight alone is rounded). Their product is the damage; allocation.py spends the bytes.
+By the second derivative of the KL divergence: an error N of a weight whose inputs are x and whose outputs have the
+gradients g costs tr(G N H N^T) / 2, with G = E[g g^T], the Fisher information of the outputs, and H the second moments
+of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is taken to be diagonal. One backward pass gives both. The
+error of a format is what GPTQ's feedback would leave: the errors of its columns over the diagonal of the inverse
+Hessian's Cholesky factor (algorithm 1 of Frantar et al. 2022), without running it. allocation.py spends the bytes.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import exp, log, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -21,56 +20,25 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.together import MODEL, Variant, run_together
-from ...compiler.weights.formats.affine import GroupAffine
 from ...compiler.weights.formats.base import StorageFormat
 from ...compiler.weights.formats.blocks import BlockFormat
 from ...compiler.weights.formats.fitting import encode_blocks
-from ...compiler.weights.handles import RoundedWeight
 from ..allocation import Curve, Option
+from .backward import Values, backward
 from .gptq_solver import Hessian
 from .inputs import expert_rows, gram
 from .select import EMBEDDING, WeightJob, as_float
 from .store import NOWHERE, PassStore
-from .stream import Inputs, stream
+from .stream import Inputs, needed
 
 Options = list[tuple[StorageFormat | None, int]]
 """The formats that a weight can have, each with its bytes in the engine; None is what it has."""
 Progress = Callable[[str, int, int], None]
 DAMPING = 0.01
-_ROWS = 256  # of a matrix, that stand for all of them when formats are compared
-_PROBED = 12_000  # tokens of all variants together, by which sensitivities are measured
-_LEAST, _MOST = 12, 64  # of a sequence
-PROBING = 0.2  # of the time that `measure` takes, about, sensitivities take
-
-
-@dataclass
-class _Measured:
-    """What is known of a job: its options' output errors, that of the probe, and for a head that is a table too its
-    Hessian and the matrix's own error, because a table's rows are read one by one."""
-
-    options: Options
-    errors: list[float] = field(default_factory=list)
-    probe: float = 0.0
-    plain_probe: float = 0.0
-    gram: Tensor | None = None
-
-    def keep(self, store: PassStore, number: int, name: str) -> None:
-        """Leave what was measured for a run that goes on behind this one."""
-        arrays = {} if self.gram is None else {"gram": self.gram}
-        facts = {"errors": self.errors, "probe": self.probe, "plain_probe": self.plain_probe}
-        store.put(number, arrays, **self._identity(name), **facts)
-
-    def restored(self, store: PassStore, number: int, name: str) -> bool:
-        """Whether an earlier run has measured this; then it is that."""
-        kept = store.get(number, **self._identity(name))
-        if kept is not None:
-            arrays, facts = kept
-            self.errors, self.probe, self.plain_probe = facts["errors"], facts["probe"], facts["plain_probe"]
-            self.gram = arrays.get("gram")
-        return kept is not None
-
-    def _identity(self, name: str) -> dict[str, Any]:
-        return {"name": name, "options": [form and form.name for form, _ in self.options]}
+TOKENS = 2048  # of the calibration text, by which damages are measured
+_ROWS = 128  # of a matrix, that stand for all of them when formats are compared
+_SURE = 0.1  # part of the residuals' degrees of freedom that is left where tokens are fewer than columns, at least
+_LEAST = 1e-15  # the damage of weights that the predictions do not depend on
 
 
 @dataclass(frozen=True)
@@ -82,6 +50,37 @@ class Damages:
     shares: tuple[float, ...]
 
 
+@dataclass
+class Moments:
+    """What a backward pass leaves of a weight: for each expert (of a linear layer, one) the second moments of its
+    inputs [K, K], how many these were, and the energy of each output's gradients [N]; of a table that energy alone.
+    Sums over tokens."""
+
+    grams: list[Tensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    table: float = 0.0
+
+    def add(self, node: fx.Node, values: Values, gradient: Tensor) -> None:
+        """What one node and sequence give."""
+        if node.target is EMBEDDING:
+            self.table += float(gradient.square().sum(dtype=torch.float64))
+            return
+        inputs: Inputs = {arg: [values[arg]] for arg in node.all_input_nodes if arg in values}
+        source: Any = node.args[0]
+        pairs = zip(expert_rows(node, inputs), expert_rows(node, {**inputs, source: [gradient]}), strict=True)
+        for number, ([x], [g]) in enumerate(pairs):
+            found, energy = gram([x]), g.square().sum(0)
+            if number == len(self.grams):
+                self.grams.append(found)
+                self.counts.append(len(x))
+                self.rows.append(energy)
+            else:
+                self.grams[number] += found
+                self.counts[number] += len(x)
+                self.rows[number] += energy
+
+
 def measure(
     graph: Graph,
     jobs: list[WeightJob],
@@ -90,13 +89,131 @@ def measure(
     progress: Progress,
     store: PassStore = NOWHERE,
 ) -> Damages:
-    """By what the float model does with `sequences`, token ids for calibration. store: what an interrupted run has
-    measured."""
-    found = {job.node: _Measured(of) for job, of in zip(jobs, options, strict=True)}
-    _measure_errors(graph, jobs, found, sequences, part(progress, 0.0, 1 - PROBING), store)
-    sensitivities, shares = _sensitivities(graph, jobs, found, sequences, part(progress, 1 - PROBING, 1.0), store)
-    curves = [_curve(graph, job, found[job.node], sensitivities[job.node], shares) for job in jobs]
-    return Damages(tuple(curves), tuple(shares.get(job.node, 0.0) for job in jobs))
+    """By what the float model does with some of `sequences`, token ids for calibration. store: what an interrupted run
+    has measured."""
+    text = spread(sequences, -(-TOKENS // max(map(len, sequences))))
+    run = _Run(graph, jobs, options, sum(map(len, text)), progress, store)
+    run.restore()
+    if len(run.found) < len(jobs):
+        backward(graph, text, list(run.numbers), run.visit, run.left, run.heard)
+    found = [run.found.get(number) or (_unseen(job, own), 0.0) for number, (job, own) in run.every()]
+    curves = [
+        Curve(job.name, tuple(Option.of(*option, damage) for option, damage in zip(own, damages, strict=True)))
+        for job, own, (damages, _) in zip(jobs, options, found, strict=True)
+    ]
+    return Damages(tuple(curves), tuple(share for _, share in found))
+
+
+@dataclass
+class _Run:
+    """One backward pass. found: by the number of a job, the damage of each option, and the share of a table. numbers:
+    of the job that each node on the way to the predictions is of."""
+
+    graph: Graph
+    jobs: list[WeightJob]
+    options: Sequence[Options]
+    tokens: int
+    progress: Progress
+    store: PassStore
+    found: dict[int, tuple[list[float], float]] = field(default_factory=dict)
+    done: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        reached = set(needed(self.graph, [self.graph.output]))
+        nodes = [(node, i) for i, job in enumerate(self.jobs) for node in (*job.nodes, *job.tables) if node in reached]
+        self.numbers = dict(nodes)
+        self.waiting = Counter(self.numbers.values())
+        self.moments: defaultdict[int, Moments] = defaultdict(Moments)
+
+    def every(self) -> Iterator[tuple[int, tuple[WeightJob, Options]]]:
+        """The jobs by number, with their options."""
+        return enumerate(zip(self.jobs, self.options, strict=True))
+
+    def restore(self) -> None:
+        """What an earlier run has found."""
+        for number, (job, own) in self.every():
+            kept = self.store.get(number, **_identity(job, own))
+            if kept is not None:
+                self.found[number] = kept[1]["damages"], kept[1]["share"]
+
+    def heard(self, done: int, total: int) -> None:
+        """Tell how far the pass is."""
+        self.done = done, total
+        self.progress("measuring predictions", done, total)
+
+    def visit(self, node: fx.Node, values: Values, gradient: Tensor) -> None:
+        """See `backward`."""
+        if self.numbers[node] not in self.found:
+            self.moments[self.numbers[node]].add(node, values, gradient)
+
+    def left(self, node: fx.Node) -> None:
+        """Find the damages of a weight behind the last of its nodes."""
+        number = self.numbers[node]
+        self.waiting[number] -= 1
+        if self.waiting[number] or number in self.found:
+            return
+        job, own = self.jobs[number], self.options[number]
+        self.progress(f"measuring {job.name}", *self.done)
+        damages, share = _damages(self.graph, job, own, self.moments.pop(number), self.tokens)
+        self.found[number] = damages, share
+        self.store.put(number, {}, **_identity(job, own), damages=damages, share=share)
+
+
+def _unseen(job: WeightJob, options: Options) -> list[float]:
+    """The damages of a weight that the predictions do not depend on, such as a drafter's."""
+    size = prod(job.shape)
+    return [0.0 if form is None else _LEAST * 4.0 ** (-8 * nbytes / size) for form, nbytes in options]
+
+
+def _identity(job: WeightJob, options: Options) -> dict[str, Any]:
+    return {"name": job.name, "options": [form and form.name for form, _ in options]}
+
+
+def _damages(graph: Graph, job: WeightJob, options: Options, seen: Moments, tokens: int) -> tuple[list[float], float]:
+    """The damage of each option, and the share of a table."""
+    weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
+    width = weight.shape[-1]
+    table = seen.table / tokens / width  # a token reads one row: the mean over its columns
+    if not seen.grams:
+        return _errors(weight, torch.full((width,), table), torch.full((len(weight),), 1 / len(weight)), options), 0.0
+    damages, share = [0.0] * len(options), 0.0
+    planes = weight.reshape(-1, *weight.shape[-2:])
+    for plane, moments, count, rows in zip(planes, seen.grams, seen.counts, seen.rows, strict=True):
+        energy = float(rows.sum(dtype=torch.float64))
+        if energy == 0:
+            continue
+        share = table / (energy / tokens)
+        hessian = Hessian.from_gram(with_table(moments / count, share), DAMPING, act_order=True)
+        found = _errors(plane, importance_of(hessian) * _few(hessian, count), rows / tokens, options)
+        damages = [a + b for a, b in zip(damages, found, strict=True)]
+    return damages, share
+
+
+def _few(hessian: Hessian, tokens: int) -> float:
+    """How much larger errors are than `importance_of` says, because columns fit each other by chance on few tokens: of
+    the residuals of a ridge regression with that many degrees of freedom."""
+    damping = DAMPING * float(hessian.gram.diagonal().mean())
+    freedom = len(hessian.gram) - damping * float(hessian.factor.square().sum())
+    return 1 / max(1 - freedom / tokens, _SURE)
+
+
+def _errors(plane: Tensor, importance: Tensor, rows: Tensor, options: Options) -> list[float]:
+    """Half the sum of rows[N] times importance[K] times the squared error of each value that each format leaves: of
+    some rows, drawn by how much they count, for all."""
+    factors = rows
+    if len(plane) > _ROWS:
+        chances = (rows * (plane.square() @ importance)).clamp(min=1e-30)
+        chances /= chances.sum()
+        drawn = torch.multinomial(chances, _ROWS, replacement=True, generator=torch.Generator().manual_seed(0))
+        plane, factors = plane[drawn], rows[drawn] / chances[drawn] / _ROWS
+    found = []
+    for form, _ in options:
+        if isinstance(form, BlockFormat):
+            noise = form.decode(encode_blocks(form, plane, importance)).sub_(plane)
+            found.append(0.5 * float((noise.square_() @ importance) @ factors))
+        else:
+            found.append(0.0)
+    return found
 
 
 def part(progress: Progress, start: float, end: float) -> Progress:
@@ -115,96 +232,8 @@ def guess(jobs: list[WeightJob], options: Sequence[Options]) -> Damages:
     for job, found in zip(jobs, options, strict=True):
         size = prod(job.shape)
         damages = [0.0 if form is None else size * 4.0 ** (-8 * nbytes / size) for form, nbytes in found]
-        curves.append(Curve(job.name, tuple(Option.of(*of, d) for of, d in zip(found, damages, strict=True)), 1.0))
+        curves.append(Curve(job.name, tuple(Option.of(*of, d) for of, d in zip(found, damages, strict=True))))
     return Damages(tuple(curves), (0.0,) * len(jobs))
-
-
-def _measure_errors(
-    graph: Graph,
-    jobs: list[WeightJob],
-    measured: dict[fx.Node, _Measured],
-    sequences: Sequence[Sequence[int]],
-    progress: Progress,
-    store: PassStore,
-) -> None:
-    """Errors of every option, by the inputs that the float model gives to each layer."""
-    linear = {job.node: number for number, job in enumerate(jobs) if job.node.target is not EMBEDDING}
-    total = sum(prod(jobs[number].shape) for number in linear.values())
-    waiting = [node for node, number in linear.items() if not measured[node].restored(store, number, jobs[number].name)]
-    done = total - sum(prod(jobs[linear[node]].shape) for node in waiting)
-
-    def visit(node: fx.Node, inputs: Inputs) -> None:
-        nonlocal done
-        job, found = jobs[linear[node]], measured[node]
-        progress(f"measuring {job.name}", done, total)
-        grams = grams_of(node, inputs)
-        weight = as_float(graph.weight(node.args[1]))  # type: ignore[arg-type]
-        noise = _probe(job.shape[-1]).rounded(weight) - weight
-        planes = noise.reshape(-1, *noise.shape[-2:])
-        found.probe = sum(_energy(p, g) for p, g in zip(planes, grams, strict=True))
-        found.plain_probe = float(noise.square().sum(dtype=torch.float64))
-        if job.tables:
-            found.gram = grams[0]  # its errors depend on how much tables suffer, which is not known yet
-        else:
-            found.errors = _errors(weight, grams, found.options)
-        found.keep(store, linear[node], job.name)
-        done += prod(job.shape)
-
-    if waiting:
-        stream(graph, sequences, waiting, visit, store=store)
-    for job in jobs:
-        if job.node not in linear:
-            weight, found = as_float(graph.weight(job.node.args[1])), measured[job.node]  # type: ignore[arg-type]
-            noise = _probe(job.shape[-1]).rounded(weight) - weight
-            found.probe = float(noise.square().sum(dtype=torch.float64))
-            found.errors = _errors(weight, [torch.eye(job.shape[-1])], found.options)
-
-
-def _sensitivities(
-    graph: Graph,
-    jobs: list[WeightJob],
-    measured: dict[fx.Node, _Measured],
-    sequences: Sequence[Sequence[int]],
-    progress: Progress,
-    store: PassStore,
-) -> tuple[dict[fx.Node, float], dict[fx.Node, float]]:
-    """KL divergence per unit of output error of every job; and, for heads that are tables too, how much an error of
-    a table counts beside one of an output."""
-    sites = [(job, job.nodes) for job in jobs] + [(job, job.tables) for job in jobs if job.tables]
-    variants: list[Variant] = []
-    for job, nodes in sites:
-        weight = graph.weight(job.node.args[1])  # type: ignore[arg-type]
-        variants.append(dict.fromkeys(nodes, RoundedWeight(weight, _probe(job.shape[-1]))))
-    tokens = min(max(_PROBED // (2 * max(1, len(variants))), _LEAST), _MOST)
-    ids = [list(sequence[:tokens]) for sequence in spread(sequences, 2)]
-    kept = store.get(len(jobs), sites=[job.name for job, _ in sites])
-    if kept is None:
-        costs = divergences(graph, ids, variants, partial(progress, "measuring what errors do to predictions"))
-        store.put(len(jobs), {}, sites=[job.name for job, _ in sites], divergences=costs)
-    else:
-        costs = kept[1]["divergences"]
-    own = costs[: len(jobs)]
-    raw = {job.node: max(kl, 1e-12) / max(measured[job.node].probe, 1e-30) for job, kl in zip(jobs, own, strict=True)}
-    tables = {job.node: kl for (job, _), kl in zip(sites[len(jobs) :], costs[len(jobs) :], strict=True)}
-    shares = {node: max(kl, 1e-12) / max(measured[node].plain_probe, 1e-30) / raw[node] for node, kl in tables.items()}
-    return _smoothed(jobs, raw), shares
-
-
-def _curve(graph: Graph, job: WeightJob, found: _Measured, sensitivity: float, shares: dict[fx.Node, float]) -> Curve:
-    if found.gram is not None:
-        weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
-        found.errors = _errors(weight, [with_table(found.gram, shares[job.node])], found.options)
-        found.gram = None
-    options = [
-        Option.of(form, nbytes, sensitivity * error)
-        for (form, nbytes), error in zip(found.options, found.errors, strict=True)
-    ]
-    return Curve(job.name, tuple(options), sensitivity)
-
-
-def _probe(k: int) -> GroupAffine:
-    """A coarse format that is quick to round to."""
-    return GroupAffine(128, 4).fitted(k)
 
 
 def grams_of(node: fx.Node, inputs: Inputs) -> list[Tensor]:
@@ -213,11 +242,6 @@ def grams_of(node: fx.Node, inputs: Inputs) -> list[Tensor]:
     source = inputs[node.args[0]]  # type: ignore[index]
     total = max(1, sum(len(value) for value in source))
     return [gram(rows) / total for rows in found]
-
-
-def _energy(noise: Tensor, moments: Tensor) -> float:
-    """The mean energy of outputs noise x per token."""
-    return float(((noise @ moments) * noise).sum(dtype=torch.float64))
 
 
 def with_table(moments: Tensor, share: float) -> Tensor:
@@ -230,25 +254,6 @@ def importance_of(hessian: Hessian) -> Tensor:
     cost = torch.empty(len(hessian.order))
     cost[hessian.order] = hessian.factor.diagonal().square().reciprocal()
     return cost
-
-
-def _errors(
-    weight: Tensor, grams: Sequence[Tensor], options: Sequence[tuple[StorageFormat | None, int]]
-) -> list[float]:
-    """The output error that each format leaves: of some rows, for all."""
-    planes = weight.reshape(-1, *weight.shape[-2:])
-    errors = [0.0] * len(options)
-    count = planes.shape[1]
-    step = max(1, count // _ROWS)
-    for plane, moments in zip(planes, grams, strict=True):
-        if not moments.any():
-            continue
-        importance, rows = importance_of(Hessian.from_gram(moments, DAMPING, act_order=True)), plane[::step]
-        for i, (form, _) in enumerate(options):
-            if isinstance(form, BlockFormat):
-                noise = form.decode(encode_blocks(form, rows, importance)) - rows
-                errors[i] += float((noise.square() * importance).sum(dtype=torch.float64)) * count / len(rows)
-    return errors
 
 
 def spread(sequences: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
@@ -270,17 +275,4 @@ def divergences(
             model = logs
         else:
             found[answer.variant] += float((model.exp() * (model - logs)).sum(dtype=torch.float64)) / max(count, 1)
-    return found
-
-
-def _smoothed(jobs: Sequence[WeightJob], raw: dict[fx.Node, float]) -> dict[fx.Node, float]:
-    """Few tokens were seen: each is the geometric mean of itself and of its neighbours in other layers."""
-    alike: defaultdict[str, list[fx.Node]] = defaultdict(list)
-    for job in jobs:
-        alike[re.sub(r"\d+", "#", job.name)].append(job.node)
-    found: dict[fx.Node, float] = {}
-    for nodes in alike.values():
-        for i, node in enumerate(nodes):
-            near = nodes[max(0, i - 1) : i + 2]
-            found[node] = exp(sum(log(raw[other]) for other in near) / len(near))
     return found

@@ -23,7 +23,7 @@ Inputs = dict[fx.Node, list[Any]]
 Visit = Callable[[fx.Node, Inputs], None]
 
 
-def _needed(graph: Graph, wanted: Collection[fx.Node]) -> list[fx.Node]:
+def needed(graph: Graph, wanted: Collection[fx.Node]) -> list[fx.Node]:
     """The nodes that `wanted` depends on, and `wanted`, in execution order."""
     found: set[fx.Node] = set(wanted)
     for node in reversed(list(graph.nodes)):
@@ -49,7 +49,7 @@ def stream(
     """
     remaining, env = set(wanted), Inputs()
     inputs = [input_values(graph, ids) for ids in sequences]
-    order = _needed(graph, remaining)
+    order = needed(graph, remaining)
     last_use = {arg: node for node in order for arg in node.all_input_nodes}
     order = _resume(order, remaining, store, env, device)
     for node in order:
