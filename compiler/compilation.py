@@ -65,9 +65,8 @@ class Compilation:
 
     source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
     that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
-    have left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be
-    lowered. draft_layer: the layer that guesses, to be inserted. earlier: the engine whose program and kernels these
-    weights are for; None where the compile makes its own.
+    have left, and this one keeps until it is done. draft_layer: the layer that guesses, to be inserted. earlier: the
+    engine whose program and kernels these weights are for; None where the compile makes its own.
     """
 
     request: CompileRequest
@@ -83,7 +82,6 @@ class Compilation:
     reporter: Reporter
     calibrations: Calibrations = field(default_factory=Calibrations)
     acceptance: list[list[float]] = field(default_factory=list)
-    adapted: Graph | None = None
     draft_layer: DraftLayer | None = None
     earlier: EarlierEngine | None = None
 
@@ -99,11 +97,11 @@ class Compilation:
     def write_weights(self, lowered: Lowered, built: Built, stage: Path) -> None:
         """All weights, packed; or those that the base of a delta does not have."""
         facts = stage, built.program, lowered.sources, self.backend.pack, self.reporter.progress
+        stages = self.graph.stages
+        held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
         if self.earlier is not None and self.is_delta:
-            writer.write_delta(*facts, self.earlier)
+            writer.write_delta(*facts, self.earlier, ranks=self.graph.ranks, held=held)
         else:
-            stages = self.graph.stages
-            held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
             writer.write_weights(*facts, ranks=self.graph.ranks, held=held)
 
     def optimize(self) -> None:
@@ -156,11 +154,6 @@ class Compilation:
             options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1, seconds
         )
 
-    def make_room(self) -> None:
-        """A copy of the graph with room for adapters, where --adapters asks for it."""
-        if (slots := self.options.adapter_slots) is not None:
-            self.adapted = adapted_graph(self.graph, slots, self.options.eviction, self.source)
-
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
         kinds = (self.lowering.kv_dtype, *self.lowering.kv_dtypes.values(), self.lowering.state_dtype)
@@ -189,8 +182,10 @@ class Compilation:
                 if (self.options.pipeline_parallel or 1) > 1
                 else "see --explain divide for the reasons",
             )
+        slots = self.options.adapter_slots
+        adapted = None if slots is None else adapted_graph(self.graph, slots, self.source)
         self.phases.run("fuse", pipelines.fuse())
-        lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=self.adapted)
+        lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=adapted)
         verify_lowered(lowered.program, self.backend.refusal)
         return lowered
 

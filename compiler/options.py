@@ -363,8 +363,6 @@ class CompileOptions:
         if self.ranks > most:
             raise UsageError(f"{self.ranks} ranks are more than the {most} that --target {self.target} can have")
         given = {
-            "--adapters": self.adapters is not None,
-            "--like": self.like is not None,
             "--tune": self.tune,
             f"--spec {self.spec}": self.spec.partition(":")[0] in LAYERS,
         }

@@ -31,8 +31,7 @@ def write_one_file(container: Container, target: Path, beside: Mapping[str, byte
     """Write the engine in a container to a file. beside: files that it gets, or has in place of its own, of those that
     no manifest lists. EngineFormatError where it is damaged; contents are not compared."""
     manifest = read_manifest(container.path)
-    mapped = {entry.weights for entry in manifest.programs.values()}
-    mapped |= set() if manifest.base is None else {manifest.base.weights}
+    mapped = manifest.all_weights
     with target.open("w+b") as file:
         file.write(SHEBANG)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:

@@ -36,7 +36,9 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         assert isinstance(handle, AdapterPool)
         own = names[id(handle)]
         layout = builder.weights[own].layout
-        pools[own] = Pool(own, handle.slots, *handle.part, layout.format.name, layout.tile, handle.first)
+        cut = handle.cut
+        where = {} if cut is None else {"axis": cut.axis, "cuts": [list(ranges) for ranges in cut.cuts]}
+        pools[own] = Pool(own, handle.slots, *handle.part, layout.format.name, layout.tile, handle.first, **where)
         return own
 
     for site in graph.sites:

@@ -101,7 +101,6 @@ def test_a_stage_takes_memory_for_its_own_layers(compiled: Compiled) -> None:
     "options, said",
     [
         ({"tensor_parallel": 2}, "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet"),
-        ({"adapters": "2x8"}, "--adapters does not work with several ranks"),
         ({"target": "h100"}, "there are no kernels of it for --target h100"),
     ],
 )

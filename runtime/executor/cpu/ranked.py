@@ -100,6 +100,13 @@ class RankedDevice(CpuDevice):
             self._shared.asked[: len(rows)] = rows.data
             self._asked = address_of(self._shared.asked)
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
+        """As CpuDevice, of one rank, or of all (-1): what waits for the step that is under way."""
+        if only < 1:
+            super().write_pool(name, offset, values)
+        if only != 0:
+            self._write(list(self.program.weights).index(name), offset, values, max(only, 0))
+
     @property
     def given_bytes(self) -> int:
         """Bytes that rank 0 has given the others so far: each of them has given as many."""
