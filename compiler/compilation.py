@@ -150,9 +150,8 @@ class Compilation:
     def _parallel(self) -> list[Pass]:
         """What divides the graph among ranks."""
         options, seconds = self.options, token_seconds(self.request.target, self.backend.profile)
-        return pipelines.parallel(
-            options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1, seconds
-        )
+        counts = options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1
+        return pipelines.parallel(*counts, seconds, options.sequence_parallel)
 
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""

@@ -61,7 +61,8 @@ class CompileOptions:
     spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
     a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
     is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
-    together, each with parts of the weights; where both are given, they are the same ranks. pipeline_parallel: each
+    together, each with parts of the weights; where both are given, they are the same ranks. sequence_parallel: what
+    they would all do alike of a prompt is divided by rows. pipeline_parallel: each
     with some layers. like: an engine of another checkpoint of these shapes; what is written has the weights that differ
     from its, and takes everything else from it. tune: choose the blocks of CPU products by time, on this machine.
     """
@@ -219,6 +220,9 @@ class CompileOptions:
         least=1,
         calibration=False,
     )
+    sequence_parallel: bool = setting(
+        False, "With --tensor-parallel: norms and sums of prompts by rows, on CPUs.", calibration=False
+    )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
     )
@@ -348,6 +352,8 @@ class CompileOptions:
         return max(self.tensor_parallel or 1, self.expert_parallel or 1, self.pipeline_parallel or 1)
 
     def _check_ranks(self) -> None:
+        if self.sequence_parallel:
+            self._check_rows()
         if self.ranks == 1:
             return
         self._check_stages()
@@ -358,6 +364,9 @@ class CompileOptions:
                 "and are of the same ranks",
                 "give both the same number",
             )
+        if self.adapter_slots is not None and self.adapter_slots.dora:
+            hint = f"leave +dora out: {self.adapters.replace('+dora', '')}, or compile for one rank"  # type: ignore[union-attr]
+            raise UsageError("--adapters +dora does not work with several ranks: each has a part of a row", hint)
         target = find_target(self.target)
         most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
         if self.ranks > most:
@@ -374,6 +383,12 @@ class CompileOptions:
             raise UsageError(f"--spec {self.spec} does not work with several ranks of a GPU", hint)
         if target.backend != "cpu" and not target.link:
             raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
+
+    def _check_rows(self) -> None:
+        if (self.tensor_parallel or 1) == 1:
+            raise UsageError("--sequence-parallel divides what ranks of --tensor-parallel do alike", "give both")
+        if find_target(self.target).backend != "cpu":
+            raise UsageError(f"--sequence-parallel is for CPUs: there are no kernels of it for --target {self.target}")
 
     def _resolve_target(self) -> None:
         if self.target == targets.AUTO:

@@ -76,9 +76,11 @@ def fuse() -> list[Pass]:
     )
 
 
-def parallel(tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None) -> list[Pass]:
+def parallel(
+    tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None, rows: bool = False
+) -> list[Pass]:
     """Columns, heads and words, and whole experts, divided among so many ranks each, or layers, by what calls cost;
-    empty for one rank."""
+    empty for one rank. rows: what they would compute alike is divided by rows."""
     if stages > 1:
         from .parallel.stages import CutIntoStages, stored_bytes
 
@@ -87,9 +89,10 @@ def parallel(tensors: int, experts: int, stages: int = 1, cost: Callable[..., fl
     if ranks == 1:
         return []
     from .parallel.divide import DivideAmongRanks
+    from .parallel.sequence import DivideRows
 
     divide = DivideAmongRanks(ranks, tensors > 1, experts > 1)
-    return ordered([divide], [*canonicalize(), *attention()])
+    return ordered([divide, DivideRows()] if rows else [divide], [*canonicalize(), *attention()])
 
 
 def adapters(slots: AdapterSlots) -> list[Pass]:

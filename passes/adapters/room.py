@@ -21,7 +21,7 @@ from torch import fx
 
 from ...compiler.adapter_slots import ADAPTER, AdapterSlots
 from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Weight
 from ...compiler.weights.pool import AdapterPool, PoolCut, PoolSite
 from ...compiler.weights.shards import cut_of, undivided
@@ -29,9 +29,7 @@ from ..quantize.fold import COLUMN_FACTORS, ROW_FACTORS
 from ..quantize.select import plain_name
 
 aten = torch.ops.aten
-EXPERTS, EMBEDDING, SELECT, ALL_REDUCE = (
-    OPS[name].overload for name in ("expert_linear", "embedding", "select_rows", "all_reduce")
-)
+EXPERTS, EMBEDDING, SELECT = (OPS[name].overload for name in ("expert_linear", "embedding", "select_rows"))
 _EACH, _ROWS, _COLUMNS = range(3)  # axes of the matrices [experts, N, K] of a weight
 
 
@@ -109,11 +107,12 @@ class Room:
         weight = undivided(stored)
         own = None if is_table or experts else node.args[2]
         few = weight.shape[0] <= self._slots.rank  # as a head that scores has: new ones are a change of that rank
-        asked = not experts and (is_table or few or _is_late(node) or self._slots.dora) and weight is stored
+        asked = not experts and (is_table or few or _is_late(node) or self._slots.dora)
+        here = weight is stored and graph.stages == 1  # rank 0, which is asked, may have a part of it, or nothing
         return PoolSite(
             self._parameters[node], tuple(weight.shape), "", "", experts=weight.shape[0] if experts else 0,
             columns=node.meta.get(COLUMN_FACTORS), rows=node.meta.get(ROW_FACTORS), tied=tied,
-            base=weight if asked else None, own_bias=None if own is None else undivided(graph.weight(own)),  # type: ignore[arg-type]
+            base=weight if asked and here else None, own_bias=None if own is None else undivided(graph.weight(own)),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _gain(self, node: fx.Node, site: PoolSite, before: fx.Node) -> fx.Node | None:
@@ -188,7 +187,7 @@ class Room:
 def _of_all_words(graph: Graph, node: fx.Node) -> fx.Node:
     """What an embedding gives; where ranks divide the words, the sum of what they find."""
     if cut_of(graph.weight(node.args[1])) is not None:  # type: ignore[arg-type]
-        while node.target is not ALL_REDUCE:
+        while not traits_of(node.target).collective:
             [node] = node.users
     return node
 

@@ -112,6 +112,28 @@ def test_experts_keep_every_bit(engine: Make, model: Callable[[str], Path], tmp_
     assert np.array_equal(found[0], found[1]) and difference(found[0], found[2]) < 2e-5
 
 
+def test_scales_of_a_quantized_base(engine: Make, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
+    """AWQ scales what As read and Bs give: also of layers that another stage has."""
+    found: list[np.ndarray] = []
+    options = {"adapters": "2x16", "quant": "awq4", "calib_sequences": 2, "calib_length": 32}
+    for ranks in ({}, STAGES):
+        with icc.load(engine("llama", **options, **ranks), threads=2) as llm:
+            llm.load_adapter("first", adapters["first"])
+            found.append(llm.logits(IDS, adapter="first"))
+    assert np.array_equal(*found)
+
+
+def test_what_lies_in_parts_is_refused_by_name(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    room = "2x16:all-linear,lm_head,embed_tokens"
+    path = save_adapter(model("llama"), tmp_path / "own", r=4, target_modules=["q_proj"], trainable_token_indices=[5])
+    with icc.load(engine("llama", adapters=room, **TENSORS), threads=2) as llm:
+        with pytest.raises(
+            icc.IccError, match=r"embed_tokens\.weight: icc cannot read its weight, which lies in parts"
+        ):
+            llm.load_adapter("own", path)
+        assert llm.adapters is not None and not llm.adapters.names
+
+
 def test_a_head_and_a_table_that_are_divided(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     """Words are divided among ranks: the head's change too, the table's is whole."""
     path = save_adapter(model("llama"), tmp_path / "own", r=4, target_modules=["embed_tokens", "lm_head", "v_proj"])
