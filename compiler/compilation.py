@@ -97,12 +97,12 @@ class Compilation:
     def write_weights(self, lowered: Lowered, built: Built, stage: Path) -> None:
         """All weights, packed; or those that the base of a delta does not have."""
         facts = stage, built.program, lowered.sources, self.backend.pack, self.reporter.progress
-        stages = self.graph.stages
+        stages, parts = self.graph.stages, self.graph.parts
         held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
         if self.earlier is not None and self.is_delta:
-            writer.write_delta(*facts, self.earlier, ranks=self.graph.ranks, held=held)
+            writer.write_delta(*facts, self.earlier, parts=parts, held=held)
         else:
-            writer.write_weights(*facts, ranks=self.graph.ranks, held=held)
+            writer.write_weights(*facts, parts=parts, held=held)
 
     def optimize(self) -> None:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before

@@ -24,7 +24,7 @@ from .quantization import GROUPS, QUANTIZATIONS, ROWS8, find_quantization, head_
 from .sizes import check_auto, read_size
 from .targets import find_target
 
-MAX_RANKS = 64  # on CPUs
+MAX_RANKS, MAX_STAGES = 64, 24  # on CPUs; the latter of several ranks each, see stages.h
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
 POOLINGS: dict[Pooling, str] = {
     "last": "the hidden state of the last token",
@@ -349,7 +349,7 @@ class CompileOptions:
     @property
     def ranks(self) -> int:
         """How many processes run the engine together."""
-        return max(self.tensor_parallel or 1, self.expert_parallel or 1, self.pipeline_parallel or 1)
+        return max(self.tensor_parallel or 1, self.expert_parallel or 1) * (self.pipeline_parallel or 1)
 
     def _check_ranks(self) -> None:
         if self.sequence_parallel:
@@ -397,13 +397,13 @@ class CompileOptions:
     def _check_stages(self) -> None:
         if (self.pipeline_parallel or 1) == 1:
             return
-        if max(self.tensor_parallel or 1, self.expert_parallel or 1) > 1:
-            raise UsageError(
-                "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet", "give one of them"
-            )
         if find_target(self.target).backend != "cpu":
             raise UsageError(f"--pipeline-parallel is for CPUs: there are no kernels of it for --target {self.target}")
+        if (self.pipeline_parallel or 1) > MAX_STAGES and self.ranks > (self.pipeline_parallel or 1):
+            said = f"--pipeline-parallel {self.pipeline_parallel}: at most {MAX_STAGES} stages of several ranks"
+            raise UsageError(said, "give fewer stages, of more ranks each")
         given = {
+            "--sequence-parallel": self.sequence_parallel,
             f"--spec {self.spec}": self.spec.startswith(("medusa:", "layer-skip:")),
             f"--kv-policy {self.kv_policy}": self.eviction is not None and self.eviction.chooses,
         }

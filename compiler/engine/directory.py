@@ -48,19 +48,19 @@ def write_weights(
     sources: dict[str, WeightSource],
     pack: Pack,
     progress: Progress,
-    ranks: int = 1,
+    parts: int = 1,
     held: Sequence[Set[str]] = (),
 ) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
-    file each, with its parts of the weights. held: the names of what each stage of a pipeline has, in place of
-    parts."""
-    count = len(held) or ranks
+    file each. parts: how many ranks have parts of each. held: the names of what each stage of a pipeline has, of so
+    many ranks."""
+    count = parts * max(len(held), 1)
     with contextlib.ExitStack() as open_files:
         files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
         for rank, file in enumerate(files):
-            own_names = held[rank] if held else program.stored.keys()
+            own_names = held[rank // parts] if held else program.stored.keys()
             file.write(_header({name: w.nbytes for name, w in program.stored.items() if name in own_names}))
-        for rank, _, packed in _packed(program, sources, pack, progress, count, held):
+        for rank, _, packed in _packed(program, sources, pack, progress, parts, held):
             files[rank].write(packed.data)
         for file in files:
             file.flush()
@@ -74,16 +74,16 @@ def write_delta(
     pack: Pack,
     progress: Progress,
     base: EarlierEngine,
-    ranks: int = 1,
+    parts: int = 1,
     held: Sequence[Set[str]] = (),
 ) -> None:
     """delta.safetensors: of these weights those that the base does not have; of several ranks a file each, as
     `write_weights` has them."""
-    count = len(held) or ranks
+    count = parts * max(len(held), 1)
     own: list[dict[str, int]] = [{} for _ in range(count)]
     with contextlib.ExitStack() as open_files:
         raw = [open_files.enter_context(tempfile.TemporaryFile(dir=stage)) for _ in range(count)]
-        for rank, name, packed in _packed(program, sources, pack, progress, count, held):
+        for rank, name, packed in _packed(program, sources, pack, progress, parts, held):
             if not base.has(name, packed, rank):
                 own[rank][name] = packed.nbytes
                 raw[rank].write(packed.data)
@@ -101,23 +101,24 @@ def _packed(
     sources: dict[str, WeightSource],
     pack: Pack,
     progress: Progress,
-    ranks: int,
+    parts: int,
     held: Sequence[Set[str]],
 ) -> Iterator[tuple[int, str, np.ndarray]]:
     """(rank, name, bytes), the ranks of a weight one after the other: they have parts of the same values."""
     written, last = {name: source for name, source in sources.items() if name in program.stored}, LastParts()
-    if ranks > 1:
+    if parts > 1:
         written = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in written.items()}
     done, total = 0, sum(prod(source.handle.shape) for source in written.values())
     for name, source in written.items():
         progress(name, done, total)
         packed = pack(source)
         assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
-        for rank in range(ranks):
-            if held and name not in held[rank]:
-                continue
-            handle = of_rank(source.handle, rank, last)
-            yield rank, name, packed if handle is source.handle else pack(replace(source, handle=handle))
+        stages = [stage for stage, names in enumerate(held or [program.stored]) if name in names]
+        for part in range(parts):
+            handle = of_rank(source.handle, part, last)
+            own = packed if handle is source.handle else pack(replace(source, handle=handle))
+            for stage in stages:
+                yield stage * parts + part, name, own
         done += prod(source.handle.shape)
 
 

@@ -44,8 +44,8 @@ def all_gather_rows(x: Tensor, least: int) -> Tensor:
 
 @op(Traits(collective=True))
 def transfer(x: Tensor, stage: int) -> Tensor:
-    """x[T, ...] as the rank before `stage` has it, on the rank `stage`; no other rank has it (Huang et al. 2019, GPipe,
-    arXiv:1811.06965)."""
+    """x[T, ...] as each rank of the stage before `stage` has it, on the rank of `stage` in its place; no other rank has
+    it (Huang et al. 2019, GPipe, arXiv:1811.06965)."""
     return x.clone()
 
 
@@ -85,23 +85,26 @@ def _rows_joined(values: Sequence[Tensor], least: int) -> list[Tensor]:
     return [torch.cat(rows)] * len(values)
 
 
-def _moved(values: Sequence[Tensor], stage: int) -> list[Tensor]:
+def _moved(values: Sequence[Tensor], stage: int, parts: int) -> list[Tensor]:
     """Numbers that are none show where another rank reads them."""
     nowhere = torch.full_like(values[0], float("nan") if values[0].is_floating_point() else -1)
-    return [values[stage - 1].clone() if rank == stage else nowhere for rank in range(len(values))]
+    return [values[rank - parts].clone() if rank // parts == stage else nowhere for rank in range(len(values))]
 
 
 _ACROSS: dict[Any, Callable[..., list[Tensor]]] = {
     all_reduce.overload: _sum, all_gather.overload: _joined,
-    transfer.overload: _moved,
     reduce_scatter.overload: _sum_by_rows,
     all_gather_rows.overload: _rows_joined,
 }  # fmt: skip
 
 
-def across(target: Any, args: Sequence[tuple[Any, ...]]) -> list[Tensor]:
-    """The results of a collective op on all ranks, for the arguments of all ranks."""
-    return _ACROSS[target]([own[0] for own in args], *args[0][1:])
+def across(target: Any, args: Sequence[tuple[Any, ...]], parts: int) -> list[Tensor]:
+    """The results of a collective op on all ranks, for the arguments of all ranks, of which `parts` are a stage."""
+    values = [own[0] for own in args]
+    if target is transfer.overload:
+        return _moved(values, *args[0][1:], parts)
+    groups = (values[first : first + parts] for first in range(0, len(values), parts))
+    return [found for group in groups for found in _ACROSS[target](group, *args[0][1:])]
 
 
 @all_reduce.set_cost

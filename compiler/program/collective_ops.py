@@ -13,7 +13,7 @@ from .steps.collective import AllGather, AllReduce, GatherRows, ReduceScatter, T
 def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
     """A sum over the ranks."""
     x, out = _packed(low, node), low.new(node)
-    step = AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.ranks)
+    step = AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.parts)
     low.emit(step, node)
     return out
 
@@ -33,7 +33,7 @@ def reduce_scatter(low: Lowerer, node: fx.Node) -> Placed:
     """A sum over the ranks, of which each has its own rows."""
     x, out = _packed(low, node), low.new(node)
     step = ReduceScatter(
-        rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.ranks, least=node.args[1],  # type: ignore[arg-type]
+        rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.parts, least=node.args[1],  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(step, node)
     return out
@@ -43,7 +43,7 @@ def all_gather_rows(low: Lowerer, node: fx.Node) -> Placed:
     """The rows of the others, in the place of those of which this rank has nothing."""
     x = _packed(low, node)
     step = GatherRows(
-        rows=row_kind(x), x=x.operand, y=x.operand, n=x.size, ranks=low.graph.ranks, least=node.args[1],  # type: ignore[arg-type]
+        rows=row_kind(x), x=x.operand, y=x.operand, n=x.size, ranks=low.graph.parts, least=node.args[1],  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(step, node)
     return x

@@ -67,7 +67,7 @@ def lower(
         _lower_adapted(low, adapted)
     run_rewrites(low.builder, options.profile, lambda: _unplaced(low), observe, rewrites)
     origins = [record.origin for record in low.builder.records]
-    return Lowered(with_pools_of_stages(_planned(low)), low.builder.weights, origins, low.kv_layers)
+    return Lowered(with_pools_of_stages(_planned(low), graph.parts), low.builder.weights, origins, low.kv_layers)
 
 
 def _lower_section(low: Lowerer, name: str, behind: str = "") -> None:

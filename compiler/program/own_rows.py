@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...runtime.format.operands import BufferOperand
 from .program import Program
 from .steps.attention import CacheStep
@@ -38,5 +40,5 @@ def own_rows_problem(program: Program, number: int) -> str:
     return ""
 
 
-def _buffers(operands: dict[str, object]) -> set[str]:
+def _buffers(operands: Mapping[str, object]) -> set[str]:
     return {operand.name for operand in operands.values() if isinstance(operand, BufferOperand)}

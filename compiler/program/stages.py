@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import msgspec
 
+from ...runtime.format.adapters import Pool
 from ...runtime.format.operands import BufferOperand, OutputOperand, WeightOperand
 from .program import Program
 from .steps.base import Step
@@ -33,15 +34,18 @@ def weights_of(program: Program, stage: int) -> set[str]:
     return packing | {o.name for step in own for o in step.operands.values() if isinstance(o, WeightOperand)}
 
 
-def with_pools_of_stages(program: Program) -> Program:
-    """The program, whose pools for adapters are filled on the ranks of a pipeline that read them alone."""
+def with_pools_of_stages(program: Program, parts: int) -> Program:
+    """The program, whose pools for adapters are filled on the ranks of a pipeline that read them alone. parts: ranks of
+    a stage."""
     if program.adapters is None or (count := _count(program)) == 1:
         return program
     held = [weights_of(program, stage) for stage in range(count)]
-    pools = [
-        msgspec.structs.replace(pool, cuts=[[(0, pool.matrices)] if pool.weight in own else [] for own in held])
-        for pool in program.adapters.pools
-    ]
+    pools = list[Pool]()
+    for pool in program.adapters.pools:
+        own = pool.cuts or [[(0, pool.matrices)]] * parts
+        nothing: list[list[tuple[int, int]]] = [[]] * parts
+        cuts = [ranges for names in held for ranges in (own if pool.weight in names else nothing)]
+        pools.append(msgspec.structs.replace(pool, cuts=cuts))
     return msgspec.structs.replace(program, adapters=msgspec.structs.replace(program.adapters, pools=pools))
 
 

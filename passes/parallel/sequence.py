@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
 from ...compiler.graph.graph import TOKENS, Graph, TensorType, type_of
@@ -20,7 +21,7 @@ from ...compiler.weights.shards import OnFirst, cut_of
 from ..base import Pass, PassContext, PassResult, Refusal
 
 ALL_REDUCE, SCATTER, GATHER = (OPS[name].overload for name in ("all_reduce", "reduce_scatter", "all_gather_rows"))
-EMBEDDING = OPS["embedding"].overload
+EMBEDDING, VIEW = OPS["embedding"].overload, torch.ops.aten.view.default
 _NORMS = (OPS["rms_norm"].overload, OPS["layer_norm"].overload)
 ROWS = 32  # from so many on
 
@@ -43,7 +44,7 @@ class DivideRows(Pass):
             if node.op != "call_function":
                 continue
             if node.target is ALL_REDUCE and type_of(node).rows == TOKENS:
-                if any(_by_row(user, own | {node}, alike) for user in node.users):
+                if _is_worth(node, own | {node}, alike):
                     node.target, node.args = SCATTER, (*node.args, self.rows)
                     own.add(node)
                     sums += 1
@@ -91,10 +92,19 @@ def _by_row(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
     kind = node.meta.get("type")
     if node.op != "call_function" or node not in alike or not isinstance(kind, TensorType) or kind.rows != TOKENS:
         return False
-    if not (traits_of(node.target).elementwise or node.target in _NORMS) or own.isdisjoint(node.all_input_nodes):
+    keeps = traits_of(node.target).elementwise or node.target in _NORMS or node.target is VIEW
+    if not keeps or own.isdisjoint(node.all_input_nodes):
         return False
     return all(_fits(value, own) for value in node.all_input_nodes)
 
 
+def _is_worth(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
+    """Whether something is computed row by row of a value, be it of a view of it."""
+    users = [user for user in node.users if _by_row(user, own, alike)]
+    return any(user.target is not VIEW or _is_worth(user, own | {user}, alike) for user in users)
+
+
 def _fits(value: Any, own: set[fx.Node]) -> bool:
+    while value.target is VIEW and value not in own:
+        value = value.args[0]
     return value in own or value.op != "call_function" or value.target is EMBEDDING or _collects(value)

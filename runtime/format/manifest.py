@@ -104,13 +104,14 @@ class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     (none on a GPU, where its plan names its kernels). rank: which of those that run together it is for; 0 of one that
     runs alone. Programs of ranks are called as `rank_program` says, share steps and kernels, and have weights each.
     is_stage: whether ranks work one after the other, each on steps of its own, the last of which gives the logits; a
-    file then has the weights of these steps alone."""
+    file then has the weights of these steps alone. parts: how many ranks are one such stage together, if not one."""
 
     program: str
     weights: str
     libraries: list[Library] = []
     rank: int = 0
     is_stage: bool = False
+    parts: int = 1
 
 
 def rank_program(rank: int) -> str:

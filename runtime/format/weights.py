@@ -74,13 +74,17 @@ class MappedWeights:
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
-        known = self._entries.keys() if some else program.weights.keys()
+        known = self._names() if some else program.weights.keys()
         found = {
             name: pools.get(name) or (self._address(name, entry) if name in known else 0)
             for name, entry in program.weights.items()
         }
         self._check_known(program)
         return list(found.values())
+
+    def _names(self) -> set[str]:
+        """The weights that there are."""
+        return set(self._entries) | (set() if self._below is None else self._below._names())
 
     def _address(self, name: str, weight: WeightEntry) -> int:
         if name not in self._entries:

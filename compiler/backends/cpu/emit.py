@@ -67,8 +67,9 @@ class LayerParams:
 class ProgramParams:
     """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
     that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
-    inputs that come before those the program declares. together: whether this is one rank's of several. staged: whether
-    each of them runs only the steps that say so. least_rows: from how many rows on ranks divide them; 0: never."""
+    inputs that come before those the program declares. together: whether this is one rank's of several. stages: how
+    many groups of ranks run only the steps that say so; 0 where all run all. least_rows: from how many rows on ranks
+    divide them; 0: never."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
@@ -76,7 +77,7 @@ class ProgramParams:
     layers: tuple[LayerParams, ...]
     group_bytes: tuple[int, ...]
     together: bool = False
-    staged: bool = False
+    stages: int = 0
     least_rows: int = 0
     fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
     max_inputs: int = 10
@@ -213,7 +214,7 @@ def emit_source(program: Program, isa: Isa) -> str:
     layers = tuple(layer for layer in _layers(program).values() if layer.heads)
     instead = tuple(number for number, s in enumerate(program.sections, start=1) if s.instead)
     together = any(isinstance(step, Collective) for step in found.values())
-    staged = any(isinstance(step, Transfer) for step in found.values())
+    last = max((step.stage for step in program.steps if isinstance(step, Transfer)), default=-1)
     steps, sections = _steps(program, functions), _sections(program)
-    table = ProgramParams(steps, sections, instead, layers, group_bytes, together, staged, _least_rows(program))
+    table = ProgramParams(steps, sections, instead, layers, group_bytes, together, last + 1, _least_rows(program))
     return "\n".join([*parts, render(table.template, table)])
