@@ -102,7 +102,7 @@ def across(target: Any, args: Sequence[tuple[Any, ...]], parts: int) -> list[Ten
     """The results of a collective op on all ranks, for the arguments of all ranks, of which `parts` are a stage."""
     values = [own[0] for own in args]
     if target is transfer.overload:
-        return _moved(values, *args[0][1:], parts)
+        return _moved(values, args[0][1], parts)
     groups = (values[first : first + parts] for first in range(0, len(values), parts))
     return [found for group in groups for found in _ACROSS[target](group, *args[0][1:])]
 

@@ -37,8 +37,9 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         own = names[id(handle)]
         layout = builder.weights[own].layout
         cut = handle.cut
-        where = {} if cut is None else {"axis": cut.axis, "cuts": [list(ranges) for ranges in cut.cuts]}
-        pools[own] = Pool(own, handle.slots, *handle.part, layout.format.name, layout.tile, handle.first, **where)
+        axis, cuts = (0, []) if cut is None else (cut.axis, [list(ranges) for ranges in cut.cuts])
+        facts = layout.format.name, layout.tile, handle.first
+        pools[own] = Pool(own, handle.slots, *handle.part, *facts, axis, cuts)
         return own
 
     for site in graph.sites:

@@ -125,7 +125,7 @@ def test_scales_of_a_quantized_base(engine: Make, model: Callable[[str], Path], 
         with icc.load(engine("llama", **options, **ranks), threads=2) as llm:
             llm.load_adapter("first", adapters["first"])
             found.append(llm.logits(IDS, adapter="first"))
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 def test_what_lies_in_parts_is_refused_by_name(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
