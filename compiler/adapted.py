@@ -10,20 +10,19 @@ from ..passes import pipelines
 from ..passes.base import PassContext
 from ..passes.manager import run_passes
 from .adapter_slots import AdapterSlots
-from .eviction import Eviction
 from .frontend.source.gguf.adapters import names_of
 from .frontend.source.source import ModelSource
 from .graph.graph import Graph
 
 
-def adapted_graph(graph: Graph, slots: AdapterSlots, policy: Eviction | None, source: ModelSource) -> Graph:
-    """A copy of a quantized graph with room for adapters, ready to be lowered; `graph` stays as it is.
+def adapted_graph(graph: Graph, slots: AdapterSlots, source: ModelSource) -> Graph:
+    """A copy of a quantized graph behind attention, and divided if ranks run it, with room for adapters, ready to be
+    lowered; `graph` stays as it is.
 
-    policy: --kv-policy. source: what the graph was read from. UsageError where a pattern of `slots` fits no linear
-    layer.
+    source: what the graph was read from. UsageError where a pattern of `slots` fits no linear layer.
     """
     adapted = graph.copy()
-    for phase in (pipelines.attention(policy), pipelines.adapters(slots), pipelines.fuse()):
+    for phase in (pipelines.adapters(slots), pipelines.fuse()):
         run_passes(adapted, phase, PassContext())
     _name_for_llama_cpp(adapted, source)
     return adapted

@@ -52,6 +52,7 @@ class CompileFields(TypedDict, total=False):
     pipeline_parallel: int | None
     tensor_parallel: int | None
     expert_parallel: int | None
+    sequence_parallel: bool
     deterministic: bool
     like: PathLike | None
     prefix: Sequence[PathLike]

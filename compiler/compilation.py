@@ -69,10 +69,9 @@ class Compilation:
 
     source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
     that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
-    have left, and this one keeps until it is done. adapted: the quantized graph with room for adapters, ready to be
-    lowered. draft_layer: the layer that guesses, to be inserted. earlier: the engine whose program and kernels these
-    weights are for; None where the compile makes its own. prompts, forms: what else the engine is to
-    have: prompts whose KV is, and what answers may follow.
+    have left, and this one keeps until it is done. draft_layer: the layer that guesses, to be inserted. earlier: the
+    engine whose program and kernels these weights are for; None where the compile makes its own. prompts, forms: what
+    else the engine is to have: prompts whose KV is, and what answers may follow.
     """
 
     request: CompileRequest
@@ -88,7 +87,6 @@ class Compilation:
     reporter: Reporter
     calibrations: Calibrations = field(default_factory=Calibrations)
     acceptance: list[list[float]] = field(default_factory=list)
-    adapted: Graph | None = None
     draft_layer: DraftLayer | None = None
     earlier: EarlierEngine | None = None
     prompts: Sequence[PromptTokens] = ()
@@ -106,12 +104,12 @@ class Compilation:
     def write_weights(self, lowered: Lowered, built: Built, stage: Path) -> None:
         """All weights, packed; or those that the base of a delta does not have."""
         facts = stage, built.program, lowered.sources, self.backend.pack, self.reporter.progress
+        stages, parts = self.graph.stages, self.graph.parts
+        held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
         if self.earlier is not None and self.is_delta:
-            writer.write_delta(*facts, self.earlier)
+            writer.write_delta(*facts, self.earlier, parts=parts, held=held)
         else:
-            stages = self.graph.stages
-            held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
-            writer.write_weights(*facts, ranks=self.graph.ranks, held=held)
+            writer.write_weights(*facts, parts=parts, held=held)
 
     def optimize(self) -> None:
         """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
@@ -159,14 +157,8 @@ class Compilation:
     def _parallel(self) -> list[Pass]:
         """What divides the graph among ranks."""
         options, seconds = self.options, token_seconds(self.request.target, self.backend.profile)
-        return pipelines.parallel(
-            options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1, seconds
-        )
-
-    def make_room(self) -> None:
-        """A copy of the graph with room for adapters, where --adapters asks for it."""
-        if (slots := self.options.adapter_slots) is not None:
-            self.adapted = adapted_graph(self.graph, slots, self.options.eviction, self.source)
+        counts = options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1
+        return pipelines.parallel(*counts, seconds, options.sequence_parallel)
 
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
@@ -196,8 +188,10 @@ class Compilation:
                 if (self.options.pipeline_parallel or 1) > 1
                 else "see --explain divide for the reasons",
             )
+        slots = self.options.adapter_slots
+        adapted = None if slots is None else adapted_graph(self.graph, slots, self.source)
         self.phases.run("fuse", pipelines.fuse())
-        lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=self.adapted)
+        lowered = lower(self.graph, self.lowering, self.phases.observe, adapted=adapted)
         verify_lowered(lowered.program, self.backend.refusal)
         return lowered
 

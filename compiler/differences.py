@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..runtime.format.canaries import Canaries
-from ..runtime.format.load import Engine, weight_files
+from ..runtime.format.load import Engine
 from ..runtime.format.operands import WeightOperand
 from .backends.registry import backend_for
 from .engine.earlier import EarlierEngine, first_difference, open_earlier
@@ -116,7 +116,7 @@ def _changed(first: Engine, second: Engine) -> list[str]:
     own, other = first.manifest.files, second.manifest.files
     held = {REPORT_FILE}
     for manifest in (first.manifest, second.manifest):
-        held |= {*weight_files(manifest), manifest.main.program, manifest.canaries_file or ""}
+        held |= {*manifest.weight_files(), manifest.main.program, manifest.canaries_file or ""}
     names = {name for name in {*own, *other} - held if not name.startswith(("runtime/", "click/"))}
     return sorted(name for name in names if own.get(name) != other.get(name))
 

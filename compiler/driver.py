@@ -39,7 +39,6 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
     with reporter.stage("answers"):
         quantized, canaries = job.graph.copy(), job.answers()
     job.speculate(heads)
-    job.make_room()
     with reporter.stage("lower"):
         lowered = job.lower()
         prompts = job.prompts_for(lowered)

@@ -25,7 +25,7 @@ from .quantization import GROUPS, QUANTIZATIONS, ROWS8, find_quantization, head_
 from .sizes import check_auto, read_size
 from .targets import find_target
 
-MAX_RANKS = 64  # on CPUs
+MAX_RANKS, MAX_STAGES = 64, 24  # on CPUs; the latter of several ranks each, see stages.h
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
 POOLINGS: dict[Pooling, str] = {
     "last": "the hidden state of the last token",
@@ -47,27 +47,25 @@ class CompileOptions:
 
     isa: the machines and levels that a CPU engine has libraries for, with commas; None means those of its target's
     machine. task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them
-    make it; None means what the checkpoint says. "rerank" for one that scores pairs of texts.
-    quant_head: how the LM head is stored when `quant` is not none. group_size: weights per scale, of the head too; None
-    means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
-    size, bits: what `quant` "auto" may spend, on all weights as the engine stores them: in bytes, or in bits per
-    parameter.
-    kv_bits: what the KV cache may take, in bits per number of a sequence of full length; the types are chosen layer by
-    layer, by what they cost the predictions for the calibration text.
-    kv_policy: which tokens attention goes on reading, see eviction.py: all but "all" lose something.
-    gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
-    by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
-    passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes` reads them; "" for none.
-    spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix"
-    or "none".
-    spec_guesses: the size of the tree of draft heads at every batch size, instead of what its cost says. deterministic:
-    a request's logits have the same bits whatever else is in its steps; on a CPU they always do. lora: an adapter that
-    is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine
-    together, each with parts of the weights; where both are given, they are the same ranks. pipeline_parallel: each
-    with some layers. prefix: system prompts, or beginnings of conversations, whose KV the engine has. schema, grammar:
-    what answers follow, so that the first that does waits for nothing. like: an engine of another checkpoint of these
-    shapes; what is written has the weights that differ from its, and takes everything else from it. tune: choose the
-    blocks of CPU products by time, on this machine.
+    make it; None means what the checkpoint says. "rerank" for one that scores pairs of texts. quant_head: how the LM
+    head is stored when `quant` is not none. group_size: weights per scale, of the head too; None means 128, or fewer
+    where a layer's width demands it. keep: patterns of linears to leave unquantized. size, bits: what `quant` "auto"
+    may spend, on all weights as the engine stores them: in bytes, or in bits per parameter. kv_bits: what the KV cache
+    may take, in bits per number of a sequence of full length; the types are chosen layer by layer, by what they cost
+    the predictions for the calibration text. kv_policy: which tokens attention goes on reading, see eviction.py: all
+    but "all" lose something. gate: what the engine, kernels included, may lose against the model that it is made of:
+    "ppl=2%" (perplexity rises by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats);
+    GateError if it loses more. passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes`
+    reads them; "" for none. spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "medusa:DIR",
+    "layer-skip:LAYERS", "ngram", "suffix" or "none". spec_guesses: the size of the tree of draft heads at every batch
+    size, instead of what its cost says. deterministic: a request's logits have the same bits whatever else is in its
+    steps; on a CPU they always do. lora: an adapter that is merged first. adapters: see AdapterSlots. tensor_parallel,
+    expert_parallel: processes that run the engine together, each with parts of the weights; where both are given, they
+    are the same ranks. sequence_parallel: what they would all do alike of a prompt is divided by rows.
+    pipeline_parallel: each with some layers. prefix: system prompts, or beginnings of conversations, whose KV the
+    engine has. schema, grammar: what answers follow, so that the first that does waits for nothing. like: an engine of
+    another checkpoint of these shapes; what is written has the weights that differ from its, and takes everything else
+    from it. tune: choose the blocks of CPU products by time, on this machine.
     """
 
     model: Path
@@ -231,6 +229,9 @@ class CompileOptions:
         least=1,
         calibration=False,
     )
+    sequence_parallel: bool = setting(
+        False, "With --tensor-parallel: norms and sums of prompts by rows, on CPUs.", calibration=False
+    )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
     )
@@ -388,9 +389,11 @@ class CompileOptions:
     @property
     def ranks(self) -> int:
         """How many processes run the engine together."""
-        return max(self.tensor_parallel or 1, self.expert_parallel or 1, self.pipeline_parallel or 1)
+        return max(self.tensor_parallel or 1, self.expert_parallel or 1) * (self.pipeline_parallel or 1)
 
     def _check_ranks(self) -> None:
+        if self.sequence_parallel:
+            self._check_rows()
         if self.ranks == 1:
             return
         self._check_stages()
@@ -401,13 +404,14 @@ class CompileOptions:
                 "and are of the same ranks",
                 "give both the same number",
             )
+        if self.adapter_slots is not None and self.adapter_slots.dora:
+            hint = f"leave +dora out: {self.adapters.replace('+dora', '')}, or compile for one rank"  # type: ignore[union-attr]
+            raise UsageError("--adapters +dora does not work with several ranks: each has a part of a row", hint)
         target = find_target(self.target)
         most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
         if self.ranks > most:
             raise UsageError(f"{self.ranks} ranks are more than the {most} that --target {self.target} can have")
         given = {
-            "--adapters": self.adapters is not None,
-            "--like": self.like is not None,
             "--tune": self.tune,
             f"--spec {self.spec}": self.spec.partition(":")[0] in LAYERS,
         }
@@ -420,6 +424,12 @@ class CompileOptions:
         if target.backend != "cpu" and not target.link:
             raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
 
+    def _check_rows(self) -> None:
+        if (self.tensor_parallel or 1) == 1:
+            raise UsageError("--sequence-parallel divides what ranks of --tensor-parallel do alike", "give both")
+        if find_target(self.target).backend != "cpu":
+            raise UsageError(f"--sequence-parallel is for CPUs: there are no kernels of it for --target {self.target}")
+
     def _resolve_target(self) -> None:
         if self.target == targets.AUTO:
             object.__setattr__(self, "target", find_target(self.target).name)
@@ -427,13 +437,13 @@ class CompileOptions:
     def _check_stages(self) -> None:
         if (self.pipeline_parallel or 1) == 1:
             return
-        if max(self.tensor_parallel or 1, self.expert_parallel or 1) > 1:
-            raise UsageError(
-                "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet", "give one of them"
-            )
         if find_target(self.target).backend != "cpu":
             raise UsageError(f"--pipeline-parallel is for CPUs: there are no kernels of it for --target {self.target}")
+        if (self.pipeline_parallel or 1) > MAX_STAGES and self.ranks > (self.pipeline_parallel or 1):
+            said = f"--pipeline-parallel {self.pipeline_parallel}: at most {MAX_STAGES} stages of several ranks"
+            raise UsageError(said, "give fewer stages, of more ranks each")
         given = {
+            "--sequence-parallel": self.sequence_parallel,
             f"--spec {self.spec}": self.spec.startswith(("medusa:", "layer-skip:")),
             f"--kv-policy {self.kv_policy}": self.eviction is not None and self.eviction.chooses,
         }

@@ -76,20 +76,22 @@ def fuse() -> list[Pass]:
     )
 
 
-def parallel(tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None) -> list[Pass]:
-    """Columns, heads and words, and whole experts, divided among so many ranks each, or layers, by what calls cost;
-    empty for one rank."""
+def parallel(
+    tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None, rows: bool = False
+) -> list[Pass]:
+    """Columns, heads and words, and whole experts, divided among so many ranks each, and layers, by what calls cost;
+    empty for one rank. rows: what they would compute alike is divided by rows."""
+    found: list[Pass] = []
+    if (ranks := max(tensors, experts)) > 1:
+        from .parallel.divide import DivideAmongRanks
+        from .parallel.sequence import DivideRows
+
+        found += [DivideAmongRanks(ranks, tensors > 1, experts > 1), *([DivideRows()] if rows else [])]
     if stages > 1:
         from .parallel.stages import CutIntoStages, stored_bytes
 
-        return ordered([CutIntoStages(stages, cost or stored_bytes)], [*canonicalize(), *attention()])
-    ranks = max(tensors, experts)
-    if ranks == 1:
-        return []
-    from .parallel.divide import DivideAmongRanks
-
-    divide = DivideAmongRanks(ranks, tensors > 1, experts > 1)
-    return ordered([divide], [*canonicalize(), *attention()])
+        found.append(CutIntoStages(stages, cost or stored_bytes))
+    return ordered(found, [*canonicalize(), *attention()])
 
 
 def adapters(slots: AdapterSlots) -> list[Pass]:

@@ -43,6 +43,7 @@ PASSES: dict[str, str] = {
     "recognize-norms": "canonicalize.recognize_norms:RecognizeNorms",
     "recognize-rope": "attention.recognize_rope:RecognizeRope",
     "rotate": "quantize.rotate:Rotate",
+    "sequence": "parallel.sequence:DivideRows",
     "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",
     "simplify": "canonicalize.simplify:Simplify",
     "stages": "parallel.stages:CutIntoStages",

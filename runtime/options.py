@@ -31,8 +31,9 @@ class LoadOptions:
     swap_bytes: of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB,
     within 25 % of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none",
     "mtp", "eagle", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G", "layer-skip", "draft" or "draft:ENGINE"
-    (default: what the engine was compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
-    guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
+    (default: what the engine was compiled for); it changes no output, unless spec_accept is "typical", which is lossy:
+    sampled requests then take guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other
+    bounds than 0.09,0.3).
     """
 
     path: str | os.PathLike[str]

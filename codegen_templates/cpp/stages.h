@@ -1,34 +1,53 @@
-// Stages: ranks of a pipeline, each of which runs some of a program's steps and gives what the next one needs. Between two of
-// them lies a pipe: the two slots of the rank that gives, and how many pieces were put there and taken away again.
+// Stages: groups of ranks of a pipeline, each of which runs some of a program's steps and gives what the next one needs. A rank
+// gives that to the one in its place in the next group, by a pipe: the two slots of the rank that gives, and how many pieces were
+// put there and taken away again. A group has a control block of its own to meet by, and is all that its collectives know of.
 #pragma once
 
 constexpr size_t RANK_PIPES = 24 << 10;  // bytes from the control block, whose memory goes on behind it
-static_assert(sizeof(RankControl) <= RANK_PIPES, "the pipes lie behind the control block");
+constexpr size_t RANK_GROUP = 1 << 10;    // bytes from a group's control block to the next one's; the first is that of all
+static_assert(sizeof(RankControl) <= RANK_GROUP, "a control block lies before the next");
+
+// The ranks of a stage as its collectives see them, and all ranks.
+struct StageRanks : Ranks {
+    RankControl* whole;
+    char* all_slots;
+    int32_t stage, number, all;  // number: of this rank, of all
+
+    // Of a group of one rank, which meets nobody, that of all.
+    RankControl* group(int stage) const { return (RankControl*)((char*)whole + (count > 1 ? stage * RANK_GROUP : 0)); }
+};
 
 struct RankPipe {
     alignas(64) std::atomic<int32_t> sent;  // both wrap around together
     std::atomic<int32_t> sent_sleepers;
     alignas(64) std::atomic<int32_t> taken;
     std::atomic<int32_t> taken_sleepers;
+    uint32_t turn;  // of ranks that are not alone in their stage: which slot the piece lies in
 };
 
 // Puts or takes `nbytes` bytes, in pieces of a slot; gives up where a rank is gone. Of each rank one thread does.
-static void transfer(const Ranks& r, int stage, char* data, int64_t nbytes) {
-    RankControl& c = *r.control;
-    RankPipe& pipe = ((RankPipe*)((char*)r.control + RANK_PIPES))[stage - 1];
-    const bool gives = r.rank == stage - 1;
+// turn: of the slot that the rank's next collective would write, which nobody of its stage reads any more: the others may still
+// read the other one, so that a rank that is not alone gives one piece at a time.
+static void transfer(const StageRanks& r, uint32_t turn, int stage, char* data, int64_t nbytes) {
+    const bool alone = r.count == 1;
+    RankControl& c = *r.whole;
+    const int giver = (stage - 1) * r.count + r.rank;
+    RankPipe& pipe = ((RankPipe*)((char*)r.whole + RANK_PIPES))[giver];
+    const auto slot = [&](uint32_t turn) { return r.all_slots + (giver * 2 + turn % 2) * r.slot_bytes; };
+    const bool gives = r.stage == stage - 1;
     for (int64_t first = 0; first < nbytes; first += r.slot_bytes) {
         const size_t count = (size_t)(nbytes - first < r.slot_bytes ? nbytes - first : r.slot_bytes);
         if (gives) {
             const int32_t sent = pipe.sent.load(std::memory_order_relaxed);
-            if (!rank_wait(c, pipe.taken, pipe.taken_sleepers, (int32_t)((uint32_t)sent - 2))) return;  // both slots are full
-            memcpy(r.slot(r.rank, (uint32_t)sent), data + first, count);
+            if (!rank_wait(c, pipe.taken, pipe.taken_sleepers, (int32_t)((uint32_t)sent - (alone ? 2 : 1)))) return;  // the slots are full
+            if (!alone) pipe.turn = turn;
+            memcpy(slot(alone ? (uint32_t)sent : turn), data + first, count);
             pipe.sent.store((int32_t)((uint32_t)sent + 1), std::memory_order_seq_cst);
             rank_wake(pipe.sent, pipe.sent_sleepers);
         } else {
             const int32_t taken = pipe.taken.load(std::memory_order_relaxed);
             if (!rank_wait(c, pipe.sent, pipe.sent_sleepers, taken)) return;
-            memcpy(data + first, r.slot(stage - 1, (uint32_t)taken), count);
+            memcpy(data + first, slot(alone ? (uint32_t)taken : pipe.turn), count);
             pipe.taken.store((int32_t)((uint32_t)taken + 1), std::memory_order_seq_cst);
             rank_wake(pipe.taken, pipe.taken_sleepers);
         }

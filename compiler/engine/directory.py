@@ -22,14 +22,14 @@ import numpy as np
 from ...runtime.format.canaries import CANARIES_FILE, Canaries
 from ...runtime.format.digest import encode_sealed
 from ...runtime.format.forms import FORMS_FILE, CompiledForm, CompiledForms
-from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest, weights_file
+from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest, delta_file, weights_file
 from ...runtime.format.program import Program
 from ...runtime.format.prompts import PROMPTS_FILE, CompiledPrompts
 from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..program.builder import WeightSource
 from ..weights.shards import LastParts, of_rank
 from .digests import file_entry, library_digest
-from .earlier import DELTA_WEIGHTS, EarlierEngine
+from .earlier import EarlierEngine
 from .vocabulary import compact, lowering, make_vocabulary
 
 Progress = Callable[[str, int, int], None]
@@ -50,60 +50,77 @@ def write_weights(
     sources: dict[str, WeightSource],
     pack: Pack,
     progress: Progress,
-    ranks: int = 1,
+    parts: int = 1,
     held: Sequence[Set[str]] = (),
 ) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
-    file each, with its parts of the weights. held: the names of what each stage of a pipeline has, in place of
-    parts."""
-    count, last = len(held) or ranks, LastParts()
-    if ranks > 1:
-        sources = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in sources.items()}
+    file each. parts: how many ranks have parts of each. held: the names of what each stage of a pipeline has, of so
+    many ranks."""
+    count = parts * max(len(held), 1)
     with contextlib.ExitStack() as open_files:
         files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
         for rank, file in enumerate(files):
-            own_names = held[rank] if held else program.stored.keys()
+            own_names = held[rank // parts] if held else program.stored.keys()
             file.write(weights_header({name: w.nbytes for name, w in program.stored.items() if name in own_names}))
-        for name, packed in _packed(program, sources, pack, progress):
-            for rank, file in enumerate(files):  # one after the other: they are parts of the same values
-                if held and name not in held[rank]:
-                    continue
-                handle = of_rank(sources[name].handle, rank, last)
-                own = packed if handle is sources[name].handle else pack(replace(sources[name], handle=handle))
-                file.write(own.data)
+        for rank, _, packed in _packed(program, sources, pack, progress, parts, held):
+            files[rank].write(packed.data)
         for file in files:
             file.flush()
             os.fsync(file.fileno())
 
 
 def write_delta(
-    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress, base: EarlierEngine
+    stage: Path,
+    program: Program,
+    sources: dict[str, WeightSource],
+    pack: Pack,
+    progress: Progress,
+    base: EarlierEngine,
+    parts: int = 1,
+    held: Sequence[Set[str]] = (),
 ) -> None:
-    """delta.safetensors: of these weights those that the base does not have."""
-    own: dict[str, int] = {}
-    with tempfile.TemporaryFile(dir=stage) as raw:
-        for name, packed in _packed(program, sources, pack, progress):
-            if not base.has(name, packed):
-                own[name] = packed.nbytes
-                raw.write(packed.data)
-        raw.seek(0)
-        with (stage / DELTA_WEIGHTS).open("wb") as file:
-            file.write(weights_header(own))
-            shutil.copyfileobj(raw, file, PIECE)
-            file.flush()
-            os.fsync(file.fileno())
+    """delta.safetensors: of these weights those that the base does not have; of several ranks a file each, as
+    `write_weights` has them."""
+    count = parts * max(len(held), 1)
+    own: list[dict[str, int]] = [{} for _ in range(count)]
+    with contextlib.ExitStack() as open_files:
+        raw = [open_files.enter_context(tempfile.TemporaryFile(dir=stage)) for _ in range(count)]
+        for rank, name, packed in _packed(program, sources, pack, progress, parts, held):
+            if not base.has(name, packed, rank):
+                own[rank][name] = packed.nbytes
+                raw[rank].write(packed.data)
+        for rank, content in enumerate(raw):
+            content.seek(0)
+            with (stage / delta_file(rank)).open("wb") as file:
+                file.write(weights_header(own[rank]))
+                shutil.copyfileobj(content, file, PIECE)
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def _packed(
-    program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress
-) -> Iterator[tuple[str, np.ndarray]]:
-    written = {name: source for name, source in sources.items() if name in program.stored}
+    program: Program,
+    sources: dict[str, WeightSource],
+    pack: Pack,
+    progress: Progress,
+    parts: int,
+    held: Sequence[Set[str]],
+) -> Iterator[tuple[int, str, np.ndarray]]:
+    """(rank, name, bytes), the ranks of a weight one after the other: they have parts of the same values."""
+    written, last = {name: source for name, source in sources.items() if name in program.stored}, LastParts()
+    if parts > 1:
+        written = {name: replace(one, handle=of_rank(one.handle, 0, last)) for name, one in written.items()}
     done, total = 0, sum(prod(source.handle.shape) for source in written.values())
     for name, source in written.items():
         progress(name, done, total)
         packed = pack(source)
         assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
-        yield name, packed
+        stages = [stage for stage, names in enumerate(held or [program.stored]) if name in names]
+        for part in range(parts):
+            handle = of_rank(source.handle, part, last)
+            own = packed if handle is source.handle else pack(replace(source, handle=handle))
+            for stage in stages:
+                yield stage * parts + part, name, own
         done += prod(source.handle.shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ import numpy as np
 from ...runtime.format.decoding import decode
 from ...runtime.format.forms import CompiledForm, read_forms
 from ...runtime.format.load import Engine, open_engine
-from ...runtime.format.manifest import BaseEngine, Limits
+from ...runtime.format.manifest import BaseEngine, Limits, delta_file, weights_file
 from ...runtime.format.program import WeightEntry
 from ...runtime.format.prompts import PROMPTS_FILE, CompiledPrompt, CompiledPrompts
+from ...runtime.format.weights import MappedWeights
 from ..backends.base import Built
 from ..errors import MismatchError, UsageError
 from ..program.program import Program, program_of
@@ -26,9 +28,6 @@ if TYPE_CHECKING:  # imports torch
 
 _AGAIN = "compile the checkpoint by itself"
 _SHAPES = ("hidden_size", "num_layers", "num_parameters")
-
-
-DELTA_WEIGHTS = "delta.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class EarlierEngine:
 
     def close(self) -> None:
         """Unmap its weights."""
+        for weights in self.__dict__.get("_weights", [])[1:]:
+            weights.close()
         self.engine.close()
 
     def check_model(self, info: ModelInfo) -> None:
@@ -83,14 +84,20 @@ class EarlierEngine:
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
                 (stage / name).write_bytes(self.engine.files.read(name))
 
-    def has(self, name: str, packed: np.ndarray) -> bool:
-        """Whether a weight has these bytes."""
-        return np.array_equal(self.engine.weights.view(name), packed)
+    def has(self, name: str, packed: np.ndarray, rank: int = 0) -> bool:
+        """Whether a weight has these bytes, as a rank has it."""
+        return np.array_equal(self._weights[rank].view(name), packed)
+
+    @cached_property
+    def _weights(self) -> list[MappedWeights]:
+        """The weights of each rank."""
+        files = (weights_file(rank) for rank in range(1, self.engine.manifest.ranks))
+        return [self.engine.weights, *(MappedWeights(self.engine.files.map(file), file) for file in files)]
 
     def base_of(self, delta: Path) -> BaseEngine:
         """What the manifest of a delta at `delta` says of this engine."""
         path = os.path.relpath(self.engine.path.resolve(), delta.resolve())
-        return BaseEngine(self.engine.manifest.digest, path, DELTA_WEIGHTS)
+        return BaseEngine(self.engine.manifest.digest, path, delta_file())
 
 
 def open_earlier(path: Path, as_base: bool = False) -> EarlierEngine:

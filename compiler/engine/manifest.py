@@ -67,7 +67,11 @@ def make_manifest(
         own,
         programs={
             rank_program(rank): msgspec.structs.replace(
-                own.main, weights=weights_file(rank), rank=rank, is_stage=graph.stages > 1
+                own.main,
+                weights=weights_file(rank),
+                rank=rank,
+                is_stage=graph.stages > 1,
+                parts=graph.parts if graph.stages > 1 else 1,
             )
             for rank in range(graph.ranks)
         },

@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import pack
 
 from ...runtime.format.container import Container
-from ...runtime.format.load import all_weight_files, own_files, read_manifest
+from ...runtime.format.load import own_files, read_manifest
 from ...runtime.format.present import BESIDE, MANIFEST_FILE, SHEBANG
 from ...runtime.format.targets import targets_in
 
@@ -66,11 +66,11 @@ def _names(container: Container) -> list[str]:
 def _mapped(container: Container) -> set[str]:
     """The files of weights."""
     if (targets := targets_in(container)) is None:
-        return all_weight_files(read_manifest(container.path))
+        return read_manifest(container.path).all_weights
     return {
         entry.files[name]
         for target, entry in targets.targets.items()
-        for name in all_weight_files(read_manifest(container.path / target))
+        for name in read_manifest(container.path / target).all_weights
     }
 
 

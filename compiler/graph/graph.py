@@ -108,8 +108,13 @@ class Graph:
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
     sites: tuple[PoolSite, ...] = ()  # where changes by adapters go
     ranks: int = 1  # how many processes run it together, see weights/shards.py
-    stages: int = 1  # how many of them work one after the other: all, or 1
+    stages: int = 1  # in how many groups, which work one after the other; rank `stage * parts + part`
     gguf: str = ""  # what llama.cpp calls its architecture, where that is known of a graph with sites
+
+    @property
+    def parts(self) -> int:
+        """How many ranks work together, each with parts of the weights: those of a stage, or all."""
+        return self.ranks // self.stages
 
     @property
     def nodes(self) -> Iterable[fx.Node]:

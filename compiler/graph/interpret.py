@@ -85,7 +85,7 @@ def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None =
         elif node.op == "get_attr":
             continue  # loaded where it is used, so that one weight at a time is in memory
         elif node.op == "output":
-            own = graph.stages - 1  # the last stage's, or those of rank 0
+            own = (graph.stages - 1) * graph.parts  # those of rank 0, or of the first of the last stage
             return {name: _value(arg, graph, env, own, last) for name, arg in graph.outputs.items()}
         else:
             env[node] = _call(graph, node, env, ranks, last, observer)
@@ -108,13 +108,14 @@ def _call(
     if observer is not None:
         observer(node, args[0])
     if traits_of(node.target).collective:
-        return list(across(node.target, args))
+        return list(across(node.target, args, graph.parts))
     return [eager(node.target)(*own, **node.kwargs) for own in args]
 
 
 def _value(arg: Any, graph: Graph, env: Mapping[fx.Node, list[Any]], rank: int, last: LastParts) -> Any:
     if isinstance(arg, fx.Node):
-        return as_compute(of_rank(graph.weight(arg), rank, last).load()) if arg.op == "get_attr" else env[arg][rank]
+        part = rank % graph.parts
+        return as_compute(of_rank(graph.weight(arg), part, last).load()) if arg.op == "get_attr" else env[arg][rank]
     if isinstance(arg, (list, tuple)):
         return [_value(a, graph, env, rank, last) for a in arg]
     return arg

@@ -127,7 +127,7 @@ class InterpretDevice:
         content = _memory_of(rows)
         self._memory_at(at, tokens)[: len(content)] = content
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         """Copy the bytes of `values` to byte `offset` of a pool of adapters."""
         content = _memory_of(values)
         self._weights[name][offset : offset + len(content)] = content

@@ -60,6 +60,12 @@ class RanksInterpreted(InterpretDevice):
                 other.arrays(turn)[name][:] = array
             other.send(turn, num_seqs, num_tokens)
 
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
+        """On one rank, or on all (-1)."""
+        for rank, device in enumerate((super(), *self._others)):
+            if only in (-1, rank):
+                device.write_pool(name, offset, values)
+
     def run(self, work: DeviceWork) -> None:
         """On all ranks."""
         self._lockstep.run([partial(super().run, work), *(partial(other.run, work) for other in self._others)])

@@ -30,10 +30,28 @@ def all_gather(x: Tensor, ranks: int) -> Tensor:
 
 
 @op(Traits(collective=True))
-def transfer(x: Tensor, stage: int) -> Tensor:
-    """x[T, ...] as the rank before `stage` has it, on the rank `stage`; no other rank has it (Huang et al. 2019, GPipe,
-    arXiv:1811.06965)."""
+def reduce_scatter(x: Tensor, least: int) -> Tensor:
+    """The sum of the ranks' x[T, ...], added in the order of ranks: each rank has it of its own rows (see `own_rows`),
+    and anything in the others; of fewer than `least` rows every rank has all."""
     return x.clone()
+
+
+@op(Traits(collective=True))
+def all_gather_rows(x: Tensor, least: int) -> Tensor:
+    """x[T, ...] on every rank, each row as the rank has it whose own it is; of fewer than `least` rows all have it."""
+    return x.clone()
+
+
+@op(Traits(collective=True))
+def transfer(x: Tensor, stage: int) -> Tensor:
+    """x[T, ...] as each rank of the stage before `stage` has it, on the rank of `stage` in its place; no other rank has
+    it (Huang et al. 2019, GPipe, arXiv:1811.06965)."""
+    return x.clone()
+
+
+def own_rows(rows: int, rank: int, ranks: int) -> slice:
+    """The rows of a step that are a rank's own, as evenly many as can be."""
+    return slice(rows * rank // ranks, rows * (rank + 1) // ranks)
 
 
 def _sum(values: Sequence[Tensor]) -> list[Tensor]:
@@ -48,26 +66,60 @@ def _joined(values: Sequence[Tensor], ranks: int) -> list[Tensor]:
     return [torch.cat(list(values), dim=-1)] * ranks
 
 
-def _moved(values: Sequence[Tensor], stage: int) -> list[Tensor]:
+def _sum_by_rows(values: Sequence[Tensor], least: int) -> list[Tensor]:
+    """Numbers that are none show where a rank reads a row that is not its own."""
+    total, *_ = found = _sum(values)
+    if len(total) < least:
+        return found
+    parts = [torch.full_like(total, float("nan")) for _ in values]
+    for rank, part in enumerate(parts):
+        own = own_rows(len(total), rank, len(values))
+        part[own] = total[own]
+    return parts
+
+
+def _rows_joined(values: Sequence[Tensor], least: int) -> list[Tensor]:
+    if len(values[0]) < least:
+        return list(values)
+    rows = [value[own_rows(len(value), rank, len(values))] for rank, value in enumerate(values)]
+    return [torch.cat(rows)] * len(values)
+
+
+def _moved(values: Sequence[Tensor], stage: int, parts: int) -> list[Tensor]:
     """Numbers that are none show where another rank reads them."""
     nowhere = torch.full_like(values[0], float("nan") if values[0].is_floating_point() else -1)
-    return [values[stage - 1].clone() if rank == stage else nowhere for rank in range(len(values))]
+    return [values[rank - parts].clone() if rank // parts == stage else nowhere for rank in range(len(values))]
 
 
 _ACROSS: dict[Any, Callable[..., list[Tensor]]] = {
     all_reduce.overload: _sum, all_gather.overload: _joined,
-    transfer.overload: _moved,
+    reduce_scatter.overload: _sum_by_rows,
+    all_gather_rows.overload: _rows_joined,
 }  # fmt: skip
 
 
-def across(target: Any, args: Sequence[tuple[Any, ...]]) -> list[Tensor]:
-    """The results of a collective op on all ranks, for the arguments of all ranks."""
-    return _ACROSS[target]([own[0] for own in args], *args[0][1:])
+def across(target: Any, args: Sequence[tuple[Any, ...]], parts: int) -> list[Tensor]:
+    """The results of a collective op on all ranks, for the arguments of all ranks, of which `parts` are a stage."""
+    values = [own[0] for own in args]
+    if target is transfer.overload:
+        return _moved(values, args[0][1], parts)
+    groups = (values[first : first + parts] for first in range(0, len(values), parts))
+    return [found for group in groups for found in _ACROSS[target](group, *args[0][1:])]
 
 
 @all_reduce.set_cost
 def _reduce_cost(x: Tensor) -> Cost:
     return Cost(float(x.numel()), 2 * tensor_bytes(x))
+
+
+@reduce_scatter.set_cost
+def _reduce_scatter_cost(x: Tensor, least: int) -> Cost:
+    return Cost(float(x.numel()), 2 * tensor_bytes(x))
+
+
+@all_gather_rows.set_cost
+def _gather_rows_cost(x: Tensor, least: int) -> Cost:
+    return Cost(0.0, 2 * tensor_bytes(x))
 
 
 @all_gather.set_cost
@@ -88,6 +140,16 @@ def _reduce_samples() -> Iterator[tuple[Tensor]]:
 
 @all_gather.set_samples
 def _gather_samples() -> Iterator[tuple[Tensor, int]]:
+    yield torch.randn(3, 16), 1
+
+
+@reduce_scatter.set_samples
+def _reduce_scatter_samples() -> Iterator[tuple[Tensor, int]]:
+    yield torch.randn(3, 16), 1
+
+
+@all_gather_rows.set_samples
+def _gather_rows_samples() -> Iterator[tuple[Tensor, int]]:
     yield torch.randn(3, 16), 1
 
 

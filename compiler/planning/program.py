@@ -45,12 +45,13 @@ class PlannedCompile:
 
 @dataclass(frozen=True)
 class PlannedGraph:
-    """An optimized graph, which linears are left as stored, the graph before attention was fused, and the graph with
-    room for adapters, if there is one."""
+    """An optimized graph, which linears are left as stored, the graph before attention was fused, what that was read
+    from, and the graph with room for adapters, if there is one."""
 
     graph: Graph
     kept: tuple[str, ...]
     quantized: Graph
+    source: ModelSource
     adapted: Graph | None = None
 
 
@@ -62,13 +63,12 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
     context = PassContext()
     for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes)):
         run_passes(graph, phase, context)
-    slots = options.adapter_slots
-    adapted = None if slots is None else adapted_graph(graph, slots, options.eviction, source)
     quantized = graph.copy()
-    for phase in (pipelines.attention(options.eviction), pipelines.fuse()):
-        run_passes(graph, phase, context)
+    run_passes(graph, pipelines.attention(options.eviction), context)
+    adapted = _adapted(graph, options, source)
+    run_passes(graph, pipelines.fuse(), context)
     kept = tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
-    return PlannedGraph(graph, kept, quantized, adapted)
+    return PlannedGraph(graph, kept, quantized, source, adapted)
 
 
 def divided_graph(
@@ -77,11 +77,19 @@ def divided_graph(
     """What one of several ranks runs, see `pipelines.parallel`; None where nothing divides so."""
     graph = planned.quantized.copy()
     divide = pipelines.parallel(tensors, experts, stages, cost)
-    for phase in (pipelines.attention(options.eviction), divide, pipelines.fuse()):
+    for phase in (pipelines.attention(options.eviction), divide):
         run_passes(graph, phase, PassContext())
     if graph.ranks == 1 or (experts > 1 and not _has_experts(planned.quantized)):
         return None
-    return PlannedGraph(graph, planned.kept, planned.quantized)
+    adapted = _adapted(graph, options, planned.source)
+    run_passes(graph, pipelines.fuse(), PassContext())
+    return replace(planned, graph=graph, adapted=adapted)
+
+
+def _adapted(graph: Graph, options: CompileOptions, source: ModelSource) -> Graph | None:
+    """The graph with room for adapters, behind attention, where --adapters asks for it."""
+    slots = options.adapter_slots
+    return None if slots is None else adapted_graph(graph, slots, source)
 
 
 def _has_experts(graph: Graph) -> bool:

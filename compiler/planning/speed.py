@@ -23,6 +23,8 @@ _PAGED, _EXPERTS, _SUM, _TRANSFER = (
     OPS[name].overload for name in ("paged_attention", "expert_linear", "all_reduce", "transfer")
 )
 
+_BY_ROWS = (OPS["reduce_scatter"].overload, OPS["all_gather_rows"].overload)
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -118,7 +120,7 @@ def _exchange_time(node: fx.Node, counts: Mapping[str, int], ranks: int, target:
     assert isinstance(given, fx.Node)
     kind = type_of(given)
     nbytes = kind.dtype.itemsize * prod(kind.shape) * (1 if kind.rows is None else counts[kind.rows])
-    read = float(nbytes if node.target is _TRANSFER else nbytes * (ranks - 1))
+    read = float(nbytes if node.target in (_TRANSFER, *_BY_ROWS) else nbytes * (ranks - 1))
     seconds = sum_seconds(nbytes, ranks, target) if node.target is _SUM else read_seconds(read, target)
     return StepTime(link=seconds, link_bytes=read)
 

@@ -36,7 +36,10 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         assert isinstance(handle, AdapterPool)
         own = names[id(handle)]
         layout = builder.weights[own].layout
-        pools[own] = Pool(own, handle.slots, *handle.part, layout.format.name, layout.tile, handle.first)
+        cut = handle.cut
+        axis, cuts = (0, []) if cut is None else (cut.axis, [list(ranges) for ranges in cut.cuts])
+        facts = layout.format.name, layout.tile, handle.first
+        pools[own] = Pool(own, handle.slots, *handle.part, *facts, axis, cuts)
         return own
 
     for site in graph.sites:

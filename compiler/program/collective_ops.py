@@ -7,13 +7,13 @@ from torch import fx
 from ..ops import OPS
 from .context import Lowerer, row_kind
 from .placed import Placed
-from .steps.collective import AllGather, AllReduce, Transfer
+from .steps.collective import AllGather, AllReduce, GatherRows, ReduceScatter, Transfer
 
 
 def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
     """A sum over the ranks."""
     x, out = _packed(low, node), low.new(node)
-    step = AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.ranks)
+    step = AllReduce(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.parts)
     low.emit(step, node)
     return out
 
@@ -27,6 +27,26 @@ def all_gather(low: Lowerer, node: fx.Node) -> Placed:
     )  # fmt: skip
     low.emit(step, node)
     return out
+
+
+def reduce_scatter(low: Lowerer, node: fx.Node) -> Placed:
+    """A sum over the ranks, of which each has its own rows."""
+    x, out = _packed(low, node), low.new(node)
+    step = ReduceScatter(
+        rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.parts, least=node.args[1],  # type: ignore[arg-type]
+    )  # fmt: skip
+    low.emit(step, node)
+    return out
+
+
+def all_gather_rows(low: Lowerer, node: fx.Node) -> Placed:
+    """The rows of the others, in the place of those of which this rank has nothing."""
+    x = _packed(low, node)
+    step = GatherRows(
+        rows=row_kind(x), x=x.operand, y=x.operand, n=x.size, ranks=low.graph.parts, least=node.args[1],  # type: ignore[arg-type]
+    )  # fmt: skip
+    low.emit(step, node)
+    return x
 
 
 def transfer(low: Lowerer, node: fx.Node) -> Placed:
@@ -50,4 +70,5 @@ def _packed(low: Lowerer, node: fx.Node) -> Placed:
 
 COLLECTIVE_LOWERING = {
     OPS["all_reduce"].overload: all_reduce, OPS["all_gather"].overload: all_gather, OPS["transfer"].overload: transfer,
+    OPS["reduce_scatter"].overload: reduce_scatter, OPS["all_gather_rows"].overload: all_gather_rows,
 }  # fmt: skip

@@ -25,6 +25,7 @@ from .placed import Placed, contiguous
 from .program import Program
 from .rewrite import StepRewrite
 from .rewrites import REWRITES, Observer, run_rewrites
+from .stages import with_pools_of_stages
 from .steps.base import FLOATS
 from .steps.linear import RowProduct
 
@@ -66,7 +67,7 @@ def lower(
         _lower_adapted(low, adapted)
     run_rewrites(low.builder, options.profile, lambda: _unplaced(low), observe, rewrites)
     origins = [record.origin for record in low.builder.records]
-    return Lowered(_planned(low), low.builder.weights, origins, low.kv_layers)
+    return Lowered(with_pools_of_stages(_planned(low), graph.parts), low.builder.weights, origins, low.kv_layers)
 
 
 def _lower_section(low: Lowerer, name: str, behind: str = "") -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
+
+from ...runtime.format.adapters import Pool
 from ...runtime.format.operands import BufferOperand, OutputOperand, WeightOperand
 from .program import Program
 from .steps.base import Step
@@ -13,7 +16,7 @@ from .steps.collective import Transfer
 def stages_of(program: Program) -> list[frozenset[int]]:
     """For every step of the program the ranks that run it; empty sets where it is no pipeline. What no KV layer is
     read for may run on several ranks: each then has the weights for it."""
-    count = 1 + max((step.stage for step in program.steps if isinstance(step, Transfer)), default=0)
+    count = _count(program)
     found: list[set[int]] = [set() for _ in program.steps]
     if count > 1:
         makers = _makers(program.steps)
@@ -24,9 +27,30 @@ def stages_of(program: Program) -> list[frozenset[int]]:
 
 
 def weights_of(program: Program, stage: int) -> set[str]:
-    """The names of the weights that a rank of a pipeline reads."""
+    """The names of the weights that a rank of a pipeline reads; of the first also what adapters are packed with."""
+    sites = program.adapters.sites if program.adapters is not None and stage == 0 else ()
+    packing = {name for s in sites for name in (s.columns, s.rows, s.gguf_rows, s.base_bias) if name}
     own = (step for step, stages in zip(program.steps, stages_of(program), strict=True) if stage in stages)
-    return {o.name for step in own for o in step.operands.values() if isinstance(o, WeightOperand)}
+    return packing | {o.name for step in own for o in step.operands.values() if isinstance(o, WeightOperand)}
+
+
+def with_pools_of_stages(program: Program, parts: int) -> Program:
+    """The program, whose pools for adapters are filled on the ranks of a pipeline that read them alone. parts: ranks of
+    a stage."""
+    if program.adapters is None or (count := _count(program)) == 1:
+        return program
+    held = [weights_of(program, stage) for stage in range(count)]
+    pools = list[Pool]()
+    for pool in program.adapters.pools:
+        own = pool.cuts or [[(0, pool.matrices)]] * parts
+        nothing: list[list[tuple[int, int]]] = [[]] * parts
+        cuts = [ranges for names in held for ranges in (own if pool.weight in names else nothing)]
+        pools.append(msgspec.structs.replace(pool, cuts=cuts))
+    return msgspec.structs.replace(program, adapters=msgspec.structs.replace(program.adapters, pools=pools))
+
+
+def _count(program: Program) -> int:
+    return 1 + max((step.stage for step in program.steps if isinstance(step, Transfer)), default=0)
 
 
 def _makers(steps: tuple[Step, ...]) -> list[set[int]]:

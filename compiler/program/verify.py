@@ -18,6 +18,7 @@ from ...runtime.format.program import LOGITS, Buffer, WeightEntry
 from ...runtime.format.programs import section_problem
 from ..errors import VerifyError
 from .memory import ALIGN
+from .own_rows import own_row_steps, own_rows_problem
 from .program import Program
 from .steps.attention import CacheStep
 from .steps.base import Step
@@ -47,6 +48,9 @@ def verify_steps(program: Program, pass_name: str = "lower") -> None:
         for number, step in enumerate(program.steps):
             problem = next(_step_problems(program, buffers, step), "")
             _require(not problem, f"step {number} ({step.kernel or step.op})", problem)
+        for number in sorted(own_row_steps(program)):
+            problem = own_rows_problem(program, number)
+            _require(not problem, f"step {number} ({program.steps[number].op})", problem)
         _require(not (problem := declaration_problem(program.inputs)), "the inputs", problem)
         for section in program.sections:
             problem = section_problem(program, section)

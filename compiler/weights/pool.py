@@ -8,6 +8,16 @@ import torch
 from torch import Tensor
 
 from .handles import Weight
+from .shards import Cuts
+
+
+@dataclass(frozen=True)
+class PoolCut:
+    """What each rank has of every slot of a pool: its ranges of `axis` of [matrices, N, K]; none where a rank's part
+    stays zeros."""
+
+    axis: int
+    cuts: Cuts
 
 
 @dataclass(eq=False)
@@ -16,13 +26,15 @@ class AdapterPool(Weight):
 
     The engine's file of weights holds no bytes of it. Quantization leaves it alone. Of experts a slot has one matrix
     for each, of vectors [N] one row, of a table that rows are gathered from [slots * N, K] all its rows. first: parts
-    of the size of a slot's that lie before them.
+    of the size of a slot's that lie before them. cut: where the shape is that of a rank's part; None where all have
+    the same.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     slots: int
     first: int = 0
+    cut: PoolCut | None = None
 
     def load(self) -> Tensor:
         """Zeros, which take no memory."""
@@ -42,9 +54,9 @@ class AdapterPool(Weight):
 class PoolSite:
     """Where the low-rank change of one weight of the model goes: B (A x) is added to the product with it.
 
-    parameter: the weight's name in the checkpoint, of this shape: [N, K], or [experts, N, K]. a, b, bias, gain: names
-    of pools among the graph's weights. row: the first of the rows of each slot of `a` that are this site's. columns
-    [K], rows [N]: float32 factors that the weight's columns and rows were multiplied with since; None for ones.
+    parameter: the weight's name in the checkpoint, of this shape, [N, K], or [experts, N, K], undivided. a, b, bias,
+    gain: names of pools among the graph's weights. row: the first of the rows of each slot of `a` that are this site's.
+    columns [K], rows [N]: float32 factors that the weight's columns and rows were multiplied with since; None for ones.
     experts: the weight's matrices, 0 where it is one. base: the weight itself, where its values may be asked for at run
     time; own_bias: what the layer adds. table, tied, gguf, gguf_rows: see AdapterSite.
     """

@@ -103,6 +103,26 @@ def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
     return Shard(weight, axis, cuts)
 
 
+def cut_of(weight: Weight) -> tuple[int, Cuts] | None:
+    """Which axis of a weight ranks divide, and what each has of it; None where every rank has all."""
+    if isinstance(weight, Shard):
+        return weight.axis, weight.cuts
+    if isinstance(weight, SortedColumns):
+        return cut_of(weight.source)
+    found = cut_of(weight.source) if isinstance(weight, Transposed) else None
+    rank = len(weight.shape)
+    return found if found is None or found[0] < rank - 2 else (2 * rank - 3 - found[0], found[1])
+
+
+def undivided(weight: Weight) -> Weight:
+    """What ranks have parts of, or rank 0 alone; the weight itself where every rank has all."""
+    if isinstance(weight, (Shard, OnFirst)):
+        return weight.source
+    if isinstance(weight, (SortedColumns, Transposed)) and cut_of(weight) is not None:
+        return replace(weight, source=undivided(weight.source))
+    return weight
+
+
 def of_rank(weight: Weight, rank: int, last: LastParts | None = None) -> Weight:
     """A weight as another rank has it; itself where all ranks have one. last: see Shard."""
     changed: dict[str, Any] = {}

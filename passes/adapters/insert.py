@@ -17,6 +17,7 @@ from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...compiler.ops import OPS
 from ...compiler.weights.pool import PoolSite
+from ...compiler.weights.shards import cut_of
 from ..base import Pass, PassContext, PassResult
 from ..quantize.select import feeds_topk, lm_heads
 from .room import Room, parameter_of
@@ -62,7 +63,7 @@ class InsertAdapters(Pass):
         found: dict[fx.Node, str] = {}
         names: list[str] = []
         for node in graph.nodes:
-            is_table = _is_table(node)
+            is_table = _is_table(graph, node)
             if node in asked or not (is_table or _is_product(node)) or (not is_table and feeds_topk(node)):
                 continue
             parameter = parameter_of(graph, node)
@@ -79,12 +80,15 @@ class InsertAdapters(Pass):
         return found
 
 
-def _is_table(node: fx.Node) -> bool:
-    """Whether it gathers rows of an embedding of the model, by the tokens."""
+def _is_table(graph: Graph, node: fx.Node) -> bool:
+    """Whether it gathers rows of an embedding of the model, by the tokens; also where ranks divide these rows."""
     if node.target is not EMBEDDING:
         return False
     ids, table = node.args[:2]
-    return ids.op == "placeholder" and ids.target == "token_ids" and len(type_of(table).shape) == 2  # type: ignore[union-attr, arg-type]
+    if table.op != "get_attr" or len(type_of(table).shape) != 2:  # type: ignore[union-attr, arg-type]
+        return False
+    cut = cut_of(graph.weight(table))  # type: ignore[arg-type]
+    return (ids.op == "placeholder" and ids.target == "token_ids") or (cut is not None and cut[0] == 0)  # type: ignore[union-attr]
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -4,6 +4,10 @@ run time. Layers that read one value share one product with their As.
 
 Where tokens are embedded, rows of B are gathered: embedding(t, W) + expert_linear(embedding(slot * tokens + t, B), A,
 slot). Where there is room for magnitudes (DoRA), y * gain[slot] comes on top, with y = linear(x, W), see PoolSite.
+
+Ranks have the parts of pools that they have of the weight (S-LoRA): where they divide its rows, those of B, and its
+columns, those of A. In the second case what they add to their parts of a sum are parts of the change, so that the sum
+that follows anyway is all that they exchange.
 """
 
 from __future__ import annotations
@@ -17,13 +21,16 @@ from torch import fx
 
 from ...compiler.adapter_slots import ADAPTER, AdapterSlots
 from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
-from ...compiler.ops import OPS
-from ...compiler.weights.pool import AdapterPool, PoolSite
+from ...compiler.ops import OPS, traits_of
+from ...compiler.weights.handles import Weight
+from ...compiler.weights.pool import AdapterPool, PoolCut, PoolSite
+from ...compiler.weights.shards import cut_of, undivided
 from ..quantize.fold import COLUMN_FACTORS, ROW_FACTORS
 from ..quantize.select import plain_name
 
 aten = torch.ops.aten
 EXPERTS, EMBEDDING, SELECT = (OPS[name].overload for name in ("expert_linear", "embedding", "select_rows"))
+_EACH, _ROWS, _COLUMNS = range(3)  # axes of the matrices [experts, N, K] of a weight
 
 
 class Room:
@@ -51,7 +58,8 @@ class Room:
             if not experts:
                 x = self._shaped(x, 1, shape[-1])
             name = "+".join(self._parameters[node] for node in members)
-            a = self._matrices(f"{name}.A", max(experts, 1), rank * len(members), shape[-1])
+            cut = _kept(_cut_of(graph.weight(first.args[1])), _EACH, _COLUMNS)  # type: ignore[arg-type]
+            a = self._matrices(f"{name}.A", max(experts, 1), rank * len(members), shape[-1], cut)
             low = graph.call(EXPERTS, x, a, None, index, origin=first)
             for number, node in enumerate(members):
                 own = low
@@ -68,8 +76,9 @@ class Room:
     def _up(self, node: fx.Node, low: fx.Node, index: fx.Node, experts: int) -> tuple[PoolSite, fx.Node]:
         """The product with B, and the bias, of one layer."""
         graph, parameter, shape = self._graph, self._parameters[node], type_of(node).shape
-        b = self._matrices(f"{parameter}.B", max(experts, 1), shape[-1], self._slots.rank)
-        bias = None if experts else self._vectors(f"{parameter}.bias", shape[-1])
+        cut = _cut_of(graph.weight(node.args[1]))  # type: ignore[arg-type]
+        b = self._matrices(f"{parameter}.B", max(experts, 1), shape[-1], self._slots.rank, _kept(cut, _EACH, _ROWS))
+        bias = None if experts else self._vectors(f"{parameter}.bias", shape[-1], cut=_once(cut, shape[-1]))
         change = self._shaped(graph.call(EXPERTS, low, b, bias, index, origin=node), *shape)
         site = self._site(node, experts)
         return replace(site, b=str(b.target), bias="" if bias is None else str(bias.target)), change
@@ -77,8 +86,8 @@ class Room:
     def of_table(self, node: fx.Node) -> PoolSite:
         """Room behind an embedding."""
         graph, parameter, rank = self._graph, self._parameters[node], self._slots.rank
-        ids: Any = node.args[0]
-        tokens, width = graph.weight(node.args[1]).shape  # type: ignore[arg-type]
+        ids, result = graph.fixed_input("token_ids"), _of_all_words(graph, node)
+        tokens, width = undivided(graph.weight(node.args[1])).shape  # type: ignore[arg-type]
         column = self._column(node)
         with graph.fx.inserting_before(node):
             row = graph.call(aten.add.Tensor, graph.call(aten.mul.Tensor, self._input, tokens), ids)
@@ -87,21 +96,23 @@ class Room:
             a = self._matrices(f"{parameter}.A", 1, width, rank)
             change = graph.call(EXPERTS, low, a, None, column, origin=node)
             change = self._shaped(change, *type_of(node).shape)
-        self._add(node, change, None, node.next)
+        self._add(result, change, None, result.next)
         return replace(self._site(node, 0), a=str(a.target), b=str(b.target), table=True)
 
     def _site(self, node: fx.Node, experts: int) -> PoolSite:
         """What is to be said of a layer, but for its pools."""
         graph, is_table, other = self._graph, node.target is EMBEDDING, _other_reader(self._graph, node)
         tied = "" if other is None else parameter_of(graph, other)
-        weight = graph.weight(node.args[1])  # type: ignore[arg-type]
+        stored = graph.weight(node.args[1])  # type: ignore[arg-type]
+        weight = undivided(stored)
         own = None if is_table or experts else node.args[2]
         few = weight.shape[0] <= self._slots.rank  # as a head that scores has: new ones are a change of that rank
         asked = not experts and (is_table or few or _is_late(node) or self._slots.dora)
+        here = weight is stored and graph.stages == 1  # rank 0, which is asked, may have a part of it, or nothing
         return PoolSite(
-            self._parameters[node], tuple(weight.shape), "", "", experts=experts,
+            self._parameters[node], tuple(weight.shape), "", "", experts=weight.shape[0] if experts else 0,
             columns=node.meta.get(COLUMN_FACTORS), rows=node.meta.get(ROW_FACTORS), tied=tied,
-            base=weight if asked else None, own_bias=None if own is None else graph.weight(own),  # type: ignore[arg-type]
+            base=weight if asked and here else None, own_bias=None if own is None else undivided(graph.weight(own)),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _gain(self, node: fx.Node, site: PoolSite, before: fx.Node) -> fx.Node | None:
@@ -111,7 +122,8 @@ class Room:
         graph, shape = self._graph, type_of(node).shape
         place = self._place(node)
         with graph.fx.inserting_before(before):
-            pool = self._vectors(f"{site.parameter}.gain", shape[-1], first=1)
+            cut = _kept(_cut_of(graph.weight(node.args[1])), _ROWS)  # type: ignore[arg-type]
+            pool = self._vectors(f"{site.parameter}.gain", shape[-1], 1, cut)
             return graph.call(EMBEDDING, graph.call(aten.add.Tensor, place, 1), pool, origin=node)
 
     def _add(self, node: fx.Node, change: fx.Node, gain: fx.Node | None, before: fx.Node) -> None:
@@ -146,16 +158,23 @@ class Room:
                 self._columns[place] = self._graph.call(aten.view.default, place, [-1, 1])
         return self._columns[place]
 
-    def _matrices(self, name: str, each: int, n: int, k: int) -> fx.Node:
-        return self._pool(name, (self._slots.count * each, n, k))
+    def _matrices(self, name: str, each: int, n: int, k: int, cut: PoolCut | None = None) -> fx.Node:
+        return self._pool(name, (self._slots.count * each, n, k), cut=cut)
 
-    def _vectors(self, name: str, n: int, first: int = 0) -> fx.Node:
-        return self._pool(name, (self._slots.count + first, n), torch.float32, first)
+    def _vectors(self, name: str, n: int, first: int = 0, cut: PoolCut | None = None) -> fx.Node:
+        return self._pool(name, (self._slots.count + first, n), torch.float32, first, cut)
 
-    def _pool(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, first: int = 0) -> fx.Node:
+    def _pool(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        first: int = 0,
+        cut: PoolCut | None = None,
+    ) -> fx.Node:
         """A pool, one for all layers of that name."""
         name = f"adapters.{name}"
-        made = AdapterPool(shape, dtype or self._graph.info.dtype, self._slots.count, first)
+        made = AdapterPool(shape, dtype or self._graph.info.dtype, self._slots.count, first, cut)
         return self._graph.add_weight(name, self._pools.setdefault(name, made))
 
     def _shaped(self, node: fx.Node, *shape: int) -> fx.Node:
@@ -163,6 +182,14 @@ class Room:
         if type_of(node).shape == shape:
             return node
         return self._graph.call(aten.view.default, node, [-1, *shape], origin=node)
+
+
+def _of_all_words(graph: Graph, node: fx.Node) -> fx.Node:
+    """What an embedding gives; where ranks divide the words, the sum of what they find."""
+    if cut_of(graph.weight(node.args[1])) is not None:  # type: ignore[arg-type]
+        while not traits_of(node.target).collective:
+            [node] = node.users
+    return node
 
 
 def _is_late(node: fx.Node) -> bool:
@@ -183,6 +210,24 @@ def _other_reader(graph: Graph, node: fx.Node) -> fx.Node | None:
     readers = [user for n in graph.nodes if n.op == "get_attr" and plain_name(n) == name for user in n.users]
     others = (one for one in readers if (one.target is EMBEDDING) is not is_table and one.meta.get("module"))
     return next(others, None) if node.meta.get("module") else None
+
+
+def _cut_of(weight: Weight) -> PoolCut | None:
+    """What ranks have of a weight's matrices; None where all have the same."""
+    found = cut_of(weight)
+    return None if found is None else PoolCut(found[0] + 3 - len(weight.shape), found[1])
+
+
+def _kept(cut: PoolCut | None, *axes: int) -> PoolCut | None:
+    """The cut, if it is along one of these axes: others are no axes of the pool."""
+    return cut if cut is not None and cut.axis in axes else None
+
+
+def _once(cut: PoolCut | None, n: int) -> PoolCut | None:
+    """The cut of what is added to the result [n] of a product: by its rows, or once to a sum over ranks."""
+    if cut is None or cut.axis != _COLUMNS:
+        return _kept(cut, _ROWS)
+    return PoolCut(_ROWS, (((0, n),), *(() for _ in cut.cuts[1:])))
 
 
 def _source(gain: fx.Node) -> str:

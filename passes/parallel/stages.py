@@ -34,7 +34,8 @@ def stored_bytes(graph: Graph, node: fx.Node) -> float:
 
 @dataclass(frozen=True)
 class CutIntoStages(Pass):
-    """Cut the graph into `stages` parts, one behind the other. cost: seconds, or anything else, of a call."""
+    """Cut the graph into `stages` parts, one behind the other, each of as many ranks as the graph was divided among.
+    cost: seconds, or anything else, of a call."""
 
     name: ClassVar[str] = "stages"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.PAGED, Fact.LOGIT_ROWS})
@@ -44,7 +45,7 @@ class CutIntoStages(Pass):
     cost: CostOf = stored_bytes
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        if graph.ranks > 1 or self.stages < 2:
+        if graph.stages > 1 or self.stages < 2:
             return PassResult(False)
         line = _CallLine(graph, self.cost)
         cuts = line.choose(self.stages)
@@ -58,7 +59,8 @@ class CutIntoStages(Pass):
             said = f"stage {stage} begins here{given}; modelled {cost:.3g}, {share:.0f} % of a token's cost"
             ctx.refusals.append(Refusal(self.name, str(first.meta.get("module") or first.name), said))
         moved = sum(line.hand_over(cut, stage) for stage, cut in enumerate(cuts, 1))
-        graph.ranks = graph.stages = self.stages
+        graph.stages = self.stages
+        graph.ranks *= self.stages
         return PassResult(True, Counter({"cuts": len(cuts), "values that cross": moved}))
 
 

@@ -206,7 +206,7 @@ def feeds_topk(node: fx.Node) -> bool:
 
 def _is_transparent(node: fx.Node) -> bool:
     asked = traits_of(node.target)
-    return asked.moves_only or asked.elementwise or asked.selects_rows
+    return asked.moves_only or asked.elementwise or asked.selects_rows or asked.collective
 
 
 def _keeps_scores(node: fx.Node) -> bool:

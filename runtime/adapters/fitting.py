@@ -13,6 +13,7 @@ from .adapter import Adapter, Change, LowRank, RowChange
 from .base_weights import BaseWeights
 
 _LEFT_OUT = {"whole": "a whole weight (modules_to_save)", "start": "a base that was changed first (PiSSA, OLoRA)"}
+_UNREAD = "icc cannot read its weight, which lies in parts with several ranks, or in another order"
 _ROWS = 1024  # of a weight that are read at a time
 
 
@@ -121,7 +122,7 @@ def _magnitude_problem(site: AdapterSite, change: Change, base: BaseWeights) -> 
 
 def _unreadable(site: AdapterSite, base: BaseWeights) -> str:
     found = base.format(site.base)
-    return f"its weight is stored as {found}, of which icc cannot read rows" if found else "icc cannot read its weight"
+    return f"its weight is stored as {found}, of which icc cannot read rows" if found else _UNREAD
 
 
 def applied(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,15 +12,17 @@ from .adapter import Adapter
 from .base_weights import BaseWeights
 from .fitting import Applied, applied
 
+Packed = dict[str, tuple[np.ndarray, ...]]
+"""By pool, the bytes of one slot, uint8: of each rank where these have parts, else one for all."""
 
-def pack_slot(plan: AdapterPlan, adapter: Adapter, base: BaseWeights, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """By pool, the bytes of one slot, uint8, of an adapter times `scale`; layers that it leaves alone are zeros. It
-    must fit, see `check_fits`."""
+
+def pack_slot(plan: AdapterPlan, adapter: Adapter, base: BaseWeights, scale: float = 1.0) -> Packed:
+    """An adapter times `scale`; layers that it leaves alone are zeros. It must fit, see `check_fits`."""
     parts: dict[str, list[tuple[int, np.ndarray]]] = {pool.weight: [] for pool in plan.pools}
     for site, change in applied(plan, adapter, base, scale):
         for pool, row, values in _matrices(site, change):
             parts[pool].append((row, values))
-    return {pool.weight: _packed(pool, parts[pool.weight]) for pool in plan.pools}
+    return {pool.weight: tuple(_by_rank(pool, parts[pool.weight])) for pool in plan.pools}
 
 
 def _matrices(site: AdapterSite, change: Applied) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -32,11 +34,24 @@ def _matrices(site: AdapterSite, change: Applied) -> Iterator[tuple[str, int, np
             yield pool, 0, vector[:, None]
 
 
-def _packed(pool: Pool, parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
-    padded = -(-pool.n // pool.tile) * pool.tile
-    values = np.zeros((pool.matrices, padded, pool.k), np.float32)
+def _by_rank(pool: Pool, parts: list[tuple[int, np.ndarray]]) -> Iterator[np.ndarray]:
+    """What each rank has of a slot, where they have parts; else what all have."""
+    shape = [pool.matrices, pool.n, pool.k]
+    if pool.cuts:
+        shape[pool.axis] = max(end for own in pool.cuts for _, end in own)
+    values = np.zeros(shape, np.float32)
     for row, part in parts:
         values[:, row : row + part.shape[-2], : part.shape[-1]] = part
+    if not pool.cuts:
+        yield _packed(pool, values)
+    for own in pool.cuts:
+        pieces = [values.take(range(*piece), pool.axis) for piece in own]
+        yield _packed(pool, np.concatenate(pieces, pool.axis)) if pieces else np.zeros(0, np.uint8)
+
+
+def _packed(pool: Pool, values: np.ndarray) -> np.ndarray:
+    padded = -(-pool.n // pool.tile) * pool.tile
+    values = np.pad(values, ((0, 0), (0, padded - pool.n), (0, 0)))
     stored = _stored(values, pool.dtype)
     tiles = stored.reshape(pool.matrices, padded // pool.tile, pool.tile, pool.k).swapaxes(2, 3)
     return np.ascontiguousarray(tiles).reshape(-1).view(np.uint8)
@@ -51,6 +66,6 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
     return bf16_bits(values)
 
 
-def slot_bytes(packed: Mapping[str, np.ndarray]) -> int:
+def slot_bytes(packed: Packed) -> int:
     """Bytes of an adapter in memory."""
-    return sum(part.nbytes for part in packed.values())
+    return sum(part.nbytes for parts in packed.values() for part in parts)

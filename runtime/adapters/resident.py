@@ -25,19 +25,18 @@ from .bases import other_base
 from .experts import with_experts_together
 from .fitting import check_fits
 from .gguf import GgufNames
-from .packing import pack_slot, slot_bytes
+from .packing import Packed, pack_slot, slot_bytes
 from .reader import read_adapter, stamp_of
 
 log = logging.getLogger("icc.adapters")
 HOST_BYTES = 2 << 30  # of adapters that are ready to be put into a slot
-Packed = dict[str, np.ndarray]
 
 
 class PoolWriter(Protocol):
     """What writes pools; see `Device.write_pool`."""
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
-        """Put `values` at byte `offset` of the pool `name`."""
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
+        """Put `values` at byte `offset` of the pool `name`, of one rank or of all (-1)."""
         ...
 
 
@@ -223,8 +222,10 @@ class ResidentAdapters:
             with self._lock:
                 self._keep(key, packed)
         for pool in self.plan.pools:
-            part = packed[pool.weight]
-            self.writer.write_pool(pool.weight, (pool.first + slot) * part.nbytes, part)
+            place = pool.first + slot
+            for rank, part in enumerate(packed[pool.weight]):
+                if part.size:
+                    self.writer.write_pool(pool.weight, place * part.nbytes, part, rank if pool.cuts else -1)
 
     def _keep(self, key: bytes, packed: Packed) -> None:
         self._packed[key] = packed

@@ -75,8 +75,9 @@ class AdaptingExecutor(Protocol):
         """The engine's room for adapters; None for none."""
         ...
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
-        """Put contiguous `values` at byte `offset` of a pool, where no step that is under way reads. Any thread may."""
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
+        """Put contiguous `values` at byte `offset` of a pool, of one rank or of all (-1), where no step that is under
+        way reads. Any thread may."""
         ...
 
 

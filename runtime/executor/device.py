@@ -132,9 +132,9 @@ class Device(Protocol):
         given. Logit rows of the step are forgotten for those that it is asked for."""
         ...
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         """Put contiguous `values` at byte `offset` of a pool, a weight of `Program.adapters`, which no step that is
-        under way may read there. From any thread."""
+        under way may read there: of one rank, or of all (-1). From any thread."""
         ...
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:

@@ -140,9 +140,9 @@ class Player(Generic[D]):
 
         return dict(AskedSection(section, (name,)).results(self.device, self._tokens, self._rows))[name]
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         """See AdaptingExecutor."""
-        self.device.write_pool(name, offset, values)
+        self.device.write_pool(name, offset, values, only)
 
     def _find(self, section: str) -> AskedSection:
         """A section that runs behind a step, when it is first asked for."""

@@ -16,6 +16,9 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     The file of weights has no bytes of it; it begins as zeros. Elements of type `dtype` lie in rows, or, where `tile`
     is more than 1, in tiles of so many rows: [n / tile, k, tile], the last tile filled up with zeros. first: how many
     parts of that size lie before those of the slots, and stay zeros.
+
+    cuts: by rank, its ranges of the axis `axis` of all matrices [matrices, n, k], where ranks have parts, of which
+    matrices, n and k are the sizes then; nothing of a rank whose part stays zeros. Empty where all have the same.
     """
 
     weight: str
@@ -26,6 +29,8 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     dtype: str
     tile: int = 1
     first: int = 0
+    axis: int = 0
+    cuts: list[list[tuple[int, int]]] = []
 
 
 class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -120,18 +120,6 @@ class Opening(msgspec.Struct, frozen=True):
         self.files.drop()
 
 
-def weight_files(manifest: Manifest, program: str = MAIN) -> list[str]:
-    """The files of a program's weights: a weight of a later one takes the place of an earlier one's."""
-    own = manifest.programs[program].weight_files
-    return [*own, *([] if manifest.base is None else [manifest.base.weights])]
-
-
-def all_weight_files(manifest: Manifest) -> set[str]:
-    """The files of weights of all programs, which are mapped."""
-    found = {name for entry in manifest.programs.values() for name in entry.weight_files}
-    return found if manifest.base is None else found | {manifest.base.weights}
-
-
 def own_files(manifest: Manifest) -> list[str]:
     """The files of the manifest that lie in the engine itself, and not in the base of a delta."""
     shared = set() if manifest.base is None else {*manifest.base.shared}
@@ -142,7 +130,7 @@ def verify_files(container: Container, manifest: Manifest, files: EngineFiles) -
     """Compare every file with its digest, whether this machine can run the engine or not. EngineFormatError for the
     first that differs."""
     check_listing(container, manifest)
-    mapped = {name: files.map(name) for name in weight_files(manifest)}
+    mapped = {name: files.map(name) for name in manifest.weight_files()}
     try:
         files.begin((), mapped)
         files.finish()
@@ -197,11 +185,11 @@ def begin_opening(
     files = EngineFiles(container, manifest.files, verify, manifest.base)
     steps = read_program(manifest, files)  # ranks run the same steps
     check_agreement(manifest, steps)  # all that can be said without the weights comes before them
-    mapped = {name: files.map(name) for name in weight_files(manifest, program)}
+    mapped = {name: files.map(name) for name in manifest.weight_files(program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = [library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}"]
     used += [name for name in manifest.files if name.startswith(PROMPTS_DIR)]
-    others = all_weight_files(manifest) - mapped.keys() if manifest.ranks > 1 else ()
+    others = manifest.all_weights - mapped.keys() if manifest.ranks > 1 else ()
     files.begin([file for file in used if file], mapped, digests, others)
     return Opening(root, manifest, steps, library, files, mapped)
 

@@ -105,7 +105,7 @@ class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     runs alone. Programs of ranks are called as `rank_program` says, share steps and kernels, and have weights each.
     is_stage: whether ranks work one after the other, each on steps of its own, the last of which gives the logits; a
     file then has the weights of these steps alone. shared: further files of weights, which programs of other targets
-    have, too."""
+    have, too. parts: how many ranks are one such stage together, if not one."""
 
     program: str
     weights: str
@@ -113,6 +113,7 @@ class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     rank: int = 0
     is_stage: bool = False
     shared: list[str] = []
+    parts: int = 1
 
     @property
     def weight_files(self) -> list[str]:
@@ -128,6 +129,11 @@ def rank_program(rank: int) -> str:
 def weights_file(rank: int = 0) -> str:
     """The file of the weights of a rank's main program."""
     return f"weights-{rank}.safetensors" if rank else "weights.safetensors"
+
+
+def delta_file(rank: int = 0) -> str:
+    """The file of the weights of a rank's main program that a delta has in place of its base's."""
+    return f"delta-{rank}.safetensors" if rank else "delta.safetensors"
 
 
 class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -221,7 +227,8 @@ class BaseEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The engine that has what a delta engine has not: its program, kernels, and the weights that are equal.
 
     digest: of its engine.json. path: relative to the delta's directory; absolute once it was found. weights: the file
-    of the delta's own weights, for the main program. shared: the files that are taken from there, once it was found.
+    of the delta's own weights, for the main program; those of other ranks are called as `delta_file` says. shared: the
+    files that are taken from there, once it was found.
     """
 
     digest: str
@@ -262,6 +269,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def ranks(self) -> int:
         """How many processes run the main program together; 1 where it runs alone."""
         return next(rank for rank in range(1, len(self.programs) + 1) if rank_program(rank) not in self.programs)
+
+    def weight_files(self, program: str = MAIN) -> list[str]:
+        """The files of a program's weights: a weight of a later one takes the place of an earlier one's."""
+        own = self.programs[program]
+        if self.base is None:
+            return own.weight_files
+        return [*own.weight_files, delta_file(own.rank) if own.rank else self.base.weights]
+
+    @property
+    def all_weights(self) -> set[str]:
+        """The files of the weights of all programs."""
+        return {file for name in self.programs for file in self.weight_files(name)}
 
     def program(self, name: str, alone: bool = True) -> ProgramEntry:
         """The program of that name. EngineFormatError if there is none, or it runs only beside others and is asked for

@@ -22,9 +22,8 @@ def check_paths(manifest: Manifest) -> None:
         raise EngineFormatError(f"{MANIFEST_FILE}: there is no program {MAIN!r}", _HINT)
     named: list[str] = []
     for entry in manifest.programs.values():
-        named += [*entry.weight_files, entry.program, *(library.path for library in entry.libraries)]
-    if manifest.base is not None:
-        named.append(manifest.base.weights)
+        named += [entry.program, *(library.path for library in entry.libraries)]
+    named += sorted(manifest.all_weights)
     if manifest.canaries_file is not None:
         named.append(manifest.canaries_file)
     for path in named:

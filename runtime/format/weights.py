@@ -74,7 +74,7 @@ class MappedWeights:
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
-        known = self._held() if some else program.weights.keys()
+        known = self._names() if some else program.weights.keys()
         found = {
             name: pools.get(name) or (self._address(name, entry) if name in known else 0)
             for name, entry in program.weights.items()
@@ -86,9 +86,9 @@ class MappedWeights:
         """Bytes of each tensor of this file, in its order."""
         return {name: nbytes for name, (_, nbytes) in self._entries.items()}
 
-    def _held(self) -> set[str]:
-        """What this file has, and those below."""
-        return {*self._entries} if self._below is None else {*self._entries} | self._below._held()
+    def _names(self) -> set[str]:
+        """The weights that there are."""
+        return set(self._entries) | (set() if self._below is None else self._below._names())
 
     def _address(self, name: str, weight: WeightEntry) -> int:
         if name not in self._entries:

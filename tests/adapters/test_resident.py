@@ -29,7 +29,7 @@ class Memory:
     def __init__(self) -> None:
         self.pools = {"a": bytearray(SLOTS * 16 * 8 * 4), "b": bytearray(SLOTS * 32 * 16 * 4)}
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         assert offset + values.nbytes <= len(self.pools[name])
         self.pools[name][offset : offset + values.nbytes] = values.tobytes()
 

@@ -26,6 +26,7 @@ from icc.compiler.backends.cpu.layouts.reduced import SIGNED
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.collective import GatherRows
 from icc.compiler.program.steps.linear import Columns, Epilogue, ExpertLinear, Extra
 from icc.compiler.weights.formats.registry import find_format
 from step_making import cache, make_step, rotary
@@ -95,6 +96,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "all_reduce__n20": ("all_reduce", {"n": 20}),
     "all_gather__2x7_of_3": ("all_gather", {"n": 7, "outer": 2, "ranks": 3}),
     "transfer__n20": ("transfer", {"n": 20, "stage": 1}),
+    "reduce_scatter__n20": ("reduce_scatter", {"n": 20, "ranks": 2, "least": 32}),
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
     "gated_scan__delta": (
         "gated_scan",
@@ -199,6 +201,9 @@ def rendered() -> dict[str, str]:
     epilogue = Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 20)
     add = msgspec.structs.replace(add, extras=(add.y,), epilogue=epilogue)
     texts["expert_add__bf16_bias"] = kernel_params(add, "k0_expert_linear", AVX2).source()
+    given = make_step("all_reduce", n=20).operands["x"]
+    rows = GatherRows(x=given, y=given, n=20, ranks=2, least=32)
+    texts["gather_rows__n20"] = kernel_params(rows, "k0_all_gather_rows", AVX2).source()
     texts |= {name: render(params.template, params) for name, params in MICROS.items()}
     b = Builder()
     add_linear_q(b, np.random.default_rng(0), 16, 5, "q4", 16, False)

@@ -13,7 +13,7 @@ from cpu_harness import Batch, Builder
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.ops.body import Body
-from icc.compiler.program.steps.collective import AllGather, AllReduce, Transfer
+from icc.compiler.program.steps.collective import AllGather, AllReduce, GatherRows, ReduceScatter, Transfer
 from icc.compiler.program.steps.pointwise import Pointwise
 from icc.runtime.executor.cpu.device import arrays_of
 from icc.runtime.executor.cpu.library import IccBatch, KernelLibrary
@@ -260,3 +260,48 @@ def test_stages_pass_on_what_they_have(threads: int, staged: tuple[Builder, byte
     assert ended == [0] * (RANKS - 1)
     for rank in ranks:
         rank.library.destroy(rank.handle)
+
+
+LEAST = 3  # rows that are divided
+
+
+@pytest.fixture(scope="module")
+def rowwise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
+    """A sum by rows, something that each rank makes of its own, and the rows of all."""
+    made = Builder(vocab=RANKS * WORDS)
+    x, y, z = (made.buffer(name, [WIDE]) for name in "xyz")
+    made.step(ReduceScatter(x=x, y=y, n=WIDE, ranks=RANKS, least=LEAST))
+    twice = Body.parse("t0 = add a0 a0")
+    made.step(Pointwise(args=(y,), y=z, body=twice, shape=(WIDE,), walks=((1,), (1,))))
+    made.step(GatherRows(x=z, y=z, n=WIDE, ranks=RANKS, least=LEAST))
+    head = made.buffer("head", [WORDS], rows="logit_rows")
+    logits = OutputOperand("logits", "f32", RANKS * WORDS)
+    made.step(AllGather(rows="logit_rows", x=head, y=logits, n=WORDS, outer=1, ranks=RANKS))
+    folder = tmp_path_factory.mktemp("rows") / "kernels"
+    [library] = build_libraries(made.program(), folder, host_isas()[:1], optimize="-O1")
+    return made, (folder.parent / library.path).read_bytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ranks_have_rows_of_their_own(threads: int, rowwise: tuple[Builder, bytes]) -> None:
+    """Of each rank its rows alone are written before they are gathered, as many or as few as there are; of few all."""
+    rng = np.random.default_rng(threads)
+    with following(rowwise, threads) as (ranks, _):
+        for tokens in (1, 2, 3, 5, TOKENS, 64):
+            for rank in ranks:
+                rank.view("x", tokens)[...] = rng.standard_normal((tokens, WIDE), np.float32)
+                rank.view("y", tokens)[...] = 7
+            given, kept = batch_of(tokens)
+            ranks[0].library.step(ranks[0].handle, (IccBatch * 1)(given))
+            total = ranks[0].view("x", tokens).copy()
+            for rank in ranks[1:]:
+                total += rank.view("x", tokens)
+            for number, rank in enumerate(ranks):
+                own = slice(0, tokens)
+                if tokens >= LEAST:
+                    own = slice(tokens * number // RANKS, tokens * (number + 1) // RANKS)
+                expected = np.full_like(total, 7)
+                expected[own] = total[own]
+                assert np.array_equal(rank.view("y", tokens), expected)
+                assert np.array_equal(rank.view("z", tokens), total + total)
+            del kept

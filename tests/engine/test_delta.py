@@ -154,3 +154,30 @@ def test_options_are_the_engines(
     assert not list(tmp_path.iterdir())
     whole = icc.refit(delta, models[0], tmp_path / "engine")
     assert weights(whole) == weights(base)
+
+
+@pytest.mark.parametrize("ranks", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
+def test_each_rank_has_what_differs(
+    ranks: dict[str, int], made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Beside the base's file of that rank; the answers are those of the checkpoint by itself, as one file too. A part
+    that has changed is told by the rank that has it."""
+    base, delta = made(quant="none", **ranks)
+    assert {path.name for path in delta.iterdir() if path.suffix == ".safetensors"} == {
+        "delta.safetensors", "delta-1.safetensors",
+    }  # fmt: skip
+    sizes = [(delta / name).stat().st_size for name in ("delta.safetensors", "delta-1.safetensors")]
+    assert sum(sizes) < (base / "weights.safetensors").stat().st_size / 2
+    whole = icc.refit(base, models[1], tmp_path / "whole")
+    pack_engine(delta, delta.parent / "delta.icc")
+    found: list[np.ndarray] = []
+    for path in (whole, delta, delta.parent / "delta.icc", base):
+        with icc.load(path, threads=2) as llm:
+            found.append(llm.logits(IDS))
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
+    assert not np.array_equal(found[0], found[3])
+    shutil.copytree(delta, delta.parent / "changed.engine")
+    file = delta.parent / "changed.engine" / "delta-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(icc.IccError, match=r"rank 1: delta-1\.safetensors has changed"):
+        icc.load(delta.parent / "changed.engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -256,8 +257,13 @@ def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
     [
         ({"tensor_parallel": 2, "expert_parallel": 4}, "--tensor-parallel 2 and --expert-parallel 4 differ"),
         ({"tensor_parallel": 0}, "--tensor-parallel must be at least 1"),
+        ({"tensor_parallel": 2, "adapters": "2x8+dora"}, "--adapters +dora does not work with several ranks"),
+        ({"sequence_parallel": True}, "--sequence-parallel divides what ranks of --tensor-parallel do alike"),
+        (
+            {"tensor_parallel": 2, "sequence_parallel": True, "target": "h100"},
+            "--sequence-parallel is for CPUs: there are no kernels of it for --target h100",
+        ),
         ({"tensor_parallel": 65}, "65 ranks are more than the 64 that --target cpu can have"),
-        ({"tensor_parallel": 2, "adapters": "2x8"}, "--adapters does not work with several ranks"),
         (
             {"tensor_parallel": 2, "target": "h100", "spec": "layer-skip:1"},
             "--spec layer-skip:1 does not work with several ranks of a GPU",
@@ -296,3 +302,19 @@ def test_cores_of_ranks_are_their_own() -> None:
     if len(mine) >= 2 and found[0] is not None and found[1] is not None:
         assert not set(found[0]) & set(found[1]) and {*found[0], *found[1]} <= set(mine)
     assert cores_by_rank(len(mine) + 1) == [None] * (len(mine) + 1)
+
+
+def test_prompts_by_rows(compiled: Compiled) -> None:
+    """--sequence-parallel: logits of a long prompt and of a short one, and tokens, are those of ranks that have whole
+    sums, bit for bit; the report counts what is divided."""
+    two, rows = (
+        compiled("llama", max_seq_len=64, tensor_parallel=2, **more) for more in ({}, {"sequence_parallel": True})
+    )
+    found: list[tuple[list[list[int]], np.ndarray, np.ndarray]] = []
+    for made in (two, rows):
+        with icc.load(made.engine, threads=2) as llm:
+            found.append((tokens(llm), llm.logits(list(range(3, 40))), llm.logits([5, 9, 33])))
+    assert found[0][0] == found[1][0]
+    assert all(np.array_equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+    passes = {entry["name"]: entry for entry in json.loads((rows.engine / "report.json").read_bytes())["passes"]}
+    assert passes["sequence"]["counts"] == {"sums by rows": 5, "gathered": 5}

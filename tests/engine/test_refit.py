@@ -70,7 +70,8 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("native", {"quant": "none", "adapters": "2x8", "task": "embed"}),
         ("native", {"quant": "awq4", "keep": ("*.0.mlp*",), "calib_sequences": 2, "calib_length": 32}),
         ("h100", {}),
-        *soak(("native", {"quant": "int8", "spec": "layer-skip:1"})),
+        ("native", {"quant": "none", "tensor_parallel": 2, "adapters": "2x8"}),
+        *soak(("native", {"pipeline_parallel": 2}), ("native", {"quant": "int8", "spec": "layer-skip:1"})),
     ],
 )
 def test_it_is_what_a_compile_gives(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,44 @@ def test_more_stages_than_cores(count: int, compiled: Compiled) -> None:
         assert tokens(llm) == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama", {"tensor_parallel": 2}), *soak(("mixtral", {"expert_parallel": 2, "quant": "rtn4"}))],
+)
+def test_stages_of_several_ranks(name: str, options: dict[str, Any], compiled: Compiled) -> None:
+    """Two stages of two ranks: the tokens of one rank, and the bits of two that have all layers; each rank's file has
+    the parts of its stage's weights."""
+    quant = {key: value for key, value in options.items() if key == "quant"}
+    one, two, four = (
+        compiled(name, max_seq_len=64, **more) for more in (quant, options, {**options, "pipeline_parallel": 2})
+    )
+    ids = list(range(3, 40))
+    with icc.load(one.engine) as llm:
+        wanted, drawn = tokens(llm), tokens(llm, SAMPLED)
+    with icc.load(two.engine, threads=2) as llm:
+        logits = llm.logits(ids)
+    with icc.load(four.engine) as llm:
+        assert len(ranked(llm).group.pids) == 3  # type: ignore[union-attr]
+        assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
+        assert np.array_equal(llm.logits(ids), logits)
+    sizes = [(four.engine / entry.weights).stat().st_size for entry in read_manifest(four.engine).programs.values()]
+    assert len(sizes) == 4 and max(sizes) < 0.6 * (two.engine / "weights.safetensors").stat().st_size
+
+
+def test_a_rank_of_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:
+    """Also where others of other stages wait for each other."""
+    engine = compiled("llama", max_seq_len=64, tensor_parallel=2, pipeline_parallel=2).engine
+    for rank in (1, 3):
+        llm = icc.load(engine)
+        llm.generate(PROMPTS[:1], GREEDY)
+        pids = ranked(llm).group.pids  # type: ignore[union-attr]
+        os.kill(pids[rank - 1], signal.SIGKILL)
+        with pytest.raises(icc.IccError, match=f"rank {rank} has ended with -9"):
+            llm.generate(PROMPTS, GREEDY)
+        llm.close()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 def test_each_rank_has_the_weights_of_its_layers(compiled: Compiled) -> None:
     """Together they have each weight once, but for what positions are looked up in: this model ties none. The report
     says where the cut is."""
@@ -100,8 +140,11 @@ def test_a_stage_takes_memory_for_its_own_layers(compiled: Compiled) -> None:
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"tensor_parallel": 2}, "--pipeline-parallel does not work with --tensor-parallel or --expert-parallel yet"),
-        ({"adapters": "2x8"}, "--adapters does not work with several ranks"),
+        (
+            {"tensor_parallel": 2, "sequence_parallel": True},
+            "--sequence-parallel does not work with --pipeline-parallel",
+        ),
+        ({"tensor_parallel": 33}, "66 ranks are more than the 64 that --target cpu can have"),
         ({"target": "h100"}, "there are no kernels of it for --target h100"),
     ],
 )

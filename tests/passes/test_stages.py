@@ -24,6 +24,7 @@ from icc.compiler.targets import find_target
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import PassReport, run_passes
+from icc.passes.parallel.divide import DivideAmongRanks
 from icc.passes.parallel.stages import CutIntoStages
 from sizes import soak
 
@@ -94,6 +95,17 @@ def test_stages_in_lockstep_give_the_bits_of_one_rank(name: str, prepared: Calla
 def _fused(graph: Graph) -> Graph:
     run_passes(graph, pipelines.fuse(), PassContext())
     return graph
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *soak(*MORE)])
+def test_stages_of_several_ranks_in_lockstep(name: str, prepared: Callable[..., Graph]) -> None:
+    """Each stage is divided among two ranks, which give what crosses to their counterparts: the bits of two ranks."""
+    graph = prepared(name).copy()
+    run_passes(graph, [DivideAmongRanks(2, True, True)], PassContext())
+    wanted = interpret(graph, IDS)
+    own, report = cut(graph, 2)
+    assert report.counts["cuts"] == 1 and (own.ranks, own.stages, own.parts) == (4, 2, 2)
+    assert torch.equal(interpret(own, IDS), wanted)
 
 
 def test_one_value_crosses_between_layers(prepared: Callable[..., Graph]) -> None:

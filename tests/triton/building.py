@@ -110,9 +110,10 @@ def build(
     phases.append(pipelines.speculate((), exit_layers, quant, "int8", layer))
     for phase in phases:
         run_passes(graph, phase, PassContext())
-    adapted = adapted_graph(graph, read_adapter_slots(adapters), None, open_source(model)) if adapters else None
-    for phase in (pipelines.attention(), pipelines.parallel(tensors, experts), pipelines.fuse()):
+    for phase in (pipelines.attention(), pipelines.parallel(tensors, experts)):
         run_passes(graph, phase, PassContext())
+    adapted = adapted_graph(graph, read_adapter_slots(adapters), open_source(model)) if adapters else None
+    run_passes(graph, pipelines.fuse(), PassContext())
     backend = TritonBackend(target, graph.info.weight_dtype)
     kept = {"kv_dtypes": kv_dtypes or {}, "max_seq_len": limits.max_seq_len}
     lowering = LowerOptions(kv or backend.kv_dtype, backend.profile, block_size, **kept)

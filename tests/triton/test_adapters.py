@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from building import GpuEngine, build
 from fake_cuda import OnDisk
+from fake_ranks import FakeNode
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.merging import merge_adapter
@@ -127,6 +128,22 @@ def check(executor: Player[Any], built: GpuEngine, model: Path, monkeypatch: pyt
 
 def test_in_an_interpreted_plan(built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(built.executor(), built, model, monkeypatch, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def divided(model: Path) -> GpuEngine:
+    return build(model, "none", LIMITS, adapters="2x16", tensors=2)
+
+
+def test_in_an_interpreted_plan_of_two_ranks(divided: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank has its part of A or of B, and adds its part of the change to its part of the sum."""
+    check(divided.executor(), divided, model, monkeypatch, 1, 2)
+
+
+def test_through_the_drivers_of_two_gpus(divided: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode(divided)
+    with node.installed(monkeypatch):
+        check(node.player(), divided, model, monkeypatch, 1)
 
 
 def test_through_the_driver_of_a_gpu(built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, ClassVar
 
 from ....runtime.format.batch import OPERANDS
 from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, WeightOperand
+from ...program.own_rows import own_row_steps
 from ...program.program import Program
 from ...program.stages import stages_of
 from ...program.steps.base import Step
-from ...program.steps.collective import Collective, Transfer
+from ...program.steps.collective import Collective, ReduceScatter, Transfer
 from ..errors import CodegenError
 from ..render import read_header, render
 from .isa import Isa
@@ -32,8 +34,8 @@ PANEL_BYTES = 512 << 10  # activation panels of one M-chunk: half of a common L2
 
 @dataclass(frozen=True)
 class StepParams:
-    """One row of the step table, operands as C++ initialisers. stages: a bit for each rank of a pipeline that runs
-    it."""
+    """One row of the step table, operands as C++ initialisers. stages: a bit for each rank of a pipeline that runs it.
+    own: whether each rank runs it for its own rows."""
 
     fn: str
     group: int
@@ -42,6 +44,7 @@ class StepParams:
     inputs: str
     outputs: str
     stages: int = 0
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class LayerParams:
 class ProgramParams:
     """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
     that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
-    inputs that come before those the program declares. together: whether this is one rank's of several. staged: whether
-    each of them runs only the steps that say so."""
+    inputs that come before those the program declares. together: whether this is one rank's of several. stages: how
+    many groups of ranks run only the steps that say so; 0 where all run all. least_rows: from how many rows on ranks
+    divide them; 0: never."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
@@ -73,7 +77,8 @@ class ProgramParams:
     layers: tuple[LayerParams, ...]
     group_bytes: tuple[int, ...]
     together: bool = False
-    staged: bool = False
+    stages: int = 0
+    least_rows: int = 0
     fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
     max_inputs: int = 10
     max_outputs: int = 4
@@ -104,27 +109,29 @@ class _Places:
         )
 
 
-def _operand(operand: Operand | None, places: _Places) -> str:
-    """C++ initialiser of one operand."""
-    if operand is None:
-        return "{NONE, 0, 0}"
-    moved = operand.offset * ITEM_SIZE[operand.dtype]
+def _operand(operand: Operand | None, places: _Places, by_rows: bool) -> str:
+    """C++ initialiser of one operand. by_rows: with the distance of its rows."""
+    space, at, moved, row = "NONE", 0, 0, 0
+    if operand is not None:
+        size = ITEM_SIZE[operand.dtype]
+        space, moved, row = "LOGITS", operand.offset * size, operand.stride * size
     if isinstance(operand, BufferOperand):
-        return f"{{BUFFER, {places.buffers[operand.name]}, {moved}}}"
+        space, at = "BUFFER", places.buffers[operand.name]
     if isinstance(operand, WeightOperand):
-        return f"{{WEIGHT, {places.weights[operand.name]}, {moved}}}"
+        space, at = "WEIGHT", places.weights[operand.name]
     if isinstance(operand, InputOperand):
-        return f"{{INPUT, {places.inputs[operand.name]}, {moved}}}"
-    return "{LOGITS, 0, 0}"
+        space, at = "INPUT", places.inputs[operand.name]
+    return f"{{{space}, {at}, {moved}{f', {row}' if by_rows else ''}}}"
 
 
 def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...]:
-    places, layers = _Places.of(program), _layers(program)
+    places, layers, own = _Places.of(program), _layers(program), own_row_steps(program)
+    by_rows = bool(_least_rows(program))
 
-    def step_params(step: Step, stages: frozenset[int]) -> StepParams:
+    def step_params(number: int, step: Step, stages: frozenset[int]) -> StepParams:
         try:
-            ins = [_operand(o, places) for o in step.inputs.values()]
-            outs = [_operand(o, places) for o in step.outputs.values()]
+            ins = [_operand(o, places, by_rows) for o in step.inputs.values()]
+            outs = [_operand(o, places, by_rows) for o in step.outputs.values()]
             fn = functions[step.kernel]
         except KeyError as error:
             raise CodegenError(f"step of kernel {step.kernel}: {error.args[0]!r} is not in the program") from None
@@ -134,9 +141,15 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
             raise CodegenError(f"step of kernel {step.kernel}: there is no KV layer {step.layer}")
         kv = layers.get(step.layer)
         place = (kv.group, kv.offset, kv.block_bytes) if kv is not None else (0, 0, 0)
-        return StepParams(fn, *place, ", ".join(ins), ", ".join(outs), sum(1 << stage for stage in stages))
+        bits = sum(1 << stage for stage in stages)
+        return StepParams(fn, *place, ", ".join(ins), ", ".join(outs), bits, number in own)
 
-    return tuple(map(step_params, program.steps, stages_of(program)))
+    return tuple(map(step_params, count(), program.steps, stages_of(program)))
+
+
+def _least_rows(program: Program) -> int:
+    """From how many rows on ranks divide them; 0 where they never do."""
+    return next((step.least for step in program.steps if isinstance(step, ReduceScatter)), 0)
 
 
 def _layers(program: Program) -> dict[int, LayerParams]:
@@ -201,7 +214,7 @@ def emit_source(program: Program, isa: Isa) -> str:
     layers = tuple(layer for layer in _layers(program).values() if layer.heads)
     instead = tuple(number for number, s in enumerate(program.sections, start=1) if s.instead)
     together = any(isinstance(step, Collective) for step in found.values())
-    staged = any(isinstance(step, Transfer) for step in found.values())
+    last = max((step.stage for step in program.steps if isinstance(step, Transfer)), default=-1)
     steps, sections = _steps(program, functions), _sections(program)
-    table = ProgramParams(steps, sections, instead, layers, group_bytes, together, staged)
+    table = ProgramParams(steps, sections, instead, layers, group_bytes, together, last + 1, _least_rows(program))
     return "\n".join([*parts, render(table.template, table)])

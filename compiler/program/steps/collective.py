@@ -28,6 +28,32 @@ class AllReduce(Collective, frozen=True, kw_only=True, tag="all_reduce"):
 
 
 @step_type
+class ReduceScatter(Collective, frozen=True, kw_only=True, tag="reduce_scatter"):
+    """y [n] = the sum of the ranks' x [n], added in the order of ranks: of each rank its own rows; every rank has all
+    of a step of fewer rows than `least`."""
+
+    ranks: int
+    least: int
+
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "y"), self.n)
+
+
+@step_type
+class GatherRows(Collective, frozen=True, kw_only=True, tag="all_gather_rows"):
+    """y [n] = x [n] of the rank whose row it is; x and y are the same memory."""
+
+    ranks: int
+    least: int
+
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "y"), self.n)
+
+    def problem(self) -> str:
+        return "" if self.x == self.y else "rows are gathered where they lie"
+
+
+@step_type
 class AllGather(Collective, frozen=True, kw_only=True, tag="all_gather"):
     """y [outer, ranks, n] = the ranks' x [outer, n], line by line."""
 

@@ -205,7 +205,7 @@ class CpuDevice:
             self._rows = rows  # in place of the step's logit rows
             self._asked = rows.ctypes.data
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         """Copies at once: pools are host memory."""
         ctypes.memmove(self._pools[name].address + offset, values.ctypes.data, values.nbytes)
 

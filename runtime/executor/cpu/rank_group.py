@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from ..rank_processes import RankHello, RankProcesses
 from .cores import fast_cores, read_text
@@ -21,8 +22,8 @@ class CpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=T
 class RankGroup(RankProcesses):
     """Ranks 1 and up of an engine, which meet in this memory: steps fail from when one of them is gone."""
 
-    def __init__(self, memory: RankMemory, hellos: Sequence[CpuRankHello]) -> None:
-        super().__init__(f"{__package__}.rank_main", hellos, memory.descriptor, memory.stop)
+    def __init__(self, memory: RankMemory, hellos: Sequence[CpuRankHello], stages: int = 1) -> None:
+        super().__init__(f"{__package__}.rank_main", hellos, memory.descriptor, partial(memory.stop, stages))
 
 
 def cores_by_rank(count: int, allowed: frozenset[int] | None = None) -> list[list[int] | None]:

@@ -14,6 +14,7 @@ from ...format.batch import BatchArray, BatchLimits
 _CONTROL = 32 << 10  # bytes, of RankControl in codegen_templates/cpp/ranks.h
 _SLOT = 1 << 20  # bytes of what a rank gives the others at a time; each has two
 _LINE = 64
+_GROUP = 1 << 10  # bytes from the control block of a stage of several ranks to the next one's, see stages.h
 _ASKED = "asked"  # the rows that a section is asked for
 
 
@@ -71,10 +72,10 @@ class RankMemory:
         """How many bytes `stage` takes."""
         return 2 * self.count * self.slot_bytes
 
-    def stop(self) -> None:
-        """Tell all ranks that one is gone: none waits for another after that."""
-        if self._anchor is not None:
-            ctypes.c_int32.from_address(self.control).value = 1
+    def stop(self, stages: int = 1) -> None:
+        """Tell all ranks that one is gone: none waits for another after that. stages: of several ranks each, or 1."""
+        for stage in range(stages if self._anchor is not None else 0):
+            ctypes.c_int32.from_address(self.control + stage * _GROUP).value = 1
 
     def close(self) -> None:
         """Give the memory back once all others have; what it gave out is invalid then."""

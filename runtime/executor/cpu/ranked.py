@@ -47,11 +47,12 @@ class RankedDevice(CpuDevice):
         each = max((usable_cores(own) if own else 1) if threads is None else threads // count, 1)
         memory = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
-        staged = engine.manifest.main.is_stage
+        main = engine.manifest.main
+        parts = main.parts if main.is_stage else count
         self._shared = RankMemory(count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits))
         # of stages each touches the caches of its own layers alone: together, all of them once
         super().__init__(
-            engine, each, memory if staged else memory // count, section, own,
+            engine, each, memory // parts, section, own,
             arrays=self._shared.arrays, logits=self._shared.logits,
         )  # fmt: skip
         assert self._handle is not None and engine.library is not None
@@ -67,7 +68,7 @@ class RankedDevice(CpuDevice):
             for rank in range(1, count)
         ]  # fmt: skip
         try:
-            self.group = RankGroup(self._shared, hellos)
+            self.group = RankGroup(self._shared, hellos, count // parts if parts > 1 else 1)
         except BaseException:
             self.close()
             raise
@@ -99,6 +100,13 @@ class RankedDevice(CpuDevice):
         else:
             self._shared.asked[: len(rows)] = rows.data
             self._asked = address_of(self._shared.asked)
+
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
+        """As CpuDevice, of one rank, or of all (-1): what waits for the step that is under way."""
+        if only < 1:
+            super().write_pool(name, offset, values)
+        if only != 0:
+            self._write(list(self.program.weights).index(name), offset, values, max(only, 0))
 
     @property
     def given_bytes(self) -> int:

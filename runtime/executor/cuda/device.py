@@ -213,7 +213,7 @@ class CudaDevice:
         staged[:] = rows.reshape(-1).view(np.uint8)
         self.cuda.to_device(self._place(at, tokens), staged)
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         """By way of pinned memory, in the order of the stream: what is under way ends before."""
         self.cuda.enter()
         staged = self._staging.of(f"pool:{name}", values.nbytes)

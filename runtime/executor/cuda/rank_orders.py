@@ -72,11 +72,12 @@ class Write(_Order, frozen=True, tag="write"):
 
 
 class WritePool(_Order, frozen=True, tag="write_pool"):
-    """Values for a pool."""
+    """Values for a pool. only: of this rank; -1 for all."""
 
     name: str
     offset: int
     values: bytes
+    only: int = -1
 
 
 Order = Send | Zero | Copy | Swap | RunStep | Fetch | Write | WritePool

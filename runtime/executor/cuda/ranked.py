@@ -26,6 +26,7 @@ from .rank_orders import Copy, Fetch, Meet, Order, RunStep, Send, SharedTurns, S
 from .watchdog import Watchdog
 
 _MOST = 1 << 20  # bytes of a message
+_PIECE = _MOST // 2  # of a pool, in a message that may have other orders too
 
 
 class GpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -173,10 +174,14 @@ class RankedCudaDevice(CudaDevice):
         self._order(Write(at, tokens, rows.tobytes()))
         super().write(at, tokens, rows)
 
-    def write_pool(self, name: str, offset: int, values: np.ndarray) -> None:
-        """On all ranks, the same values."""
-        self._order(WritePool(name, offset, values.tobytes()), flush=True)
-        super().write_pool(name, offset, values)
+    def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
+        """On one rank, or on all (-1) the same values."""
+        raw = values.reshape(-1).view(np.uint8).data
+        for first in range(0, len(raw) if only else 0, _PIECE):
+            piece = bytes(raw[first : first + _PIECE])
+            self._order(WritePool(name, offset + first, piece, only), flush=True)
+        if only < 1:
+            super().write_pool(name, offset, values)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
         """What a section left on rank 0: a copy of the first `nbytes` bytes, uint8."""
@@ -227,7 +232,7 @@ class FollowingCudaDevice(CudaDevice):
     def __init__(self, engine: Engine, hello: GpuRankHello, descriptor: int, cuda: Cuda) -> None:
         super().__init__(engine, None, cuda, hello.section, None, (hello.num_blocks, hello.host_blocks))
         self._shared = SharedTurns(self.turns, shared_sizes(self), descriptor)
-        self._count, self._backend = hello.count, engine.manifest.backend
+        self._rank, self._count, self._backend = hello.rank, hello.count, engine.manifest.backend
         self.peers = Peers(cuda, hello.rank)
 
     def follow(self, connection: socket.socket) -> None:
@@ -271,6 +276,8 @@ class FollowingCudaDevice(CudaDevice):
             case Write():
                 self.write(order.at, order.tokens, np.frombuffer(order.rows, np.uint8))
             case WritePool():
+                if order.only not in (-1, self._rank):
+                    return
                 self.write_pool(order.name, order.offset, np.frombuffer(order.values, np.uint8))
 
     def _take(self, order: Send) -> None:

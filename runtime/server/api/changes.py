@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors import IccError
 from ...format.container import open_container
-from ...format.load import open_engine, weight_files
+from ...format.load import open_engine
 from ...format.manifest import FileEntry, Manifest
 from ...trust.engine_signature import check_signature, read_public_key
 from ..engine.engine_pool import EnginePool
@@ -100,4 +100,4 @@ def _tokenizer_files(manifest: Manifest) -> Mapping[str, FileEntry]:
 def _program_files(manifest: Manifest) -> Mapping[str, FileEntry]:
     """The program, kernels and tokenizer."""
     kept = {manifest.main.program, *(name for name in manifest.files if name.startswith(("kernels/", "tokenizer/")))}
-    return {name: manifest.files[name] for name in kept.difference(weight_files(manifest))}
+    return {name: manifest.files[name] for name in kept.difference(manifest.weight_files())}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from .....runtime.format.operands import OutputOperand
-from ....program.steps.collective import AllGather, AllReduce, Collective, Transfer
+from ....program.steps.collective import AllGather, AllReduce, Collective, GatherRows, ReduceScatter, Transfer
 from .base import KernelParams, ctype
 
 C = TypeVar("C", bound=Collective)
@@ -34,6 +34,22 @@ class AllReduceParams(CollectiveParams[AllReduce]):
     """A sum over ranks."""
 
     template: ClassVar[str] = "cpp/collective/all_reduce.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class ReduceScatterParams(CollectiveParams[ReduceScatter]):
+    """A sum over ranks, of which each has its own rows."""
+
+    template: ClassVar[str] = "cpp/collective/reduce_scatter.cpp.jinja"
+    headers: ClassVar[tuple[str, ...]] = ("ranks.h", "rank_rows.h")
+
+
+@dataclass(frozen=True)
+class GatherRowsParams(CollectiveParams[GatherRows]):
+    """The rows of all ranks."""
+
+    template: ClassVar[str] = "cpp/collective/gather_rows.cpp.jinja"
+    headers: ClassVar[tuple[str, ...]] = ("ranks.h", "rank_rows.h")
 
 
 @dataclass(frozen=True)

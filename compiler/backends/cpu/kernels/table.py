@@ -6,7 +6,7 @@ from typing import Any
 
 from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ....program.steps.base import Step
-from ....program.steps.collective import AllGather, AllReduce, Transfer
+from ....program.steps.collective import AllGather, AllReduce, GatherRows, ReduceScatter, Transfer
 from ....program.steps.embedding import Embedding, SelectRows
 from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from ....program.steps.pointwise import Pointwise
@@ -15,7 +15,7 @@ from ....program.steps.state import CausalConv, ChannelScan, GatedScan, Selectiv
 from ...kernel_table import KernelTable
 from .attention import AttentionParams, ChooseKeysParams, KvWriteParams
 from .base import KernelParams
-from .collective import AllGatherParams, AllReduceParams, TransferParams
+from .collective import AllGatherParams, AllReduceParams, GatherRowsParams, ReduceScatterParams, TransferParams
 from .embedding import EmbeddingParams, SelectRowsParams
 from .linear import ExpertLinearParams, ExpertLinearQParams, LinearParams, LinearQParams, QuantizeRowsParams
 from .norm import NORMS
@@ -41,6 +41,7 @@ _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     KvWrite: KvWriteParams, Attention: AttentionParams, ChooseKeys: ChooseKeysParams,
     Pointwise: PointwiseParams, **NORMS,
     AllReduce: AllReduceParams, AllGather: AllGatherParams, Transfer: TransferParams,
+    ReduceScatter: ReduceScatterParams, GatherRows: GatherRowsParams,
     CausalConv: CausalConvParams, ChannelScan: ChannelScanParams, GatedScan: GatedScanParams,
     SelectiveScan: SelectiveScanParams,
 }  # fmt: skip

@@ -1,0 +1,110 @@
+"""What all ranks would compute alike is divided by rows: sums over ranks, and the norms and sums behind them
+(Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198).
+
+A sum of which a norm or another sum is made is left with each rank for its own rows, and so is what is made of it; in
+front of whatever needs all rows these are gathered. Steps of few rows do as without the pass: every rank has all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ...compiler.graph.graph import TOKENS, Graph, TensorType, type_of
+from ...compiler.ops import OPS, traits_of
+from ...compiler.weights.handles import pieces_of
+from ...compiler.weights.shards import OnFirst, cut_of
+from ..base import Pass, PassContext, PassResult, Refusal
+
+ALL_REDUCE, SCATTER, GATHER = (OPS[name].overload for name in ("all_reduce", "reduce_scatter", "all_gather_rows"))
+EMBEDDING, VIEW = OPS["embedding"].overload, torch.ops.aten.view.default
+_NORMS = (OPS["rms_norm"].overload, OPS["layer_norm"].overload)
+ROWS = 32  # from so many on
+
+
+@dataclass(frozen=True)
+class DivideRows(Pass):
+    """Divide sums over ranks, and what is made of them row by row, in steps of `rows` rows and more."""
+
+    name: ClassVar[str] = "sequence"
+    tolerance: ClassVar[float | None] = 0.0
+
+    rows: int = ROWS
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        if graph.ranks == 1 or graph.stages > 1:
+            return PassResult(False)
+        alike, own = _alike(graph), set[fx.Node]()
+        sums = gathered = 0
+        for node in list(graph.nodes):
+            if node.op != "call_function":
+                continue
+            if node.target is ALL_REDUCE and type_of(node).rows == TOKENS:
+                if _is_worth(node, own | {node}, alike):
+                    node.target, node.args = SCATTER, (*node.args, self.rows)
+                    own.add(node)
+                    sums += 1
+                else:
+                    ctx.refusals.append(Refusal(self.name, node.name, "no norm and no sum of the ranks' is made of it"))
+            elif _by_row(node, own, alike):
+                own.add(node)
+        for node in [node for node in graph.nodes if node in own]:
+            gathered += self._gather(graph, node, [user for user in node.users if user not in own])
+        return PassResult(bool(sums), Counter({"sums by rows": sums, "gathered": gathered}))
+
+    def _gather(self, graph: Graph, node: fx.Node, readers: list[fx.Node]) -> int:
+        """Let these read all rows of what ranks have by rows; how often that is gathered."""
+        if not readers:
+            return 0
+        with graph.fx.inserting_after(node):
+            found = graph.call(GATHER, node, self.rows, origin=node)
+        for reader in readers:
+            reader.replace_input_with(node, found)
+        return 1
+
+
+def _alike(graph: Graph) -> set[fx.Node]:
+    """What every rank has, the same on all."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            found.add(node)
+        elif node.op == "get_attr":
+            pieces = pieces_of(graph.weight(node))
+            if not any(isinstance(piece, OnFirst) or cut_of(piece) is not None for piece in pieces):
+                found.add(node)
+        elif node.op == "call_function" and (_collects(node) or found.issuperset(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _collects(node: fx.Node) -> bool:
+    return traits_of(node.target).collective
+
+
+def _by_row(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
+    """Whether a call makes each row of one row of values of which each rank has its own, at least one of them, and of
+    what nothing will be fused with that is needed whole."""
+    kind = node.meta.get("type")
+    if node.op != "call_function" or node not in alike or not isinstance(kind, TensorType) or kind.rows != TOKENS:
+        return False
+    keeps = traits_of(node.target).elementwise or node.target in _NORMS or node.target is VIEW
+    if not keeps or own.isdisjoint(node.all_input_nodes):
+        return False
+    return all(_fits(value, own) for value in node.all_input_nodes)
+
+
+def _is_worth(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
+    """Whether something is computed row by row of a value, be it of a view of it."""
+    users = [user for user in node.users if _by_row(user, own, alike)]
+    return any(user.target is not VIEW or _is_worth(user, own | {user}, alike) for user in users)
+
+
+def _fits(value: Any, own: set[fx.Node]) -> bool:
+    while value.target is VIEW and value not in own:
+        value = value.args[0]
+    return value in own or value.op != "call_function" or value.target is EMBEDDING or _collects(value)

@@ -1,0 +1,149 @@
+"""Adapters on engines of several ranks: the numbers of one rank, whatever is divided, and nothing of it in the base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from icc import SamplingParams
+from icc.runtime.executor.cpu.ranked import RankedDevice
+from icc.runtime.format.load import open_engine
+from icc.runtime.llm import LLM
+from peft_models import adapted_logits, save_adapter
+from safetensors.torch import load_file, save_file
+from sizes import soak
+
+IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 7, 90]
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PROMPTS = [IDS[i : i + 6] for i in range(6)]
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+NAMES = [None, "first", "second", "third", "first", None]
+Make = Callable[..., Path]
+TENSORS, STAGES = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
+FOUR, BY_ROWS = {**TENSORS, **STAGES}, {**TENSORS, "sequence_parallel": True}
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, patterns = tmp_path_factory.mktemp("adapters"), {r"layers\.0\..*q_proj": 16, "up_proj": 2}
+    kinds: dict[str, dict[str, Any]] = {
+        "first": {},
+        "second": {"rank_pattern": patterns},
+        "third": {"lora_bias": True},
+    }
+    return {
+        name: save_adapter(model("llama"), folder / name, seed, r=4, target_modules=PROJECTIONS, **kind)
+        for seed, (name, kind) in enumerate(kinds.items())
+    }
+
+
+def difference(expected: Any, found: np.ndarray) -> float:
+    wanted = np.asarray(expected)
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def answers(llm: LLM, adapters: dict[str, Path]) -> list[list[int]]:
+    """A batch in which sequences have different adapters, of which there are more than slots."""
+    for name, path in adapters.items():
+        llm.load_adapter(name, path)
+    return [found.token_ids for found in llm.generate(PROMPTS, PARAMS, adapter=NAMES)]
+
+
+@pytest.fixture(scope="module")
+def wanted(engine: Make, adapters: dict[str, Path]) -> list[list[int]]:
+    with icc.load(engine("llama", adapters="2x16")) as llm:
+        return answers(llm, adapters)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [TENSORS, STAGES, *soak({"tensor_parallel": 4}, FOUR, BY_ROWS)],
+)
+def test_ranks_answer_as_one(
+    ranks: dict[str, int], engine: Make, model: Callable[[str], Path], adapters: dict[str, Path],
+    wanted: list[list[int]],
+) -> None:  # fmt: skip
+    """Mixed batches, three adapters in two slots; logits are PEFT's, and without an adapter those of an engine that has
+    no room, bit for bit; an adapter that was unloaded is gone."""
+    with icc.load(engine("llama", **ranks), threads=2) as plain:
+        base = plain.logits(IDS)
+    with icc.load(engine("llama", adapters="2x16", **ranks), threads=2) as llm:
+        assert isinstance(llm.executor.device, RankedDevice)  # type: ignore[attr-defined]
+        assert answers(llm, adapters) == wanted
+        for name, path in adapters.items():
+            assert difference(adapted_logits(model("llama"), path, IDS), llm.logits(IDS, adapter=name)) < 2e-5, name
+        assert np.array_equal(llm.logits(IDS), base)
+        llm.unload_adapter("first")
+        with pytest.raises(icc.IccError, match="there is no adapter 'first'"):
+            llm.logits(IDS, adapter="first")
+
+
+def test_pools_are_cut_as_their_weights(engine: Make) -> None:
+    """Column-parallel layers: A whole, B cut by rows; row-parallel ones: A cut by columns, B whole, a bias once."""
+    found = open_engine(engine("llama", adapters="2x16", **TENSORS))
+    plan = found.program.adapters
+    assert plan is not None
+    pools = {pool.weight: pool for pool in plan.pools}
+    sites = {site.parameter.split("layers.0.")[-1]: site for site in plan.sites}
+    q, down = sites["self_attn.q_proj.weight"], sites["mlp.down_proj.weight"]
+    halves = [[(0, q.n // 2)], [(q.n // 2, q.n)]]
+    assert not pools[q.a].cuts and (pools[q.b].axis, pools[q.b].cuts, pools[q.b].n) == (1, halves, q.n // 2)
+    assert pools[q.bias].cuts == halves
+    halves = [[(0, down.k // 2)], [(down.k // 2, down.k)]]
+    assert (pools[down.a].axis, pools[down.a].cuts, pools[down.a].k) == (2, halves, down.k // 2)
+    assert not pools[down.b].cuts and pools[down.bias].cuts == [[(0, down.n)], []]
+    found.close()
+
+
+EXPERTS = {
+    "r": 4, "target_modules": ["q_proj", "o_proj"],
+    "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+}  # fmt: skip
+
+
+def test_experts_keep_every_bit(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Whole experts on each rank, with their own As and Bs; also divided by columns."""
+    path, room = save_adapter(model("qwen3_moe"), tmp_path / "own", **EXPERTS), "2x16:q_proj,o_proj,experts.*"
+    found: list[np.ndarray] = []
+    for ranks in ({}, {"expert_parallel": 2}, TENSORS):
+        with icc.load(engine("qwen3_moe", adapters=room, **ranks), threads=2) as llm:
+            llm.load_adapter("own", path)
+            found.append(llm.logits(IDS, adapter="own"))
+            assert difference(llm.logits(IDS), found[0]) > 1e-3
+    assert np.array_equal(found[0], found[1]) and difference(found[0], found[2]) < 2e-5
+
+
+def test_scales_of_a_quantized_base(engine: Make, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
+    """AWQ scales what As read and Bs give: also of layers that another stage has."""
+    found: list[np.ndarray] = []
+    options = {"adapters": "2x16", "quant": "awq4", "calib_sequences": 2, "calib_length": 32}
+    for ranks in ({}, STAGES):
+        with icc.load(engine("llama", **options, **ranks), threads=2) as llm:
+            llm.load_adapter("first", adapters["first"])
+            found.append(llm.logits(IDS, adapter="first"))
+    assert np.array_equal(found[0], found[1])
+
+
+def test_what_lies_in_parts_is_refused_by_name(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    room = "2x16:all-linear,lm_head,embed_tokens"
+    path = save_adapter(model("llama"), tmp_path / "own", r=4, target_modules=["q_proj"], trainable_token_indices=[5])
+    with icc.load(engine("llama", adapters=room, **TENSORS), threads=2) as llm:
+        with pytest.raises(
+            icc.IccError, match=r"embed_tokens\.weight: icc cannot read its weight, which lies in parts"
+        ):
+            llm.load_adapter("own", path)
+        assert llm.adapters is not None and not llm.adapters.names
+
+
+def test_a_head_and_a_table_that_are_divided(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Words are divided among ranks: the head's change too, the table's is whole."""
+    path = save_adapter(model("llama"), tmp_path / "own", r=4, target_modules=["embed_tokens", "lm_head", "v_proj"])
+    file = path / "adapter_model.safetensors"  # PEFT adds both matrices as they were, which lie in parts here
+    save_file({name: value for name, value in load_file(file).items() if "lora_" in name}, file)
+    with icc.load(engine("llama", adapters="2x16:all-linear,lm_head,embed_tokens", **TENSORS), threads=2) as llm:
+        llm.load_adapter("own", path)
+        assert difference(adapted_logits(model("llama"), path, IDS), llm.logits(IDS, adapter="own")) < 2e-5
