@@ -40,13 +40,13 @@ class HiddenRows:
         return self.rows[part.start // size - self.start : part.stop // size - self.start].tobytes()
 
 
-def _extras(start: int, rows: np.ndarray) -> Extras:
+def extras(start: int, rows: np.ndarray) -> Extras:
     """What a sequence gives of the positions from `start` on: `DeclaredRows` asks it for slices alone."""
     return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
 
 
 @dataclass(slots=True)
-class _Unread:
+class Unread:
     """Hidden states [n, H] of a request, of the positions from `start` on, of which the layer has read those before
     `read`, and where the request's blocks lie."""
 
@@ -61,6 +61,15 @@ class _Unread:
         """The position behind the last hidden state."""
         return self.start + len(self.rows)
 
+    @property
+    def waiting(self) -> int:
+        """How many hidden states wait."""
+        return self.end - self.read
+
+    def all_read(self) -> Unread:
+        """What is left when all has been read: the last hidden state, which may be read again."""
+        return Unread(self.end - 1, self.end, self.rows[-1:], self.tables, self.prompt)
+
 
 class LayerDrafter(Drafter):
     """Reads the hidden states of every step, at once or later, and guesses a chain."""
@@ -68,11 +77,12 @@ class LayerDrafter(Drafter):
     follows = True
     first_rate = 0.7
 
-    def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str) -> None:
-        """block_sizes: of each KV group."""
-        self.name = name
+    def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str, keeps: bool = True) -> None:
+        """block_sizes: of each KV group. keeps: whether the layer has keys and values of its own. One that has not
+        needs to read no token but the newest, from whose place it guesses all that follow."""
+        self.name, self._keeps = name, keeps
         self._executor, self._block_sizes = executor, block_sizes
-        self._unread: dict[int, _Unread] = {}
+        self._unread: dict[int, Unread] = {}
 
     def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
         wanted: list[tuple[ScheduledSequence, int, int]] = []  # with its first row and how many of them are right
@@ -84,12 +94,15 @@ class LayerDrafter(Drafter):
                 wanted.append((sequence, row, min(len(sequence.token_ids), text - 1 - sequence.start)))
             row += len(sequence.token_ids)
         wanted = [(sequence, row, count) for sequence, row, count in wanted if count > 0]
-        hidden = self._hidden([row + i for _, row, count in wanted for i in range(count)])
+        spared = [0 if self._keeps else count - 1 for _, _, count in wanted]
+        hidden = self._hidden(
+            [row + i for (_, row, count), first in zip(wanted, spared, strict=True) for i in range(first, count)]
+        )
         start = 0
-        for sequence, _, count in wanted:
-            self._keep(sequence, hidden[start : start + count])
-            start += count
-        full = [i for i, unread in self._unread.items() if i in generations and unread.end - unread.read >= WAITING]
+        for (sequence, _, count), first in zip(wanted, spared, strict=True):
+            self._keep(sequence, sequence.start + first, hidden[start : start + count - first])
+            start += count - first
+        full = [i for i, unread in self._unread.items() if i in generations and unread.waiting >= WAITING]
         self._read({i: generations[i] for i in full})
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
@@ -105,9 +118,9 @@ class LayerDrafter(Drafter):
         while active := [i for i in found if len(guesses[i]) < depths[i]]:
             parts: list[ScheduledSequence] = []
             for i in active:
-                place = texts[i] - 2 + len(guesses[i])  # behind the last hidden state of the model
+                place = texts[i] - 2 + self._keeps * len(guesses[i])  # behind the last hidden state of the model
                 if self._has_place(tables[i], place):
-                    hidden = _extras(place, found[i][1])
+                    hidden = extras(place, found[i][1])
                     parts.append(
                         ScheduledSequence(i, (guesses[i][-1],), place, tables[i], 1, None, False, prompts[i], hidden)
                     )
@@ -133,14 +146,14 @@ class LayerDrafter(Drafter):
             found.append(part.reshape(len(part), -1))
         return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
-    def _keep(self, sequence: ScheduledSequence, rows: np.ndarray) -> None:
-        """Keep a sequence's hidden states until they are read: behind those that wait, if they follow."""
+    def _keep(self, sequence: ScheduledSequence, start: int, rows: np.ndarray) -> None:
+        """Keep a sequence's hidden states, of the positions from `start` on, until they are read: behind those that
+        wait, if they follow."""
         before = self._unread.get(sequence.request_id)
-        start = sequence.start
-        if before is not None and before.read < start <= before.end:
+        if self._keeps and before is not None and before.read < start <= before.end:
             rows = np.concatenate([before.rows[before.read - before.start : start - before.start], rows])
             start = before.read
-        self._unread[sequence.request_id] = _Unread(start, start, rows, sequence.block_tables, sequence.prompt)
+        self._unread[sequence.request_id] = Unread(start, start, rows, sequence.block_tables, sequence.prompt)
 
     def _is_current(self, request_id: int, length: int) -> bool:
         """Whether the newest hidden state is that before the newest of `length` tokens."""
@@ -162,7 +175,7 @@ class LayerDrafter(Drafter):
                 unread, text = self._unread[i], [*generations[i].prompt, *generations[i].token_ids]
                 end = min(unread.end, done[i] + room)
                 if end > done[i]:
-                    hidden = _extras(unread.start, unread.rows)
+                    hidden = extras(unread.start, unread.rows)
                     tokens = tuple(text[done[i] + 1 : end + 1])
                     parts.append(
                         ScheduledSequence(i, tokens, done[i], unread.tables, 1, None, False, unread.prompt, hidden)
@@ -170,8 +183,7 @@ class LayerDrafter(Drafter):
                     room, done[i] = room - len(tokens), end
             newest |= self._step(parts)
         for i in generations:
-            unread = self._unread[i]
-            self._unread[i] = _Unread(unread.end - 1, unread.end, unread.rows[-1:], unread.tables, unread.prompt)
+            self._unread[i] = self._unread[i].all_read()
         return newest
 
     def _step(self, parts: Sequence[ScheduledSequence]) -> dict[int, tuple[int, np.ndarray]]:

@@ -15,8 +15,9 @@ from icc.compiler.weights.handles import Constant
 from icc.passes import pipelines
 from icc.passes.attention.select_logit_rows import SelectLogitRows
 from icc.passes.base import PassContext
+from icc.passes.drafting import Taps
 from icc.passes.manager import run_passes
-from icc.passes.speculate.insert_draft_layer import DraftLayer, InsertDraftLayer, Taps
+from icc.passes.speculate.insert_draft_layer import DraftLayer, InsertDraftLayer
 from icc.runtime.format.batch import BatchArray
 from icc.runtime.format.speculation import DRAFT_HIDDEN
 
