@@ -86,12 +86,13 @@ def spread(graph: Graph, logits: fx.Node, vocabulary: torch.Tensor, tokens: int)
 
 
 def among_clusters(graph: Graph, logits: fx.Node, states: fx.Node, clusters: Clusters) -> fx.Node:
-    """Logits [T, vocab] in which those of tokens of other clusters are minus infinity. states [T, H]: what the head
-    reads."""
+    """Logits [T, .., vocab] in which those of tokens of other clusters are minus infinity. states [T, .., H]: what the
+    head reads."""
     weight = graph.add_weight(f"{PREFIX}.centroids", clusters.centroids)
     scores = graph.call(LINEAR, states, weight, None)
     best = graph.call(operator.getitem, graph.call(TOPK, scores, clusters.kept, True), 0)
-    least = graph.call(aten.slice.Tensor, best, 1, clusters.kept - 1, clusters.kept)
+    axis = type_of(best).rank - 1
+    least = graph.call(aten.slice.Tensor, best, axis, clusters.kept - 1, clusters.kept)
     out, kept = (
         graph.add_weight(f"{PREFIX}.{name}", Constant(torch.tensor([value])))
         for name, value in (("out", float("-inf")), ("kept", 0.0))

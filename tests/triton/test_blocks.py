@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path: Path = tmp_path_factory.mktemp(request.param)
     if request.param == "assistant":
-        reference: Any = assistant_models.save_pair("clusters", path)
+        reference: Any = assistant_models.save_pair("shared", path)
     else:
         target = target_of(CASES["specforge"], path / "model")
         case = dflash_models.CASES["zlab"]
