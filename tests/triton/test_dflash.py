@@ -1,12 +1,10 @@
-"""An assistant and a DFlash drafter on the CUDA executor over a fake driver: plain decoding's tokens, and the guesses
-of published code."""
+"""A DFlash drafter on the CUDA executor over a fake driver: plain tokens, and the guesses of published code."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import assistant_models
 import dflash_models
 import pytest
 from building import GpuEngine, build
@@ -19,7 +17,6 @@ from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.draft_block import BlockDrafter
-from icc.runtime.speculate.draft_layer import LayerDrafter
 from icc.runtime.speculate.speculator import Speculator
 
 pytestmark = pytest.mark.slow
@@ -32,23 +29,17 @@ PARAMS = [SamplingParams(max_tokens=5, temperature=t, seed=3, ignore_eos=True) f
 class Pair(NamedTuple):
     """An engine, as it is before its objects are compiled, with what its drafter's guesses are compared with."""
 
-    name: str
     built: GpuEngine
-    reference: Any
+    reference: dflash_models.Reference
 
 
-@pytest.fixture(scope="module", params=["assistant", "dflash"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    path: Path = tmp_path_factory.mktemp(request.param)
-    if request.param == "assistant":
-        reference: Any = assistant_models.save_pair("shared", path)
-    else:
-        target = target_of(CASES["specforge"], path / "model")
-        case = dflash_models.CASES["zlab"]
-        dflash_models.save_dflash(case, target, path / "drafter")
-        reference = dflash_models.Reference(case, target, path / "drafter")
-    built = build(path / "model", "none", LIMITS, draft_layer=f"{request.param}:{path / 'drafter'}")
-    return Pair(request.param, built, reference)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    path: Path = tmp_path_factory.mktemp("dflash")
+    target, case = target_of(CASES["specforge"], path / "model"), dflash_models.CASES["zlab"]
+    dflash_models.save_dflash(case, target, path / "drafter")
+    built = build(path / "model", "none", LIMITS, draft_layer=f"dflash:{path / 'drafter'}")
+    return Pair(built, dflash_models.Reference(case, target, path / "drafter"))
 
 
 def test_tokens_and_guesses(pair: Pair) -> None:
@@ -58,11 +49,7 @@ def test_tokens_and_guesses(pair: Pair) -> None:
     driver, engine = FakeDriver(pair.built.objects()), pair.built.engine()
     executor: Any = Player(CudaDevice(engine, cuda=Cuda(bindings=driver)))
     sizes, seen = [group.block_size for group in executor.groups], []
-    drafter: Any = (
-        LayerDrafter(executor, sizes, "assistant", keeps=False)
-        if pair.name == "assistant"
-        else BlockDrafter(executor, sizes, "dflash", dflash_models.BLOCK, dflash_models.MASK, LIMITS.max_seq_len)
-    )
+    drafter: Any = BlockDrafter(executor, sizes, "dflash", dflash_models.BLOCK, dflash_models.MASK, LIMITS.max_seq_len)
     propose = drafter.propose
 
     def watched(wishes: Any) -> Any:
