@@ -302,9 +302,8 @@ class Compilation:
         if self.acceptance and self.request.target.is_here and self.graph.ranks == 1:  # ranks are not measured
             cost = measure.step_cost(stage, self.request.target, built, self.limits)
         guesses = self.options.spec_guesses
-        return with_speculation(
-            built.program, speculation(self.request.choice, self.acceptance, self.limits, guesses, cost)
-        )
+        found = speculation(self.request.choice, self.acceptance, self.limits, guesses, cost, self.draft_layer)
+        return with_speculation(built.program, found)
 
     def _quantization(self, sequences: Sequence[Sequence[int]]) -> list[Pass]:
         """The quantization passes; `sequences` are what calibrated methods read."""

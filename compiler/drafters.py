@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-FROM_FILES = ("eagle", "medusa")  # drafters with weights of their own, in a directory
-LAYERS = ("mtp", "eagle")  # those that are a layer over tokens and hidden states
+FROM_FILES = ("eagle", "assistant", "dflash", "medusa")  # drafters with weights of their own, in a directory
+LAYERS = ("mtp", "eagle", "assistant", "dflash")  # those that are a layer over tokens and hidden states

@@ -56,16 +56,16 @@ class CompileOptions:
     but "all" lose something. gate: what the engine, kernels included, may lose against the model that it is made of:
     "ppl=2%" (perplexity rises by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats);
     GateError if it loses more. passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes`
-    reads them; "" for none. spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "medusa:DIR",
-    "layer-skip:LAYERS", "ngram", "suffix" or "none". spec_guesses: the size of the tree of draft heads at every batch
-    size, instead of what its cost says. deterministic: a request's logits have the same bits whatever else is in its
-    steps; on a CPU they always do. lora: an adapter that is merged first. adapters: see AdapterSlots. tensor_parallel,
-    expert_parallel: processes that run the engine together, each with parts of the weights; where both are given, they
-    are the same ranks. sequence_parallel: what they would all do alike of a prompt is divided by rows.
-    pipeline_parallel: each with some layers. prefix: system prompts, or beginnings of conversations, whose KV the
-    engine has. schema, grammar: what answers follow, so that the first that does waits for nothing. like: an engine of
-    another checkpoint of these shapes; what is written has the weights that differ from its, and takes everything else
-    from it. tune: choose the blocks of CPU products by time, on this machine.
+    reads them; "" for none. spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "assistant:DIR",
+    "dflash:DIR", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix" or "none". spec_guesses: the size of the tree of
+    draft heads at every batch size, instead of what its cost says. deterministic: a request's logits have the same bits
+    whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged first. adapters: see
+    AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each with parts of the
+    weights; where both are given, they are the same ranks. sequence_parallel: what they would all do alike of a prompt
+    is divided by rows. pipeline_parallel: each with some layers. prefix: system prompts, or beginnings of
+    conversations, whose KV the engine has. schema, grammar: what answers follow, so that the first that does waits for
+    nothing. like: an engine of another checkpoint of these shapes; what is written has the weights that differ from
+    its, and takes everything else from it. tune: choose the blocks of CPU products by time, on this machine.
     """
 
     model: Path
@@ -183,6 +183,8 @@ class CompileOptions:
             "none": "no speculation",
             "mtp": "the checkpoint's layer that predicts further tokens",
             "eagle:DIR": "the EAGLE-3 drafter in this directory",
+            "assistant:DIR": "the assistant in this directory, which reads the model's keys and values",
+            "dflash:DIR": "the DFlash drafter in this directory, which guesses a block at once",
             "medusa:DIR": "the heads in this directory, see icc train-heads",
             "layer-skip:LAYERS": "the model's first layers",
             "ngram": "what followed the same tokens before",

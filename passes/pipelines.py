@@ -20,12 +20,12 @@ from .canonicalize.fold_constants import FoldConstants
 from .canonicalize.position_tables import PositionTables
 from .canonicalize.recognize_norms import RecognizeNorms
 from .canonicalize.simplify import Simplify
+from .drafting import PREFIX as LAYER_PREFIX
 from .fuse.add_norm import FuseAddNorm
 from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
 from .fuse.sort_columns import SortColumns
 from .manager import check_order
-from .speculate.insert_draft_layer import PREFIX as LAYER_PREFIX
 from .speculate.insert_draft_layer import DraftLayer, InsertDraftLayer
 
 

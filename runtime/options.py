@@ -30,10 +30,10 @@ class LoadOptions:
     kv_bytes: memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory).
     swap_bytes: of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB,
     within 25 % of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none",
-    "mtp", "eagle", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G", "layer-skip", "draft" or "draft:ENGINE"
-    (default: what the engine was compiled for); it changes no output, unless spec_accept is "typical", which is lossy:
-    sampled requests then take guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other
-    bounds than 0.09,0.3).
+    "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G", "layer-skip",
+    "draft" or "draft:ENGINE" (default: what the engine was compiled for); it changes no output, unless spec_accept is
+    "typical", which is lossy: sampled requests then take guesses that are probable enough (Cai et al. 2024;
+    "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
     """
 
     path: str | os.PathLike[str]
@@ -86,6 +86,8 @@ class LoadOptions:
             "none": "no speculation",
             "mtp": "the layer that predicts further tokens, of an engine compiled with it",
             "eagle": "the EAGLE-3 drafter, of an engine compiled with it",
+            "assistant": "the assistant that reads the model's keys and values, of an engine compiled with it",
+            "dflash": "the DFlash drafter, of an engine compiled with it",
             "medusa": "draft heads, of an engine compiled with them",
             "layer-skip": "the first layers, of an engine compiled so",
             "ngram": "what followed the same tokens before",

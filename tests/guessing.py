@@ -64,3 +64,21 @@ def check_chains(
     assert len(seen) > 20 and max(len(chain) for _, chain in seen) == 8
     same = [list(chain) == reference(text, len(chain)) for text, chain in seen[::4]]
     assert sum(same) >= len(same) - 1, "but for one tie"
+
+
+def check_acceptance(
+    engine: Path, name: str, prompt: list[int], params: SamplingParams, reference: Callable[[list[int], int], list[int]]
+) -> None:
+    """As many guesses of a greedy request are accepted as there would be with `reference(text, count)`, 8 at a time at
+    most."""
+    with load(engine, threads=1) as llm:
+        [found] = always(llm, name).generate([prompt], [params])
+        assert llm.loop.speculator is not None, "it failed"
+        counts = llm.loop.speculator.counts
+    tokens, done, expected = list(found.token_ids), 1, [0, 0]  # guesses, and those that are right
+    while (room := len(tokens) - done - 1) > 0:
+        guesses = reference([*prompt, *tokens[:done]], min(room, 8))
+        right = next((i for i, guess in enumerate(guesses) if guess != tokens[done + i]), len(guesses))
+        expected = [expected[0] + len(guesses), expected[1] + right]
+        done += right + 1
+    assert [counts.guesses, counts.accepted] == expected and expected[1] > 0

@@ -185,8 +185,8 @@ class Graph:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether some attention sees later tokens, so that a sequence must run in one step."""
-        return any(attention_spec(n).mask.ahead for n in self.attention_nodes)
+        """Whether some attention sees later tokens so that a sequence must run in one step."""
+        return any(attention_spec(n).within_step for n in self.attention_nodes)
 
     @property
     def output(self) -> fx.Node:

@@ -32,7 +32,8 @@ def attention(
 ) -> Tensor:
     """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
-    Where the mask sees later tokens, the whole sequence must be in one step, and nothing of it is kept. sinks[Hq] add
+    Where the mask sees later tokens, the whole sequence must be in one step, and nothing of it is kept, unless it is
+    `spec.cached`. sinks[Hq] add
     exp(sink) to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
     P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E], or
     [T, 1, E] for all heads, adds column `spec.later` + query position - key position of the query's own row, and

@@ -52,7 +52,8 @@ class AttentionSpec(ConstantArgument):
     layer: the number of its KV cache; layers with one number read the same. scale: of the products of queries and keys;
     0 weighs all that is seen alike. softcap: scores become softcap * tanh(score / softcap) (0: they stay). later,
     key_later: columns of `row_bias` and `key_bias` that are for later keys. rope: how the vectors that are rotated
-    inside are paired, "half" or "interleaved". policy: which tokens the cache gives up; None keeps all.
+    inside are paired, "half" or "interleaved". policy: which tokens the cache gives up; None keeps all. cached: keys
+    and values are kept even where the mask sees later tokens, of which then only those of the same step are seen.
     """
 
     layer: int
@@ -63,3 +64,9 @@ class AttentionSpec(ConstantArgument):
     key_later: int = 0
     rope: Literal["half", "interleaved"] = "half"
     policy: Eviction | None = None
+    cached: bool = False
+
+    @property
+    def within_step(self) -> bool:
+        """Whether a sequence must run in one step, and nothing of it is kept."""
+        return self.mask.ahead != 0 and not self.cached

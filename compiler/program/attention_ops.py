@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
@@ -44,26 +45,36 @@ def _begins(k: Placed, v: Placed) -> bool:
     return place == (v.space, v.name, v.offset, v.row_stride, v.shape[0], v.strides) and v.shape[1] <= k.shape[1]
 
 
+def _written(low: Lowerer, given: Mapping[str, Any], kind: str) -> tuple[Placed, Placed, bool]:
+    """Keys and values as they are written to a cache of that kind, and whether the latter are the beginning of the
+    former, so that they are not stored."""
+    k, v = low.dense(low.placed(given["k"])), low.placed(given["v"])
+    shared = _begins(k, v) and given["k_cos"] is None and find_kv_format(kind).shares(v.shape[1])
+    return k, v if shared else low.dense(v), shared
+
+
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
     given = named_arguments(node)
     spec: AttentionSpec = given["spec"]
-    seen, policy = spec.mask, spec.policy
-    q, k = (low.dense(low.placed(given[name])) for name in ("q", "k"))
-    v = low.placed(given["v"])
-    kind = low.options.kv_dtype if seen.ahead else low.options.kv_of(spec.layer)
-    shared = _begins(k, v) and given["k_cos"] is None and find_kv_format(kind).shares(v.shape[1])
-    v = v if shared else low.dense(v)
+    seen, policy, within = spec.mask, spec.policy, spec.within_step
+    q = low.dense(low.placed(given["q"]))
+    kind = low.options.kv_dtype if within else low.options.kv_of(spec.layer)
+    writes = within or low.first_of(low.kv_layer(spec.layer))  # layers may read what another has written
+    k, v, shared = _written(low, given, kind) if writes else (None, None, False)
     vectors = {name: low.vector(given[name]) for name in ("q_cos", "q_sin", "k_cos", "k_sin", "sinks", "alibi", "bias")}
     by_row, by_key = (
         None if given[name] is None else low.dense(low.placed(given[name])) for name in ("row_bias", "key_bias")
     )
     chooses = policy is not None and policy.chooses
     window, front = (seen.window, 0) if policy is None or chooses else (policy.size, policy.beside)
-    align = low.options.profile.kv_align
-    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses, align=align)
-    layer = low.scratch_layer(cached) if seen.ahead else low.kv_layer(spec.layer)
-    low.cache(layer, cached, kind, WITHIN_STEP if seen.ahead else window, policy)
+    if k is None or v is None:  # in this step, or in one before
+        cached = low.builder.kv_layers[low.kv_layer(spec.layer)].layer
+    else:
+        align = low.options.profile.kv_align
+        cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses, align=align)
+    layer = low.scratch_layer(cached) if within else low.kv_layer(spec.layer)
+    low.cache(layer, cached, kind, WITHIN_STEP if within else window, policy)
     kept: dict[str, Any] = {"layer": layer, "kv": cached, "cache": kind, "block_size": low.options.block_size}
 
     def rotary(cos: Any) -> Rotary:
@@ -73,7 +84,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         return Rotary(width, rows, spec.rope)
 
     new: dict[str, Any] = {}
-    if seen.ahead or low.first_of(layer):  # layers may read what another has written
+    if k is not None and v is not None:
         write = KvWrite(
             k=k.operand, v=None if shared else v.operand, cos=vectors["k_cos"], sin=vectors["k_sin"],
             rotary=rotary(given["k_cos"]), **kept,

@@ -35,7 +35,8 @@ class SpecChoice:
 
     @classmethod
     def parse(cls, text: str) -> SpecChoice | None:
-        """`none`, `ngram`, `suffix`, `lookahead`, `lookahead:W,N,G`, `mtp`, `eagle:DIR`, `medusa:DIR` or
+        """`none`, `ngram`, `suffix`, `lookahead`, `lookahead:W,N,G`, `mtp`, `eagle:DIR`, `assistant:DIR`, `dflash:DIR`,
+        `medusa:DIR` or
         `layer-skip:LAYERS`; UsageError for anything else."""
         drafter, _, value = text.partition(":")
         if drafter in ("", "none"):
@@ -47,7 +48,10 @@ class SpecChoice:
         known: dict[str, bool] = {"layer-skip": layers > 0}
         known |= dict.fromkeys(("ngram", "suffix", "mtp"), not value) | dict.fromkeys(FROM_FILES, bool(value))
         if not known.get(drafter):
-            hint = "give mtp, eagle:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix, lookahead or none"
+            hint = (
+                "give mtp, eagle:DIR, assistant:DIR, dflash:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix, "
+                "lookahead or none"
+            )
             raise UsageError(f"--spec {text!r} is not known at compile time", hint)
         return cls(drafter, Path(value) if drafter in FROM_FILES else None, layers)
 

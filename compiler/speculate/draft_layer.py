@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...passes import pipelines
 from ...passes.base import PassContext
+from ...passes.drafting import Clusters, Taps
 from ...passes.manager import run_passes
-from ...passes.speculate.insert_draft_layer import DraftLayer, Taps
+from ...passes.speculate.insert_draft_layer import DraftLayer
+from ..frontend.assistant import load_assistant
+from ..frontend.dflash.load import load_dflash
 from ..frontend.eagle.load import load_eagle
 from ..frontend.mtp import load_mtp
 from ..frontend.source.source import ModelSource
@@ -15,14 +20,16 @@ from .choice import SpecChoice
 
 def load_draft_layer(choice: SpecChoice | None, source: ModelSource, graph: Graph) -> DraftLayer | None:
     """The layer that `choice` asks for, in the canonical form; None where it asks for none. UsageError where the
-    checkpoint that `graph` was read from has none; for a drafter's directory, see `load_eagle`."""
+    checkpoint that `graph` was read from has none; for a drafter's directory, see `load_eagle` and its like."""
     if choice is None or not choice.is_layer:
         return None
-    layer = (
-        _eagle(choice, source, graph) if choice.path is not None else DraftLayer(load_mtp(source, graph.max_seq_len))
-    )
+    layer = _LOADERS[choice.drafter](choice, source, graph)
     run_passes(layer.graph, pipelines.canonicalize(), PassContext())
     return layer
+
+
+def _mtp(choice: SpecChoice, source: ModelSource, graph: Graph) -> DraftLayer:
+    return DraftLayer(load_mtp(source, graph.max_seq_len))
 
 
 def _eagle(choice: SpecChoice, source: ModelSource, graph: Graph) -> DraftLayer:
@@ -31,3 +38,24 @@ def _eagle(choice: SpecChoice, source: ModelSource, graph: Graph) -> DraftLayer:
     own = found.config
     taps = Taps(own.taps, found.projection, found.norms, found.joined_norm, own.text.rms_norm_eps)
     return DraftLayer(found.graph, taps, found.vocabulary, own.norm_output)
+
+
+def _assistant(choice: SpecChoice, source: ModelSource, graph: Graph) -> DraftLayer:
+    assert choice.path is not None
+    found = load_assistant(choice.path, source, graph)
+    clusters = None
+    if found.centroids is not None and found.cluster_of is not None:
+        clusters = Clusters(found.centroids, found.cluster_of, found.kept)
+    return DraftLayer(found.graph, projected=found.post_projection, reads=found.reads, clusters=clusters)
+
+
+def _dflash(choice: SpecChoice, source: ModelSource, graph: Graph) -> DraftLayer:
+    assert choice.path is not None
+    found = load_dflash(choice.path, source, graph)
+    own = found.config
+    return DraftLayer(found.graph, Taps(own.taps, found.projection), block=own.block, mask_token=own.mask_token)
+
+
+_LOADERS: dict[str, Callable[[SpecChoice, ModelSource, Graph], DraftLayer]] = {
+    "mtp": _mtp, "eagle": _eagle, "assistant": _assistant, "dflash": _dflash,
+}  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...passes.speculate.insert_draft_layer import DraftLayer
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import Program
 from ...runtime.format.speculation import MAX_GUESSES, DraftTree, Speculation
@@ -19,18 +20,24 @@ SEQUENCES = 8  # of the calibration text, on which acceptance is measured
 
 
 def speculation(
-    choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], limits: Limits, guesses: int | None, cost: Cost
+    choice: SpecChoice | None,
+    acceptance: Sequence[Sequence[float]],
+    limits: Limits,
+    guesses: int | None,
+    cost: Cost,
+    layer: DraftLayer | None = None,
 ) -> Speculation | None:
     """What program.json says: the drafter, what a guess costs at first sight, which of a mixture of experts is mostly
     the experts that it touches, and, for heads, one tree per power of two of requests.
 
-    guesses: of each tree; None for as many as pay.
+    guesses: of each tree; None for as many as pay. layer: the one that guesses, if there is one.
     """
     if choice is None:
         return None
     slope = round(max(0.0, (cost(1, FEW) / cost(1, 0) - 1) / FEW), 4)
     if not acceptance:
-        return Speculation(choice.drafter, slope=slope)
+        block = {} if layer is None else {"block": layer.block, "mask_token": layer.mask_token}
+        return Speculation(choice.drafter, slope=slope, **block)
     most = limits.max_batch_size
     trees: list[DraftTree] = []
     for batch in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):

@@ -79,7 +79,7 @@ def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
     """The calls that read each cache, by its layer's number, of those that keep something beyond a step."""
     found: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target is PAGED and not attention_spec(node).mask.ahead:
+        if node.target is PAGED and not attention_spec(node).within_step:
             found.setdefault(attention_spec(node).layer, []).append(node)
     return found
 

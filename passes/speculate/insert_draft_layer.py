@@ -1,14 +1,15 @@
 """A layer that guesses, as a section with logits of its own (multi-token prediction, EAGLE), and what it reads of a
 step, as a section that gives the hidden states of its tokens.
 
-The layer has keys and values of its own, in KV layers behind the model's. What it shares with the model, such as the
-embedding and the LM head, it reads where the model does, in the form that quantization gave it.
+The layer has keys and values of its own, in KV layers behind the model's, or reads the model's. What it shares with the
+model, such as the embedding and the LM head, it reads where the model does, in the form that quantization gave it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,36 +24,19 @@ from ...compiler.graph.graph import (
     TAP,
     TOKENS,
     Graph,
+    attention_spec,
     layer_of,
     set_layer,
     type_of,
 )
-from ...compiler.ops import OPS, traits_of
-from ...compiler.weights.handles import Constant, Weight
+from ...compiler.ops import OPS, named_arguments, traits_of
+from ...compiler.weights.handles import Weight
 from ...compiler.weights.same import same_weight
 from ..base import Pass, PassContext, PassResult
-from ..layer_ends import LayerEnds
+from ..drafting import PREFIX, Clusters, Taps, among_clusters, projected, spread, tapped
 from ..quantize.select import lm_heads
 
-aten = torch.ops.aten
-LINEAR, NORM, COLUMNS = (OPS[name].overload for name in ("linear", "rms_norm", "columns"))
-PREFIX = "draft_layer"
-
-
-@dataclass(frozen=True)
-class Taps:
-    """Where the first hidden states come from, other than from the model's last norm: from the values behind so many
-    layers, joined, through a product.
-
-    layers: behind how many layers each value is taken. projection [H, len(layers) * model's H]. norms: RMSNorm weights
-    [model's H], of each value, and joined_norm [len(layers) * model's H], of all together, with `eps`; none for none.
-    """
-
-    layers: tuple[int, ...]
-    projection: Weight
-    norms: tuple[Weight, ...] = ()
-    joined_norm: Weight | None = None
-    eps: float = 0.0
+ATTENTION, LINEAR, NORM = (OPS[name].overload for name in ("attention", "linear", "rms_norm"))
 
 
 @dataclass(frozen=True)
@@ -61,19 +45,28 @@ class DraftLayer:
 
     taps: None where its first hidden states are what the model's LM head reads. vocabulary: int64 [logits], the token
     that each of its logits is for; None where these are the model's. normed: whether it goes on from what its own head
-    reads, else from the value before that norm.
+    reads, else from the value before that norm; with `projected` [DRAFT_HIDDEN's H, H] through a product. reads: by the
+    number of an attention of the graph, that of the model's whose keys and values it reads; those that it has there
+    stand for them. clusters: of its vocabulary, whose tokens alone are guessed. block: how many tokens it guesses at
+    once, the known one before them among them, and mask_token, which stands for the others; 0 where it guesses one
+    token.
     """
 
     graph: Graph
     taps: Taps | None = None
     vocabulary: torch.Tensor | None = None
     normed: bool = True
+    projected: Weight | None = None
+    reads: Mapping[int, int] = field(default_factory=dict)
+    clusters: Clusters | None = None
+    block: int = 0
+    mask_token: int = 0
 
 
 @dataclass(frozen=True)
 class InsertDraftLayer(Pass):
     """Insert `layer`. UsageError where its logits or those of the model are no linear layer's, or of another
-    vocabulary, or where the layers that it taps do not show."""
+    vocabulary, or where the layers that it taps or reads do not show."""
 
     layer: DraftLayer | None = None
     name: ClassVar[str] = "insert-draft-layer"
@@ -84,26 +77,35 @@ class InsertDraftLayer(Pass):
             return PassResult(False)
         layer = self.layer
         head, own = _head(graph), _head(layer.graph)
+        read = {own: _attention(graph, number) for own, number in layer.reads.items()}
         if layer.vocabulary is None and type_of(head).shape[-1] != type_of(own).shape[-1]:
             raise UsageError("--spec: the layer that guesses has another vocabulary than the model")
-        tapped = None if layer.taps is None else _tapped(graph, layer.taps)
-        copies = self._copied(graph, ctx, layer.graph)
+        values = None if layer.taps is None else tapped(graph, layer.taps)
+        copies = self._copied(graph, ctx, layer.graph, read)
         logits, states = copies[layer.graph.output], copies[own.args[0]]  # type: ignore[index]
         if not layer.normed:
             states = _before_norm(states)
         with graph.fx.inserting_before(graph.end):
-            if layer.taps is None or tapped is None:
+            if layer.taps is None or values is None:
                 hidden = _again(graph, head.args[0])  # type: ignore[arg-type]
             else:
-                hidden = _projected(graph, layer.taps, tapped)
+                hidden = projected(graph, layer.taps, values)
+            if layer.clusters is not None:
+                logits = among_clusters(graph, logits, states, layer.clusters)
+            if layer.projected is not None:
+                weight = graph.add_weight(f"{PREFIX}.post_projection", layer.projected)
+                states = graph.call(LINEAR, states, weight, None)
             if layer.vocabulary is not None:
-                logits = _spread(graph, logits, layer.vocabulary, type_of(head).shape[-1])
+                logits = spread(graph, logits, layer.vocabulary, type_of(head).shape[-1])
         graph.returns(**{f"{TAP}.{HIDDEN}": hidden})
         graph.returns(**{f"{DRAFT_LAYER}.{LOGITS}": logits, f"{DRAFT_LAYER}.{HIDDEN}": states})
         return PassResult(True, Counter({"draft-layer": 1}))
 
-    def _copied(self, graph: Graph, ctx: PassContext, layer: Graph) -> dict[fx.Node, fx.Node]:
-        """The layer's nodes -> their copies in the graph."""
+    def _copied(
+        self, graph: Graph, ctx: PassContext, layer: Graph, read: Mapping[int, fx.Node]
+    ) -> dict[fx.Node, fx.Node]:
+        """The layer's nodes -> their copies in the graph. read: by the number of an attention, the one whose keys and
+        values are in place of its own."""
         copies = dict[fx.Node, fx.Node]()
         first = 1 + max((layer_of(n) for n in graph.nodes if _has_cache(n)), default=-1)
         for array in layer.declared:
@@ -121,7 +123,9 @@ class InsertDraftLayer(Pass):
                 elif node.op == "call_function":
                     args: Any = fx.map_arg(node.args, lambda n: copies[n])
                     copies[node] = graph.call(node.target, *args, origin=node)
-                    if _has_cache(node):
+                    if _has_cache(node) and (theirs := read.get(layer_of(node))) is not None:
+                        _reads_keys(copies[node], theirs)
+                    elif _has_cache(node):
                         set_layer(copies[node], first + layer_of(node))
         return copies
 
@@ -137,6 +141,30 @@ class InsertDraftLayer(Pass):
 
 def _has_cache(node: fx.Node) -> bool:
     return node.op == "call_function" and traits_of(node.target).stateful
+
+
+def _attention(graph: Graph, layer: int) -> fx.Node:
+    """The model's attention of that number."""
+    found = next((n for n in graph.nodes if n.target is ATTENTION and layer_of(n) == layer), None)
+    if found is None:
+        raise UsageError(f"--spec: the keys and values of the model's layer {layer} do not show")
+    return found
+
+
+def _reads_keys(node: fx.Node, theirs: fx.Node) -> None:
+    """Let an attention see the keys and values that another one sees, of the same tokens."""
+    own, given = named_arguments(node), named_arguments(theirs)
+    for name in ("k", "v"):
+        here, there = type_of(own[name]).shape, type_of(given[name]).shape
+        if here != there:
+            what = "keys" if name == "k" else "values"
+            raise UsageError(
+                f"--spec: the layer that guesses reads {what} of {list(here)}, the model's are {list(there)}"
+            )
+    seen = attention_spec(theirs)
+    spec = replace(attention_spec(node), layer=seen.layer, mask=seen.mask, policy=seen.policy)
+    named = own | {"k": given["k"], "v": given["v"], "spec": spec}
+    node.args = OPS["attention"].ordered(**named)
 
 
 def _head(graph: Graph) -> fx.Node:
@@ -163,41 +191,3 @@ def _before_norm(states: fx.Node) -> fx.Node:
     if states.target is not NORM:
         raise UsageError("--spec: the last norm of the layer that guesses does not show")
     return states.args[0]  # type: ignore[return-value]
-
-
-def _tapped(graph: Graph, taps: Taps) -> list[fx.Node]:
-    """The values [T, H] behind the layers that are tapped."""
-    ends, found, width = LayerEnds(graph), list[fx.Node](), taps.projection.shape[-1] // len(taps.layers)
-    for layers in taps.layers:
-        if not 0 < layers <= ends.count:
-            raise UsageError(f"--spec: hidden states behind {layers} layers are asked for, the model has {ends.count}")
-        value = ends.behind(layers)
-        if value is None or type_of(value).shape[-1:] != (width,):
-            raise UsageError(f"--spec: where {layers} of the model's layers end does not show as one value of {width}")
-        found.append(value)
-    return found
-
-
-def _projected(graph: Graph, taps: Taps, values: list[fx.Node]) -> fx.Node:
-    """The first hidden states [T, H], of the values [T, model's H] behind the layers."""
-    inputs = [graph.call(aten.view.default, value, [-1, type_of(value).shape[-1]]) for value in values]
-    if taps.norms:
-        norms = [graph.add_weight(f"{PREFIX}.fc_norm.{i}", norm) for i, norm in enumerate(taps.norms)]
-        inputs = [graph.call(NORM, value, norm, taps.eps) for value, norm in zip(inputs, norms, strict=True)]
-    joined = graph.call(aten.cat.default, inputs, 1)
-    if taps.joined_norm is not None:
-        joined = graph.call(NORM, joined, graph.add_weight(f"{PREFIX}.input_norm", taps.joined_norm), taps.eps)
-    return graph.call(LINEAR, joined, graph.add_weight(f"{PREFIX}.fc", taps.projection), None)
-
-
-def _spread(graph: Graph, logits: fx.Node, vocabulary: torch.Tensor, tokens: int) -> fx.Node:
-    """Logits for all tokens: those of tokens that the layer does not know are minus infinity."""
-    place = torch.zeros(tokens, dtype=torch.int32)
-    place[vocabulary] = torch.arange(len(vocabulary), dtype=torch.int32)
-    missing = torch.full((tokens,), float("-inf"))
-    missing[vocabulary] = 0.0
-    places, lowered = (
-        graph.add_weight(f"{PREFIX}.{name}", Constant(value))
-        for name, value in (("place", place), ("missing", missing))
-    )
-    return graph.call(aten.add.Tensor, graph.call(COLUMNS, logits, places), lowered)

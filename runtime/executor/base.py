@@ -151,7 +151,15 @@ class SectionExecutor(Protocol):
 
 @runtime_checkable
 class LayeredExecutor(Executor, SectionExecutor, Protocol):
-    """An executor whose batches may run a section in place of the program, which gives more than logits."""
+    """An executor whose batches may run a section in place of the program, which gives more than logits.
+
+    spare_blocks: of each KV group, numbers of blocks that are no request's, for what is not kept after a step.
+    """
+
+    @property
+    def spare_blocks(self) -> tuple[range, ...]:
+        """The blocks of each KV group that are no request's."""
+        ...
 
     def given(self, name: str) -> np.ndarray:
         """What the section that was the last step gave besides logits, by name, `[num_logit_rows, ...]`, a copy."""

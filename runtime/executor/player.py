@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from ..batch.declared import DeclaredRows
@@ -37,6 +38,18 @@ class Ticket(NamedTuple):
 D = TypeVar("D", bound=Device)
 
 
+def _spare(group: GroupConfig, device: Device) -> range:
+    """The last blocks of a KV group, which no request gets: for the tokens that a layer guesses at once, of as many
+    requests as a step may have, but no more than an eighth, and none that the longest request may need."""
+    guessed, size, count = device.program.speculation, group.block_size, group.num_blocks
+    if guessed is None or not guessed.block or group.holds_states:
+        return range(count, count)
+    each = -(-guessed.block // size)
+    needed = group.policy.most_blocks(device.limits.blocks * size, size)
+    spare = min(each * device.limits.seqs, max(count // 8, each), max(count - needed, 0))
+    return range(count - spare, count)
+
+
 class Player(Generic[D]):
     """An executor (executor/base.py): packs batches, picks phases, and puts on the device's queue what a step needs.
 
@@ -49,7 +62,11 @@ class Player(Generic[D]):
         self.max_step_tokens, self.max_batch_size = device.limits.tokens, device.limits.seqs
         self.max_logit_rows = device.limits.logit_rows
         counts = zip(device.program.kv.groups, device.cache.num_blocks, device.host.num_blocks, strict=True)
-        self.groups = tuple(GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts)
+        groups = [GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts]
+        self.spare_blocks = tuple(_spare(group, device) for group in groups)
+        self.groups = tuple(
+            replace(g, num_blocks=more.start) for g, more in zip(groups, self.spare_blocks, strict=True)
+        )
         self.inputs = tuple(array for array in device.program.inputs if array.name != DRAFT_HIDDEN)
         self.adapters = device.program.adapters
         self.samples = device.plan is not None

@@ -35,6 +35,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     heads, ranks: of Medusa heads, and how many tokens each names. acceptance[head][rank]: as measured on the
     calibration text. trees: by batch size, ascending. slope: what each further token adds to a step, in plain steps.
+    block, mask_token: of a layer that guesses a block at once, how many tokens that has, the known one before the
+    guesses among them, and what stands for the others.
     """
 
     drafter: str
@@ -43,6 +45,8 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     acceptance: list[list[float]] = []
     trees: list[DraftTree] = []
     slope: float = 0.04
+    block: int = 0
+    mask_token: int = 0
 
     def tree(self, batch: int) -> DraftTree | None:
         """The tree for a step of `batch` requests; None where the compiler expects that drafting loses."""

@@ -19,7 +19,9 @@ if TYPE_CHECKING:  # what is not chosen is not imported
 
 GROUP = "icc.drafters"  # entry points of other packages, see `_of_a_package`
 NONE = "none"
-LAYERS = {"mtp": "mtp", "eagle": "eagle:DIR"}  # layers of an engine that guess, as they are asked for at compile time
+# Layers of an engine that guess, as they are asked for at compile time; and those that have no keys and values.
+LAYERS = {"mtp": "mtp", "eagle": "eagle:DIR", "assistant": "assistant:DIR", "dflash": "dflash:DIR"}
+READ_ONLY = ("assistant",)
 MakeExecutor = Callable[[Engine, str, str], Executor]  # of a program of an engine, and the section that it runs, if any
 EXIT = "exit"  # the section that is the logits behind the first layers
 DRAFT = "draft"  # the program of an engine that guesses for its main one
@@ -32,9 +34,9 @@ def choose_speculator(
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "mtp", "eagle", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G",
-    "layer-skip", "draft", "draft:ENGINE", or what a package registers, as NAME or NAME:ARGUMENT; None is what the
-    engine was compiled for.
+    """The speculator for `spec`: "none", "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix",
+    "lookahead", "lookahead:W,N,G", "layer-skip", "draft", "draft:ENGINE", or what a package registers, as NAME or
+    NAME:ARGUMENT; None is what the engine was compiled for.
 
     `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
     unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
@@ -66,13 +68,7 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
             raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
         return MedusaDrafter(executor, own)
     if chosen in LAYERS:
-        from .draft_layer import LayerDrafter
-
-        has_layer = engine.program.section(DRAFT_LAYER) is not None
-        if own is None or own.drafter != chosen or not has_layer or not isinstance(executor, LayeredExecutor):
-            hint = f"compile it with --spec {LAYERS[chosen]}"
-            raise UsageError(f"--spec {chosen}: the engine has no layer that guesses", hint)
-        return LayerDrafter(executor, [group.block_size for group in executor.groups], chosen)
+        return _layer(chosen, engine, executor)
     if chosen == DRAFT:
         if DRAFT not in engine.manifest.programs:
             raise UsageError("--spec draft: the engine has no program 'draft'", "give draft:ENGINE")
@@ -109,6 +105,22 @@ def _of_texts(chosen: str, executor: Executor) -> Drafter | None:
             )
         return LookaheadDrafter(Lookahead.parse(shape))
     return None
+
+
+def _layer(chosen: str, engine: Engine, executor: Executor) -> Drafter:
+    """The drafter that a layer of the engine is."""
+    own, has_layer = engine.program.speculation, engine.program.section(DRAFT_LAYER) is not None
+    if own is None or own.drafter != chosen or not has_layer or not isinstance(executor, LayeredExecutor):
+        hint = f"compile it with --spec {LAYERS[chosen]}"
+        raise UsageError(f"--spec {chosen}: the engine has no layer that guesses", hint)
+    sizes = [group.block_size for group in executor.groups]
+    if own.block:
+        from .draft_block import BlockDrafter
+
+        return BlockDrafter(executor, sizes, chosen, own.block, own.mask_token, engine.manifest.limits.max_seq_len)
+    from .draft_layer import LayerDrafter
+
+    return LayerDrafter(executor, sizes, chosen, keeps=chosen not in READ_ONLY)
 
 
 def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) -> Drafter:

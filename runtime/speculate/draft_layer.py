@@ -42,13 +42,13 @@ class HiddenRows:
         return self.rows[part.start // size - self.start : part.stop // size - self.start].tobytes()
 
 
-def _extras(start: int, rows: np.ndarray) -> Extras:
+def extras(start: int, rows: np.ndarray) -> Extras:
     """What a sequence gives of the positions from `start` on: `DeclaredRows` asks it for slices alone."""
     return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
 
 
 @dataclass(slots=True)
-class _Unread:
+class Unread:
     """Hidden states [n, H] of a request, of the positions from `start` on, of which the layer has read those before
     `read`, and where the request's blocks lie."""
 
@@ -63,6 +63,15 @@ class _Unread:
         """The position behind the last hidden state."""
         return self.start + len(self.rows)
 
+    @property
+    def waiting(self) -> int:
+        """How many hidden states wait."""
+        return self.end - self.read
+
+    def all_read(self) -> Unread:
+        """What is left when all has been read: the last hidden state, which may be read again."""
+        return Unread(self.end - 1, self.end, self.rows[-1:], self.tables, self.prompt)
+
 
 class LayerDrafter(Drafter):
     """Reads the hidden states of every step, at once or later, and guesses a chain, with second choices beside it where
@@ -74,11 +83,12 @@ class LayerDrafter(Drafter):
     follows = True
     first_rate = 0.7
 
-    def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str) -> None:
-        """block_sizes: of each KV group."""
-        self.name = name
+    def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str, keeps: bool = True) -> None:
+        """block_sizes: of each KV group. keeps: whether the layer has keys and values of its own. One that has not
+        needs to read no token but the newest, from whose place it guesses all that follow."""
+        self.name, self._keeps = name, keeps
         self._executor, self._block_sizes = executor, block_sizes
-        self._unread: dict[int, _Unread] = {}
+        self._unread: dict[int, Unread] = {}
         self.trees, self.seconds = True, SecondChoices()
         self._said: dict[int, tuple[int, list[tuple[int, ...]]]] = {}  # by request: choices, and behind how many tokens
 
@@ -91,13 +101,14 @@ class LayerDrafter(Drafter):
                 self._learn(generation)
                 wanted.append((sequence, [row + i for i in _rows_of(sequence, generation)]))
             row += len(sequence.token_ids)
-        wanted = [(sequence, rows) for sequence, rows in wanted if rows]
-        hidden = self._hidden([row for _, rows in wanted for row in rows])
+        kept = [(sequence, rows, 0 if self._keeps else len(rows) - 1) for sequence, rows in wanted if rows]
+        hidden = self._hidden([row for _, rows, first in kept for row in rows[first:]])
         start = 0
-        for sequence, rows in wanted:
-            self._keep(sequence, hidden[start : start + len(rows)])
-            start += len(rows)
-        full = [i for i, unread in self._unread.items() if i in generations and unread.end - unread.read >= WAITING]
+        for sequence, rows, first in kept:
+            count = len(rows) - first
+            self._keep(sequence, sequence.start + first, hidden[start : start + count])
+            start += count
+        full = [i for i, unread in self._unread.items() if i in generations and unread.waiting >= WAITING]
         self._read({i: generations[i] for i in full})
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
@@ -113,9 +124,9 @@ class LayerDrafter(Drafter):
         while active := [i for i in found if len(guesses[i]) < depths[i]]:
             parts: list[ScheduledSequence] = []
             for i in active:
-                place = texts[i] - 2 + len(guesses[i])  # behind the last hidden state of the model
+                place = texts[i] - 2 + self._keeps * len(guesses[i])  # behind the last hidden state of the model
                 if self._has_place(tables[i], place):
-                    hidden = _extras(place, found[i][1])
+                    hidden = extras(place, found[i][1])
                     parts.append(
                         ScheduledSequence(i, (guesses[i][-1][0],), place, tables[i], 1, None, False, prompts[i], hidden)
                     )
@@ -152,14 +163,14 @@ class LayerDrafter(Drafter):
             found.append(part.reshape(len(part), -1))
         return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
-    def _keep(self, sequence: ScheduledSequence, rows: np.ndarray) -> None:
-        """Keep a sequence's hidden states until they are read: behind those that wait, if they follow."""
+    def _keep(self, sequence: ScheduledSequence, start: int, rows: np.ndarray) -> None:
+        """Keep a sequence's hidden states, of the positions from `start` on, until they are read: behind those that
+        wait, if they follow."""
         before = self._unread.get(sequence.request_id)
-        start = sequence.start
-        if before is not None and before.read < start <= before.end:
+        if self._keeps and before is not None and before.read < start <= before.end:
             rows = np.concatenate([before.rows[before.read - before.start : start - before.start], rows])
             start = before.read
-        self._unread[sequence.request_id] = _Unread(start, start, rows, sequence.block_tables, sequence.prompt)
+        self._unread[sequence.request_id] = Unread(start, start, rows, sequence.block_tables, sequence.prompt)
 
     def _is_current(self, request_id: int, length: int) -> bool:
         """Whether the newest hidden state is that before the newest of `length` tokens."""
@@ -181,7 +192,7 @@ class LayerDrafter(Drafter):
                 unread, text = self._unread[i], [*generations[i].prompt, *generations[i].token_ids]
                 end = min(unread.end, done[i] + room)
                 if end > done[i]:
-                    hidden = _extras(unread.start, unread.rows)
+                    hidden = extras(unread.start, unread.rows)
                     tokens = tuple(text[done[i] + 1 : end + 1])
                     parts.append(
                         ScheduledSequence(i, tokens, done[i], unread.tables, 1, None, False, unread.prompt, hidden)
@@ -189,8 +200,7 @@ class LayerDrafter(Drafter):
                     room, done[i] = room - len(tokens), end
             newest |= self._step(parts)
         for i in generations:
-            unread = self._unread[i]
-            self._unread[i] = _Unread(unread.end - 1, unread.end, unread.rows[-1:], unread.tables, unread.prompt)
+            self._unread[i] = self._unread[i].all_read()
         return newest
 
     def _step(self, parts: Sequence[ScheduledSequence]) -> dict[int, tuple[tuple[int, ...], np.ndarray]]:

@@ -15,8 +15,9 @@ from icc.compiler.weights.handles import Constant
 from icc.passes import pipelines
 from icc.passes.attention.select_logit_rows import SelectLogitRows
 from icc.passes.base import PassContext
+from icc.passes.drafting import Clusters, Taps
 from icc.passes.manager import run_passes
-from icc.passes.speculate.insert_draft_layer import DraftLayer, InsertDraftLayer, Taps
+from icc.passes.speculate.insert_draft_layer import DraftLayer, InsertDraftLayer
 from icc.runtime.format.batch import BatchArray
 from icc.runtime.format.speculation import DRAFT_HIDDEN
 
@@ -111,3 +112,15 @@ def test_refusals() -> None:
     narrow = replace(TAPS, projection=Constant(random("narrow", [8, 12])))
     with pytest.raises(UsageError, match="layers end does not show as one value of 4"):
         run_passes(model(4), [InsertDraftLayer(replace(LAYER, taps=narrow))], PassContext())
+
+
+def test_tokens_of_the_nearest_clusters_are_guessed() -> None:
+    """Four clusters of four tokens, of which each row scores those of two."""
+    of, centroids = torch.arange(16) % 4, random("centroids", [4, 8])
+    whole = DraftLayer(drafter(16), TAPS)
+    some = replace(whole, clusters=Clusters(Constant(centroids), of, 2))
+    every, found = (interpret_outputs(apply(InsertDraftLayer(one), model(4)).graph, IDS) for one in (whole, some))
+    best = (every["draft_layer.hidden"] @ centroids.T).topk(2).indices
+    scored = (of[None, :, None] == best[:, None, :]).any(-1)
+    assert torch.equal(found["draft_layer.logits"].isfinite(), scored)
+    assert torch.equal(found["draft_layer.logits"][scored], every["draft_layer.logits"][scored])

@@ -35,6 +35,7 @@ from icc.compiler.weights.shards import of_rank
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
+from icc.passes.speculate.insert_draft_layer import DraftLayer
 from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import EmbeddingFacts, GpuFacts, Limits, Manifest, QuantFacts
 from icc.runtime.format.program import Program
@@ -121,7 +122,9 @@ def build(
     verify_lowered(lowered.program, backend.refusal)
     planned = plan_program(lowered.program, limits, Tuner(target), (), deterministic)
     program = msgspec.structs.replace(
-        lowered.program, plan=make_plan(planned, target, {}), speculation=_with_trees(lowered.program, limits)
+        lowered.program,
+        plan=make_plan(planned, target, {}),
+        speculation=_with_trees(lowered.program, limits) or _with_block(layer),
     )
     verify_plan(program)
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
@@ -134,6 +137,11 @@ def build(
     embedding = None if pooling is None else EmbeddingFacts(pooling, True, program.vocab_size)  # type: ignore[arg-type]
     manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, target, built, None, embedding)
     return GpuEngine(graph, program, planned.specs(), packed, limits, manifest, others)
+
+
+def _with_block(layer: DraftLayer | None) -> Speculation | None:
+    """What a layer that guesses a block says of it."""
+    return Speculation("", block=layer.block, mask_token=layer.mask_token) if layer and layer.block else None
 
 
 def _with_trees(program: Program, limits: Limits) -> Speculation | None:

@@ -10,7 +10,6 @@ the first layer's norm gives both inputs. What lies before `hidden` is made of w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from ....runtime.format.batch import BatchArray
 from ....runtime.format.speculation import DRAFT_HIDDEN
 from ...errors import UsageError
 from ...graph.graph import Graph
-from ...weights.handles import Weight, derive
+from ...weights.handles import Weight
+from ..drafter_files import EMBEDDING, HEAD, shared
 from ..export.rope import settle_rope
 from ..export.trace import export
 from ..load import convert
@@ -31,9 +31,7 @@ from ..source.facts import model_info
 from ..source.model import build_meta_model, computed_buffers
 from ..source.source import ModelSource
 from .config import EagleConfig, read_config
-from .weights import EagleTensors, checked
-
-_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
+from .weights import EagleTensors
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def load_eagle(directory: Path, source: ModelSource, model: Graph) -> EagleDraft
     tensors, hidden, width = EagleTensors(directory), config.text.hidden_size, len(config.taps) * config.target_hidden
     projection = tensors.get("fc.weight", (hidden, width))
     names = [f"fc_norm.{i}.weight" for i in range(len(config.taps))] if config.fc_norm else []
-    norms = checked(tensors, dict.fromkeys(names, (config.target_hidden,)))
+    norms = tensors.checked(dict.fromkeys(names, (config.target_hidden,)))
     joined_norm = tensors.get("input_norm.weight", (width,)) if config.norm_before_fc else None
     vocabulary = tensors.vocabulary(config.draft_vocab, vocab)
     graph = _trace(config, tensors, source, vocabulary, model.max_seq_len)
@@ -126,11 +124,11 @@ def _trace(
     module, hidden = EagleLayers(config), config.text.hidden_size
     model: Any = module.model
     shapes = {_stored_name(name): tuple(p.shape) for name, p in model.named_parameters()}
-    shared = {name: tensors.find(name, shapes.pop(name)) for name in (_EMBEDDING, _HEAD)}
-    found = checked(tensors, shapes) | {n: w or _shared(n, source, hidden, vocabulary) for n, w in shared.items()}
+    own = {name: tensors.find(name, shapes.pop(name)) for name in (EMBEDDING, HEAD)}
+    found = tensors.checked(shapes) | {n: w or shared(n, source, hidden, vocabulary) for n, w in own.items()}
     tensors.check_read()
-    own = {name: found[_stored_name(name)] for name, _ in model.named_parameters()}
-    inner = completed(model, own, computed_buffers(model))
+    named = {name: found[_stored_name(name)] for name, _ in model.named_parameters()}
+    inner = completed(model, named, computed_buffers(model))
     settle_rope(model, inner, max_seq_len)
     declared = (BatchArray(DRAFT_HIDDEN, ("T", hidden), "f32"),)
     traced = export(module.eval(), max_seq_len, None, declared)
@@ -146,17 +144,3 @@ def _stored_name(parameter: str) -> str:
     return name.replace("input_layernorm.norm.", "input_layernorm.").replace(
         "input_layernorm.hidden_norm", "hidden_norm"
     )
-
-
-def _shared(name: str, source: ModelSource, hidden: int, vocabulary: Tensor | None) -> Weight:
-    """The model's own embedding, or LM head, of the tokens that the drafter has."""
-    whole: Any = source.build(False, "generate")
-    part = whole.get_input_embeddings() if name == _EMBEDDING else whole.get_output_embeddings()
-    path = next((path for path, module in whole.named_modules() if module is part), None)
-    theirs: Mapping[str, Weight] = source.weights(whole)
-    weight = theirs.get(f"{path}.weight")
-    if weight is None or weight.shape[-1] != hidden:
-        raise UsageError(f"--spec eagle: the drafter has no tensor {name!r}, and the model's does not fit it")
-    if name == _HEAD and vocabulary is not None:
-        return derive(lambda rows: rows[vocabulary.to(rows.device)], weight)
-    return weight

@@ -1,0 +1,140 @@
+"""The files of drafters that come in a directory of their own: fields of config.json and tensors by name, none of which
+is passed over unless it is known to change nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CheckpointError, TensorError, UnsupportedModel, UsageError
+from ..weights.handles import Weight, derive
+from .source.checkpoint import open_checkpoint
+from .source.source import ModelSource
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+KINDS = ("llama", "qwen3")  # the layers that are read
+# How it was trained and saved, and for which model.
+HARMLESS = {
+    "architectures", "auto_map", "embed_requires_grad", "has_no_defaults_at_init", "speculators_config",
+    "speculators_model_type", "speculators_version", "target_model_type", "torch_dtype", "dtype",
+    "transformers_version", "tie_word_embeddings",
+}  # fmt: skip
+# What configurations take over from their target's, and layers of full attention do not read.
+_UNREAD = {"decoder_sparse_step", "max_window_layers", "sliding_window", "use_sliding_window", "layer_types"}
+_OLD_ROPE = {"rope_theta", "rope_scaling"}  # which transformers still takes
+# Of training only: what the model itself has, and what rotary modules compute.
+_UNREAD_TENSORS = re.compile(r"verifier_norm\.weight|verifier_lm_head\.weight|(.*\.)?rotary_emb\.inv_freq")
+
+
+def layers_config(path: Path, fields: dict[str, Any], read: str, windows: bool = False) -> Any:
+    """transformers' configuration of the draft layers, of the fields of `path`. read: what is, as a hint. windows:
+    whether layers may have windows. UnsupportedModel for a field that is not known, CheckpointError for a value that
+    makes no sense."""
+    from transformers import AutoConfig
+
+    expect(path, fields, "model_type", KINDS)
+    own = set(AutoConfig.for_model(fields["model_type"]).to_dict())
+    refuse_unknown(path, fields, own | HARMLESS | _UNREAD | _OLD_ROPE, read)
+    if not windows:
+        expect(path, fields, "use_sliding_window", (False, None))
+    kinds = fields.get("layer_types") or []
+    if {*kinds} - {"full_attention", *(["sliding_attention"] if windows else [])}:
+        raise UnsupportedModel(f"{path}: field 'layer_types' is {kinds!r}: icc reads drafters with full attention")
+    given = {name: value for name, value in fields.items() if name not in HARMLESS | (_UNREAD - own)}
+    scaling = given.get("rope_scaling") or {}
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "mrope":
+        del given["rope_scaling"]  # of text, the three positions are one
+    try:
+        text: Any = AutoConfig.for_model(**given, tie_word_embeddings=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever transformers finds wrong with a value
+        raise CheckpointError(f"{path}: {' '.join(str(error).split())[:200]}") from error
+    for name in ("hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"):
+        count(path, fields, name, getattr(text, name))
+    return text
+
+
+def refuse_unknown(path: Path, fields: Mapping[str, Any], known: set[str], read: str, inside: str = "") -> None:
+    """UnsupportedModel where a field, of the object `inside` of a file, is not among those known."""
+    if unknown := sorted(fields.keys() - known):
+        message = f"{path}: field {inside + unknown[0]!r} is not known, and may change the drafter"
+        raise UnsupportedModel(message, read)
+
+
+def expect(path: Path, fields: Mapping[str, Any], name: str, values: tuple[Any, ...]) -> None:
+    """UnsupportedModel where a field, None where there is none, has another value than these."""
+    value = fields.get(name)
+    if not any(type(value) is type(one) and value == one for one in values):
+        raise UnsupportedModel(f"{path}: field {name!r} is {value!r}, icc reads {' or '.join(map(repr, values))}")
+
+
+def count(path: Path, fields: Mapping[str, Any], name: str, unset: int) -> int:
+    """The value of a field that is 1 or more; CheckpointError for another."""
+    value = unset if fields.get(name) is None else fields[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{path}: field {name!r} is {value!r}, not a count")
+    return value
+
+
+class DrafterTensors:
+    """The tensors of a directory, by the names that `named` gives to those that are stored. read: what is, as a
+    hint."""
+
+    def __init__(self, directory: Path, read: str, named: Callable[[str], str]) -> None:
+        self._directory, self._read = directory, read
+        self._stored = {named(stored): (stored, weight) for stored, weight in open_checkpoint(directory).items()}
+        self._wanted: set[str] = set()
+
+    def find(self, name: str, shape: Sequence[int]) -> Weight | None:
+        """The tensor of that name, None where there is none. TensorError where it has another shape."""
+        self._wanted.add(name)
+        if name not in self._stored:
+            return None
+        stored, weight = self._stored[name]
+        if tuple(weight.shape) != tuple(shape):
+            raise TensorError(
+                stored,
+                f"has shape {list(weight.shape)}, config.json says {list(shape)}",
+                f"{self._directory} does not match its configuration",
+            )
+        return weight
+
+    def get(self, name: str, shape: Sequence[int]) -> Weight:
+        """The tensor of that name. TensorError where it is missing, has another shape, or holds no real numbers."""
+        weight = self.find(name, shape)
+        if weight is None:
+            raise TensorError(name, f"is missing from {self._directory}", "config.json asks for it")
+        if not weight.dtype.is_floating_point:
+            raise TensorError(self._stored[name][0], f"has dtype {str(weight.dtype).removeprefix('torch.')}")
+        return weight
+
+    def check_read(self) -> None:
+        """UnsupportedModel for a tensor that nobody asked for, unless it is known to change nothing."""
+        for name, (stored, _) in sorted(self._stored.items()):
+            if name not in self._wanted and not _UNREAD_TENSORS.fullmatch(name):
+                message = f"{self._directory}: tensor {stored!r} is not known, and may change the drafter"
+                raise UnsupportedModel(message, self._read)
+
+    def checked(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Weight]:
+        """The tensors of these names and shapes."""
+        return {name: self.get(name, shape) for name, shape in shapes.items()}
+
+
+def shared(name: str, source: ModelSource, hidden: int, vocabulary: Tensor | None = None) -> Weight:
+    """The model's own EMBEDDING, or HEAD, of the tokens that the drafter has. UsageError where it has not `hidden`
+    columns."""
+    whole: Any = source.build(False, "generate")
+    part = whole.get_input_embeddings() if name == EMBEDDING else whole.get_output_embeddings()
+    path = next((path for path, module in whole.named_modules() if module is part), None)
+    theirs: Mapping[str, Weight] = source.weights(whole)
+    weight = theirs.get(f"{path}.weight")
+    if weight is None or weight.shape[-1] != hidden:
+        raise UsageError(f"--spec: the drafter has no tensor {name!r}, and the model's does not fit it")
+    if name == HEAD and vocabulary is not None:
+        return derive(lambda rows: rows[vocabulary.to(rows.device)], weight)
+    return weight

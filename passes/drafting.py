@@ -1,0 +1,103 @@
+"""What a layer that guesses reads of a model, and of which tokens it has logits, as nodes of the model's graph."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ..compiler.errors import UsageError
+from ..compiler.graph.graph import Graph, type_of
+from ..compiler.ops import OPS
+from ..compiler.weights.handles import Constant, Weight
+from .layer_ends import LayerEnds
+
+aten = torch.ops.aten
+LINEAR, NORM, COLUMNS, TOPK = (OPS[name].overload for name in ("linear", "rms_norm", "columns", "topk"))
+PREFIX = "draft_layer"
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Where the first hidden states come from, other than from the model's last norm: from the values behind so many
+    layers, joined, through a product.
+
+    layers: behind how many layers each value is taken. projection [H, len(layers) * model's H]. norms: RMSNorm weights
+    [model's H], of each value, and joined_norm [len(layers) * model's H], of all together, with `eps`; none for none.
+    """
+
+    layers: tuple[int, ...]
+    projection: Weight
+    norms: tuple[Weight, ...] = ()
+    joined_norm: Weight | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of a vocabulary, those of which have tokens that are scored whose centroids a row agrees with most.
+
+    centroids [C, H]. of: int64 [vocab], the cluster of each token. kept: how many clusters are.
+    """
+
+    centroids: Weight
+    of: torch.Tensor
+    kept: int
+
+
+def tapped(graph: Graph, taps: Taps) -> list[fx.Node]:
+    """The values [T, H] behind the layers that are tapped."""
+    ends, found, width = LayerEnds(graph), list[fx.Node](), taps.projection.shape[-1] // len(taps.layers)
+    for layers in taps.layers:
+        if not 0 < layers <= ends.count:
+            raise UsageError(f"--spec: hidden states behind {layers} layers are asked for, the model has {ends.count}")
+        value = ends.behind(layers)
+        if value is None or type_of(value).shape[-1:] != (width,):
+            raise UsageError(f"--spec: where {layers} of the model's layers end does not show as one value of {width}")
+        found.append(value)
+    return found
+
+
+def projected(graph: Graph, taps: Taps, values: list[fx.Node]) -> fx.Node:
+    """The first hidden states [T, H], of the values [T, model's H] behind the layers."""
+    inputs = [graph.call(aten.view.default, value, [-1, type_of(value).shape[-1]]) for value in values]
+    if taps.norms:
+        norms = [graph.add_weight(f"{PREFIX}.fc_norm.{i}", norm) for i, norm in enumerate(taps.norms)]
+        inputs = [graph.call(NORM, value, norm, taps.eps) for value, norm in zip(inputs, norms, strict=True)]
+    joined = graph.call(aten.cat.default, inputs, 1)
+    if taps.joined_norm is not None:
+        joined = graph.call(NORM, joined, graph.add_weight(f"{PREFIX}.input_norm", taps.joined_norm), taps.eps)
+    return graph.call(LINEAR, joined, graph.add_weight(f"{PREFIX}.fc", taps.projection), None)
+
+
+def spread(graph: Graph, logits: fx.Node, vocabulary: torch.Tensor, tokens: int) -> fx.Node:
+    """Logits for all tokens: those of tokens that the layer does not know are minus infinity."""
+    place = torch.zeros(tokens, dtype=torch.int32)
+    place[vocabulary] = torch.arange(len(vocabulary), dtype=torch.int32)
+    missing = torch.full((tokens,), float("-inf"))
+    missing[vocabulary] = 0.0
+    places, lowered = (
+        graph.add_weight(f"{PREFIX}.{name}", Constant(value))
+        for name, value in (("place", place), ("missing", missing))
+    )
+    return graph.call(aten.add.Tensor, graph.call(COLUMNS, logits, places), lowered)
+
+
+def among_clusters(graph: Graph, logits: fx.Node, states: fx.Node, clusters: Clusters) -> fx.Node:
+    """Logits [T, .., vocab] in which those of tokens of other clusters are minus infinity. states [T, .., H]: what the
+    head reads."""
+    states = graph.call(aten.view.default, states, [-1, type_of(states).shape[-1]])  # as the logits are: one axis
+    weight = graph.add_weight(f"{PREFIX}.centroids", clusters.centroids)
+    scores = graph.call(LINEAR, states, weight, None)
+    best = graph.call(operator.getitem, graph.call(TOPK, scores, clusters.kept, True), 0)
+    axis = type_of(best).rank - 1
+    least = graph.call(aten.slice.Tensor, best, axis, clusters.kept - 1, clusters.kept)
+    out, kept = (
+        graph.add_weight(f"{PREFIX}.{name}", Constant(torch.tensor([value])))
+        for name, value in (("out", float("-inf")), ("kept", 0.0))
+    )
+    lowered = graph.call(aten.where.self, graph.call(aten.lt.Tensor, scores, least), out, kept)
+    order = graph.add_weight(f"{PREFIX}.cluster_of", Constant(clusters.of.to(torch.int32)))
+    return graph.call(aten.add.Tensor, logits, graph.call(COLUMNS, lowered, order))

@@ -1,0 +1,105 @@
+"""--spec assistant:DIR: an assistant that reads the model's keys and values guesses as transformers' does, and changes
+no token."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import icc
+import pytest
+import torch
+from assistant_models import Reference, save_pair
+from guessing import check_acceptance, check_chains, check_tokens
+from icc.compiler.errors import CheckpointError, UsageError
+from icc.runtime.format.load import open_engine
+from icc.runtime.loading import load
+from icc.runtime.requests.params import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
+PARAMS = [
+    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+
+
+class Pair(NamedTuple):
+    """An engine compiled with an assistant, and what it was made of."""
+
+    engine: Path
+    folder: Path
+    reference: Reference
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    path = tmp_path_factory.mktemp("assistant")
+    reference = save_pair("shared", path)
+    shared = Path(os.environ["ICC_COMPILED_ONCE"])
+    engine = shared / "assistant.engine"
+    with (shared / "assistant.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not engine.exists():
+            spec = f"assistant:{path / 'drafter'}"
+            icc.compile(path / "model", engine, target="native", spec=spec, max_step_tokens=48)
+    return Pair(engine, path, reference)
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Pair) -> Iterator[list[Any]]:
+    with load(pair.engine, threads=1, spec="none") as llm:
+        yield llm.generate(PROMPTS, PARAMS)
+
+
+def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
+    """Greedy and sampled, and as transformers generates with the assistant."""
+    check_tokens(pair.engine, "assistant", PROMPTS, PARAMS, plain)
+    reference = pair.reference
+    reference.assistant.generation_config.num_assistant_tokens = 4
+    theirs = reference.target.generate(
+        torch.tensor([PROMPTS[0]]), assistant_model=reference.assistant, max_new_tokens=36, do_sample=False,
+        eos_token_id=None,
+    )  # fmt: skip
+    assert list(plain[0].token_ids) == theirs[0, len(PROMPTS[0]) :].tolist()
+
+
+def test_guesses_are_those_of_transformers(pair: Pair) -> None:
+    check_chains(pair.engine, "assistant", PROMPTS[:3], PARAMS[:3], pair.reference.chain)
+
+
+def test_acceptance_is_theirs(pair: Pair) -> None:
+    """Of a greedy request."""
+    check_acceptance(pair.engine, "assistant", PROMPTS[0], PARAMS[0], pair.reference.chain)
+
+
+def test_it_has_no_cache_of_its_own(pair: Pair) -> None:
+    """The engine's KV layers are the model's; what the model has is stored once."""
+    with closing(open_engine(pair.engine)) as engine:
+        program = engine.program
+    assert [section.name for section in program.sections] == ["tap", "draft_layer"]
+    assert program.speculation.drafter == "assistant"
+    assert sum(len(group.layers) for group in program.kv.groups) == 4
+    own = {name for name in program.weights if name.startswith("draft_layer.")}
+    assert "draft_layer.pre_projection.weight" in own and not any("embedding.weight" in name for name in own)
+    assert not any("k_proj" in name or "v_proj" in name for name in own)
+
+
+def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
+    """An engine compiled without; an assistant of another model; what does not work with it. Nothing is written."""
+    llama, output = compiled("llama"), tmp_path / "x.engine"
+    checkpoint, spec = pair.folder / "model", f"assistant:{pair.folder / 'drafter'}"
+    with pytest.raises(UsageError, match="--spec assistant: the engine has no layer that guesses"):
+        load(llama.engine, spec="assistant")
+    with pytest.raises(CheckpointError, match=r"--spec assistant:.*is not a directory"):
+        icc.compile(checkpoint, output, target="native", spec="assistant:/not/there")
+    with pytest.raises(UsageError, match="the model has none"):
+        icc.compile(llama.checkpoint, output, target="native", spec=spec)
+    with pytest.raises(UsageError, match=r"--spec assistant.* does not work with several ranks"):
+        icc.compile(checkpoint, output, target="native", spec=spec, tensor_parallel=2)
+    assert not output.exists()

@@ -1,0 +1,108 @@
+"""--spec dflash:DIR: a drafter of blocks guesses as published code does, and changes no token."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import icc
+import pytest
+from dflash_models import BLOCK, CASES, MASK, Reference, save_dflash, save_target
+from guessing import check_acceptance, check_chains, check_tokens
+from icc.compiler.errors import CheckpointError, UsageError
+from icc.runtime.format.load import open_engine
+from icc.runtime.loading import load
+from icc.runtime.requests.params import SamplingParams
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
+PARAMS = [
+    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+
+
+class Pair(NamedTuple):
+    """An engine compiled with a drafter, and what it was made of."""
+
+    engine: Path
+    folder: Path
+    reference: Reference
+
+
+@pytest.fixture(scope="module", params=["zlab", "transformers"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    path, case = tmp_path_factory.mktemp("dflash"), request.param
+    target = save_target(path / "model")
+    save_dflash(CASES[case], target, path / "drafter")
+    shared = Path(os.environ["ICC_COMPILED_ONCE"])
+    engine = shared / f"dflash-{case}.engine"
+    with (shared / "dflash.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not engine.exists():
+            spec = f"dflash:{path / 'drafter'}"
+            icc.compile(path / "model", engine, target="native", spec=spec, max_step_tokens=48)
+    return Pair(engine, path, Reference(CASES[case], target, path / "drafter"))
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Pair) -> Iterator[list[Any]]:
+    with load(pair.engine, threads=1, spec="none") as llm:
+        yield llm.generate(PROMPTS, PARAMS)
+
+
+def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
+    """Greedy and sampled."""
+    check_tokens(pair.engine, "dflash", PROMPTS, PARAMS, plain)
+
+
+def test_it_guesses_only_where_that_pays(pair: Pair, plain: list[Any]) -> None:
+    """As users have it: with accounts, which decide request by request."""
+    with load(pair.engine, threads=1) as llm:
+        assert llm.loop.speculator is not None and llm.loop.speculator.adaptive
+        assert llm.generate(PROMPTS, PARAMS) == plain
+
+
+def test_guesses_are_those_of_published_code(pair: Pair) -> None:
+    """Whole blocks, wherever the blocks of the cache end."""
+    check_chains(pair.engine, "dflash", PROMPTS[:3], PARAMS[:3], pair.reference.chain)
+
+
+def test_acceptance_is_theirs(pair: Pair) -> None:
+    """Of a greedy request."""
+    check_acceptance(pair.engine, "dflash", PROMPTS[4], PARAMS[4], pair.reference.chain)
+
+
+def test_what_the_engine_says_of_it(pair: Pair) -> None:
+    """Some blocks of the cache are nobody's, so that guesses have a place; what the model has is stored once."""
+    with closing(open_engine(pair.engine)) as engine:
+        program = engine.program
+    assert (program.speculation.drafter, program.speculation.block, program.speculation.mask_token) == (
+        "dflash", BLOCK, MASK,
+    )  # fmt: skip
+    own = {name for name in program.weights if name.startswith("draft_layer.")}
+    assert "draft_layer.fc" in own and not any("embed" in name or "lm_head" in name for name in own)
+    with load(pair.engine, threads=1) as llm:
+        player: Any = llm.executor
+        for group, spare in zip(player.groups, player.spare_blocks, strict=True):
+            assert len(spare) * group.block_size >= BLOCK and spare.start == group.num_blocks
+
+
+def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
+    """An engine compiled without; a drafter of another model; what does not work with it. Nothing is written."""
+    llama, output = compiled("llama"), tmp_path / "x.engine"
+    checkpoint, spec = pair.folder / "model", f"dflash:{pair.folder / 'drafter'}"
+    with pytest.raises(UsageError, match="--spec dflash: the engine has no layer that guesses"):
+        load(llama.engine, spec="dflash")
+    with pytest.raises(CheckpointError, match=r"--spec dflash:.*is not a directory"):
+        icc.compile(checkpoint, output, target="native", spec="dflash:/not/there")
+    with pytest.raises((CheckpointError, UsageError), match="the model"):
+        icc.compile(llama.checkpoint, output, target="native", spec=spec)
+    with pytest.raises(UsageError, match=r"--spec dflash.* does not work with several ranks"):
+        icc.compile(checkpoint, output, target="native", spec=spec, tensor_parallel=2)
+    assert not output.exists()

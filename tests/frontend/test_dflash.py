@@ -1,0 +1,163 @@
+"""A DFlash drafter as a graph: it guesses as published code does, and what it cannot read it names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dflash_models import BLOCK, CASES, MASK, Drafter, Reference, save_dflash
+from eagle_models import CASES as EAGLES
+from eagle_models import target_of
+from icc.compiler.errors import IccError, UsageError
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.source.source import open_source
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.interpret import interpret_outputs
+from icc.compiler.speculate.choice import SpecChoice
+from icc.compiler.speculate.draft_layer import load_draft_layer
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from safetensors.torch import load_file, save_file
+
+pytestmark = pytest.mark.slow
+
+TEXT = [1, 5, 9, 5, 9, 5, 7, 7, 30, 31, 32, 33, 90, 91, 90, 91, 60]
+
+
+class Pair:
+    """A drafter, its model, and the graph of both."""
+
+    def __init__(self, drafter: Drafter, path: Path) -> None:
+        self.path = path
+        target = target_of(EAGLES["speculators" if drafter.scale != 1 else "specforge"], path / "model")
+        save_dflash(drafter, target, path / "drafter")
+        self.reference = Reference(drafter, target, path / "drafter")
+
+    @cached_property
+    def graph(self) -> Graph:
+        source = open_source(self.path / "model")
+        graph = load_graph(source, 64)
+        layer = load_draft_layer(SpecChoice.parse(f"dflash:{self.path / 'drafter'}"), source, graph)
+        passes = [*pipelines.canonicalize(), *pipelines.speculate((), 0, "none", "auto", layer), *pipelines.attention()]
+        run_passes(graph, [*passes, *pipelines.fuse()], PassContext())
+        return graph
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """The pair of a name, made once."""
+    folder = tmp_path_factory.mktemp("dflash")
+    return cache(lambda name: Pair(CASES[name], folder / name))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_guesses_are_those_of_published_code(pairs: Callable[[str], Pair], name: str) -> None:
+    """Blocks behind several beginnings of a text, of which some are shorter than a window."""
+    pair = pairs(name)
+    hidden = interpret_outputs(pair.graph, TEXT)["tap.hidden"]
+    for length in (2, 4, 9, len(TEXT)):
+        tokens = [*TEXT[:length], *[MASK] * (BLOCK - 1)]
+        rows = torch.cat([hidden[: length - 1], torch.zeros(BLOCK, hidden.shape[1])])
+        found = interpret_outputs(pair.graph, tokens, {"draft_hidden": rows})["draft_layer.logits"]
+        assert found[length:].argmax(-1).tolist() == pair.reference.chain(TEXT[:length], BLOCK - 1)
+
+
+def test_what_it_guesses_changes_with_what_it_reads(pairs: Callable[[str], Pair]) -> None:
+    """So that the test above can fail: blocks behind other tokens are others, and no mask."""
+    chains = {tuple(pairs("zlab").reference.chain(TEXT[:n], BLOCK - 1)) for n in (2, 4, 9, len(TEXT))}
+    assert len(chains) > 1 and all(token != MASK for chain in chains for token in chain)
+
+
+def test_its_weights_are_its_own_but_for_embedding_and_head(pairs: Callable[[str], Pair]) -> None:
+    """And the model does not have to run in one step for its sake."""
+    graph = pairs("zlab").graph
+    own = {name for name in graph.weights if name.startswith("draft_layer.")}
+    assert {"draft_layer.fc", "draft_layer.hidden_norm.weight"} <= own
+    assert not any("embed" in name or "lm_head" in name for name in own)
+    assert not graph.looks_ahead
+
+
+@pytest.fixture
+def broken(pairs: Callable[[str], Pair], tmp_path: Path) -> Callable[..., str]:
+    """What a compile says of a changed drafter, in one line."""
+
+    def said(change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any], layout: str = "zlab") -> str:
+        pair = pairs(layout)
+        own = pair.path / "drafter"
+        config, tensors = json.loads((own / "config.json").read_text()), load_file(own / "model.safetensors")
+        change(config, tensors)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file(tensors, tmp_path / "model.safetensors")
+        source = open_source(pair.path / "model")
+        with pytest.raises(IccError) as error:
+            load_draft_layer(SpecChoice.parse(f"dflash:{tmp_path}"), source, pair.graph)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return said
+
+
+NESTED = "dflash_config"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c, t: t.pop("fc.weight"), "tensor 'fc.weight': is missing"),
+        (
+            lambda c, t: t.pop("layers.1.self_attn.k_proj.weight"),
+            "tensor 'layers.1.self_attn.k_proj.weight': is missing",
+        ),
+        (lambda c, t: t.pop("hidden_norm.weight"), "tensor 'hidden_norm.weight': is missing"),
+        (
+            lambda c, t: t.update({"fc.weight": torch.zeros(64, 128)}),
+            r"tensor 'fc.weight': has shape \[64, 128\], config.json says \[64, 192\]",
+        ),
+        (lambda c, t: t.update(extra=torch.zeros(3)), "tensor 'extra' is not known"),
+        (lambda c, t: c.update(architectures=["DFlash2DraftModel"]), "not a DFlash drafter"),
+        (lambda c, t: c.update(model_type="gemma"), "field 'model_type' is 'gemma'"),
+        (lambda c, t: c.update(conv_kernel_size=4), "field 'conv_kernel_size' is not known"),
+        (lambda c, t: c[NESTED].update(selector_rank=4), "field 'dflash_config.selector_rank' is not known"),
+        (lambda c, t: c[NESTED].update(projector_type="domino"), "field 'projector_type' is 'domino'"),
+        (lambda c, t: c[NESTED].update(attention_mode="mla"), "field 'attention_mode' is 'mla'"),
+        (
+            lambda c, t: c[NESTED].update(target_layer_ids=[1, 5]),
+            r"'target_layer_ids' is \[1, 5\], the model has 6 layers",
+        ),
+        (lambda c, t: c[NESTED].pop("target_layer_ids"), "'target_layer_ids' is None"),
+        (lambda c, t: c[NESTED].update(mask_token_id=120), "'mask_token_id' is 120, the model has 120 tokens"),
+        (lambda c, t: c.update(block_size=1), "'block_size' is 1, icc reads blocks of 2 to 64 tokens"),
+        (lambda c, t: c.update(block_size="9"), "'block_size' is '9', not a count"),
+        (lambda c, t: c.update(num_target_layers=7), "num_target_layers is 7, the model's layers are 6"),
+        (lambda c, t: c.update(vocab_size=119), "vocab_size is 119, the model's is 120"),
+        (lambda c, t: c.update(hidden_size=32), "hidden_size is 32, the model's is 64"),
+        (lambda c, t: c.update(is_causal=1), "field 'is_causal' is 1"),
+        (lambda c, t: c[NESTED].update(output_multiplier=-1.0), "'output_multiplier' is -1.0, not a number above 0"),
+        (lambda c, t: c[NESTED].update(input_embedding_scale=0), "'input_embedding_scale' is 0, not a number above 0"),
+        (lambda c, t: c.update(dflash_config=3), "field 'dflash_config' is no object"),
+        (lambda c, t: c.update(layer_types=["chunked_attention"] * 2), "field 'layer_types'"),
+    ],
+)
+def test_what_does_not_fit_is_named(broken: Callable[..., str], change: Any, message: str) -> None:
+    assert re.search(message, broken(change))
+
+
+def test_likewise_of_transformers_own(broken: Callable[..., str]) -> None:
+    assert "field 'selector' is not known" in broken(lambda c, t: c.update(selector=3), "transformers")
+    assert "hidden_size" in broken(lambda c, t: c.update(hidden_size="x"), "transformers")
+    assert "tensor 'hidden_norm.weight': is missing" in broken(
+        lambda c, t: t.pop("encoder.output_norm_enc.weight"), "transformers"
+    )
+
+
+def test_a_directory_is_needed() -> None:
+    for text in ("dflash", "dflash:"):
+        with pytest.raises(UsageError, match="not known at compile time"):
+            SpecChoice.parse(text)
