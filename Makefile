@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo gpu-visit test soak museum fuzz creep overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
+.PHONY: demo gpu-visit test rare soak museum fuzz creep overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -19,6 +19,12 @@ demo: $(VENV)/.compile
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -q $(PYTEST_ARGS)
+
+# Which cases are rare, so that `make test` takes minutes (tests/rare.py): chosen anew by what a run of all of them takes.
+rare: $(VENV)/.dev
+	rm -rf build/cpu_seconds
+	ICC_RARE=all ICC_CPU_SECONDS=build/cpu_seconds PYTHONPATH=tests $(MAKE) test 'PYTEST_ARGS=-p cpu_seconds'
+	$(BIN)/python tests/rare.py build/cpu_seconds
 
 # All tests at the sizes of a night (tests/sizes.py): 10,000 requests of which a third are aborted, 5,000 examples per
 # operation, the server's real time limits, every family on every target, libraries as they are shipped. In pieces of

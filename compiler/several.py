@@ -20,7 +20,6 @@ from .engine.output import check_output
 from .errors import UsageError
 from .options import CompileOptions
 from .progress import Reporter
-from .refit import check_refit
 from .request import check
 from .targets import find_target
 
@@ -78,7 +77,8 @@ def refit_all(
 ) -> Done:
     """Put the weights of a checkpoint into the engine of each target; see `check_refit` for the arguments and what it
     raises. UsageError for one target of an engine of several in its place."""
-    from .driver import compile_engine
+    from .driver import compile_engine  # these import torch
+    from .refit import check_refit
 
     check_present(engine)
     if output is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TargetHere:
     """One target of an engine. runs: whether this machine can; why: what of it does, or why not. rank: which of those
     that run is taken, the least: 0 the GPU's own target, 1 another of its architecture, 2 a CPU's."""
 
@@ -50,7 +50,7 @@ def of_this_machine(options: LoadOptions) -> LoadOptions:
     return replace(options, path=str(root / options.target), target=None)
 
 
-def chosen(found: Sequence[Candidate]) -> Candidate:
+def chosen(found: Sequence[TargetHere]) -> TargetHere:
     """The target to load; of equal ones the first. DeviceError if none runs."""
     if running := [one for one in found if one.runs]:
         return min(running, key=lambda one: one.rank)
@@ -61,7 +61,7 @@ def chosen(found: Sequence[Candidate]) -> Candidate:
     )
 
 
-def candidates(root: Path, targets: Targets, options: LoadOptions) -> list[Candidate]:
+def candidates(root: Path, targets: Targets, options: LoadOptions) -> list[TargetHere]:
     """All targets, in the engine's order, and whether this machine runs them: on the GPU whose number the options
     have, or the first; where they have one, on no CPU."""
     manifests = {target: read_manifest(root / target) for target in targets.targets}
@@ -70,7 +70,7 @@ def candidates(root: Path, targets: Targets, options: LoadOptions) -> list[Candi
         for backend in dict.fromkeys(manifest.backend for manifest in manifests.values())
         if backend != "cpu"
     }
-    found: list[Candidate] = []
+    found: list[TargetHere] = []
     for target, manifest in manifests.items():
         if manifest.backend == "cpu":
             found.append(_on_cpu(target, manifest, options))
@@ -93,28 +93,28 @@ def _device(backend: str, ordinal: int) -> DeviceFacts | DeviceError:
         return error
 
 
-def _on_gpu(target: str, manifest: Manifest, device: DeviceFacts | DeviceError, names: Sequence[str]) -> Candidate:
+def _on_gpu(target: str, manifest: Manifest, device: DeviceFacts | DeviceError, names: Sequence[str]) -> TargetHere:
     from .executor.cuda.compat import check_device
     from .this_gpu import target_named
 
     if isinstance(device, DeviceError):
-        return Candidate(target, False, device.message, 1)
+        return TargetHere(target, False, device.message, 1)
     try:
         if manifest.gpu is None:
             raise DeviceError("it does not say what GPU it needs", "")
         check_device(target, manifest.gpu, device)
     except IccError as error:
-        return Candidate(target, False, error.message, 1)
+        return TargetHere(target, False, error.message, 1)
     named = target_named(device.name, names) == target
     fits = "its GPU is here" if named else f"a GPU of its architecture, {manifest.gpu.arch}, is here"
-    return Candidate(target, True, f"{fits}: {device.name}", 1 - named)
+    return TargetHere(target, True, f"{fits}: {device.name}", 1 - named)
 
 
-def _on_cpu(target: str, manifest: Manifest, options: LoadOptions) -> Candidate:
+def _on_cpu(target: str, manifest: Manifest, options: LoadOptions) -> TargetHere:
     if options.device is not None:
-        return Candidate(target, False, f"device = {options.device} is a GPU's", 2)
+        return TargetHere(target, False, f"device = {options.device} is a GPU's", 2)
     try:
         library = select_library(manifest.main.libraries, cpu_flags(), options.isa or os.environ.get("ICC_ISA"))
     except IccError as error:
-        return Candidate(target, False, error.message, 2)
-    return Candidate(target, True, f"this CPU has {library.isa}", 2)
+        return TargetHere(target, False, error.message, 2)
+    return TargetHere(target, True, f"this CPU has {library.isa}", 2)

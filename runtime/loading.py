@@ -15,7 +15,7 @@ from .format.load import Engine
 from .llm import LLM
 from .opening import Begun, begin
 from .options import LoadOptions
-from .prefixes.compiled import Compiled
+from .prefixes.compiled import PromptsOfEngine
 from .prefixes.pinned import PinnedPrefixes
 from .speculate.choose import choose_speculator
 from .tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
-        compiled = Compiled.of(engine)
+        compiled = PromptsOfEngine.of(engine)
         own = Resources(
             gpu=begun.gpu,
             threads=options.threads,

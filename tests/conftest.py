@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for sizes.py and traced_once.py
+import rare
 import traced_once
 from sizes import SOAK
 
@@ -44,11 +45,12 @@ if "ICC_COMPILED_BY" not in os.environ:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what only `make soak` runs; long modules come first, so that no worker ends with one alone."""
+    """Leaves out what only `make soak` runs, and rare cases (rare.py). Long modules come first, so that no worker ends
+    with one alone."""
     if not SOAK:
-        left_out = [item for item in items if item.get_closest_marker("soak")]
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=left_out)
+        left_out = {item for item in items if item.get_closest_marker("soak")} | set(rare.left_out(config, items))
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[*left_out])
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

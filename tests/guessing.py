@@ -35,7 +35,8 @@ def check_tokens(
             for _ in range(2):
                 assert llm.generate(prompts, params) == plain
             assert llm.loop.speculator is not None
-            assert llm.loop.speculator.counts.accepted > 10
+            # room that is kept for second choices is lost to the chain where the executor finds the first choice alone
+            assert llm.loop.speculator.counts.accepted > (5 if drafter.trees else 10)
             llm.loop.scheduler.check()
 
 

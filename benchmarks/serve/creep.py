@@ -1,6 +1,7 @@
 """RELIABILITY R15: a server under load for hours. Do its memory, files, threads or KV blocks creep?
 
-    python benchmarks/serve/creep.py ENGINE [--minutes 120] [--round 30] [--json FILE] [--check] [--server SCRIPT]
+    python benchmarks/serve/creep.py ENGINE [--minutes 120] [--round 30] [--rounds 8] [--json FILE] [--check]
+        [--server SCRIPT]
 
 Requests of many kinds come in rounds: completions, streams that are dropped, and clients that mean ill. After each the
 server gets idle and is measured: the memory, files and threads of all of its processes, and the KV blocks that an idle
@@ -119,12 +120,12 @@ async def ratio_of(url: str) -> float:
     return await tokens_per_word(endpoint)
 
 
-def watch(watched: Watched, minutes: float, round_s: float, limits: dict[str, float]) -> dict[str, Any]:
-    """Load and measure by turns; the series, their slopes and what creeps."""
+def watch(watched: Watched, minutes: float, round_s: float, rounds: int, limits: dict[str, float]) -> dict[str, Any]:
+    """Load and measure by turns, so many at least; the series, their slopes and what creeps."""
     begin, hours, series = time.monotonic(), [], {name: [] for name in limits}
     requests = failed = 0
     ratio = asyncio.run(ratio_of(watched.url))
-    while time.monotonic() < begin + 60 * minutes or len(hours) < 8:
+    while time.monotonic() < begin + 60 * minutes or len(hours) < rounds:
         asked, wrong = asyncio.run(load(watched, round_s, len(hours), ratio))
         requests, failed = requests + asked, failed + wrong
         for name, value in watched.sample().items():
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--round", type=float, default=30, help="seconds of load between two measurements")
+    parser.add_argument("--rounds", type=int, default=8, help="at least so many, however few the minutes")
     parser.add_argument("--memory", type=float, default=LIMITS["memory_mib"], help="MiB per hour that may be added")
     parser.add_argument("--json", type=Path, help="write the result there, too")
     parser.add_argument("--server", type=Path, help="a script to run with ENGINE in place of `icc serve`")
@@ -163,7 +165,8 @@ def main() -> None:
             if not found:
                 sys.exit("the server did not start")
             watched = Watched(found[0], psutil.Process(process.pid))
-            result = watch(watched, options.minutes, options.round, {**LIMITS, "memory_mib": options.memory})
+            limits = {**LIMITS, "memory_mib": options.memory}
+            result = watch(watched, options.minutes, options.round, options.rounds, limits)
         finally:
             process.terminate()
     text = json.dumps(result, indent=1)

@@ -36,8 +36,8 @@ def speculation(
         return None
     slope = round(max(0.0, (cost(1, FEW) / cost(1, 0) - 1) / FEW), 4)
     if not acceptance:
-        block = {} if layer is None else {"block": layer.block, "mask_token": layer.mask_token}
-        return Speculation(choice.drafter, slope=slope, **block)
+        bare = Speculation(choice.drafter, slope=slope)
+        return bare if layer is None else msgspec.structs.replace(bare, block=layer.block, mask_token=layer.mask_token)
     most = limits.max_batch_size
     trees: list[DraftTree] = []
     for batch in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):

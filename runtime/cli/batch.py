@@ -22,14 +22,14 @@ from .load import loads
 @click.option("--engines", type=click.IntRange(1), metavar="N", help="With --ray, how many.", show_default="that fit")
 @field_options(RayOptions, leave_out=("app", "scale", "proxies", "detach"))
 @click.argument("source", metavar="IN.jsonl", type=PATH)
-@click.argument("target", metavar="OUT.jsonl", type=PATH)
+@click.argument("answers", metavar="OUT.jsonl", type=PATH)
 def batch_command(
     load: LoadOptions,
     lora: tuple[str, ...],
     judge: Path | None,
     engines: int | None,
     source: Path,
-    target: Path,
+    answers: Path,
     **parameters: Any,
 ) -> None:
     """Answer a file of requests with an engine, without a server.
@@ -43,9 +43,9 @@ def batch_command(
 
     ray = RayOptions(**taken(RayOptions, parameters))
     if not ray.ray:
-        return run_offline(load, source, target, adapter_paths(lora), judge)
+        return run_offline(load, source, answers, adapter_paths(lora), judge)
     if judge is not None:
         raise UsageError("--judge runs beside one engine, and --ray has several", "leave one of them out")
     from ..ray.batch import run_on_ray
 
-    run_on_ray(load, source, target, adapter_paths(lora), ray, engines)
+    run_on_ray(load, source, answers, adapter_paths(lora), ray, engines)

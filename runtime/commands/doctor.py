@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..choosing import Candidate, candidates, chosen
+from ..choosing import TargetHere, candidates, chosen
 from ..errors import CapacityError, DeviceError, IccError
 from ..executor.cpu.bandwidth import read_bandwidth
 from ..executor.cpu.cores import usable_cores
@@ -98,7 +98,7 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
     return found
 
 
-def _choice(asked: Sequence[Candidate]) -> str:
+def _choice(asked: Sequence[TargetHere]) -> str:
     """Which target is taken and why, and what speaks against others."""
     taken = chosen(asked)
     others = [f"{one.target}: {one.why}" for one in asked if one is not taken]

@@ -9,14 +9,14 @@ from ..format.prompts import PROMPTS_FILE, CompiledPrompt, CompiledPrompts
 from ..kv.group import kept_blocks
 
 
-class Compiled:
+class PromptsOfEngine:
     """The compiled prompts of an opened engine."""
 
     def __init__(self, engine: Engine, found: CompiledPrompts) -> None:
         self._engine, self._found = engine, found
 
     @classmethod
-    def of(cls, engine: Engine) -> Compiled | None:
+    def of(cls, engine: Engine) -> PromptsOfEngine | None:
         """None where the engine has none."""
         if PROMPTS_FILE not in engine.manifest.files:
             return None

@@ -12,7 +12,7 @@ from ..kv.cache import KVCache
 from ..kv.group import Demand
 from ..kv.sequence import CachedSequence
 from .blocks import KVBlocks, digest_of, in_reach
-from .compiled import Compiled
+from .compiled import PromptsOfEngine
 
 log = logging.getLogger("icc.engine")
 
@@ -41,7 +41,7 @@ class PinnedPrefixes:
         self._multiple = 1
 
     @classmethod
-    def of(cls, compiled: Compiled, executor: Executor) -> PinnedPrefixes:
+    def of(cls, compiled: PromptsOfEngine, executor: Executor) -> PinnedPrefixes:
         """The prefixes of an engine that `executor` runs: with their blocks, where it is what has computed them."""
         manifest, reach = compiled.manifest, in_reach(executor)
         blocks = None if reach is None else KVBlocks(digest_of(manifest), reach)

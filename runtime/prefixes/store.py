@@ -41,7 +41,7 @@ class StoredPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass
-class _Entry:
+class _StoredFile:
     length: int
     nbytes: int
     seconds: float
@@ -54,7 +54,7 @@ class PromptStore:
     def __init__(self, folder: Path, identity: bytes, most_bytes: int) -> None:
         self._folder, self._identity, self._most = folder, identity.hex(), most_bytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _StoredFile] = {}
         self._lock = threading.Lock()
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -90,7 +90,7 @@ class PromptStore:
                 return
             os.replace(path, path.with_name(self._name(key)))
             with self._lock:
-                self._entries[self._name(key)] = _Entry(length, written.nbytes, seconds)
+                self._entries[self._name(key)] = _StoredFile(length, written.nbytes, seconds)
             self._asked.put(self._make_room)
 
         self._asked.put(work)
@@ -166,7 +166,7 @@ class PromptStore:
                 path.unlink(missing_ok=True)
                 continue
             if found.identity == self._identity:
-                self._entries[path.name] = _Entry(found.length, found.nbytes, found.seconds)
+                self._entries[path.name] = _StoredFile(found.length, found.nbytes, found.seconds)
         self._make_room()
 
     def _forget(self, name: str) -> None:

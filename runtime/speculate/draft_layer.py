@@ -22,7 +22,7 @@ from ..format.program import ASKED_ROWS
 from ..format.speculation import DRAFT_HIDDEN, HIDDEN, TAP
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish
-from .siblings import Guess, SecondChoices, best_guesses, proposal
+from .siblings import PlannedGuess, SecondChoices, best_guesses, proposal
 from .verify import children
 
 MAX_GUESSES = 8
@@ -138,7 +138,7 @@ class LayerDrafter(Drafter):
         self._said |= {i: (texts[i], choices) for i, choices in guesses.items()}
         return {i: proposal(plans[i], choices) for i, choices in guesses.items()}
 
-    def _plan(self, wish: Wish) -> list[Guess]:
+    def _plan(self, wish: Wish) -> list[PlannedGuess]:
         return best_guesses(wish.rate, self.seconds.share if self.trees else 0.0, min(wish.count, MAX_GUESSES))
 
     def _learn(self, generation: Generation) -> None:

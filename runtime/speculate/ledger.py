@@ -28,6 +28,8 @@ MOST_SAVINGS = 256.0  # tokens: about the cost of reading a long text with a sma
 LITTLE = 16  # tokens of a text that a drafter reads in passing
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 OVERHEAD = 1e-4  # seconds that any guesses add to a step, until then
+FIRST = 2.5  # times a plain step: more than that is not believed of the first step with guesses
+SLOWER = 0.6  # where plain steps take less than this share of what they took then, times with guesses are void
 
 
 class StepTimes:
@@ -38,18 +40,31 @@ class StepTimes:
         self._plain: dict[int, float] = {}
         self._guessed: dict[int, float] = {}
         self._sizes: list[int] = []  # of steps with guesses, ascending
+        self._then: dict[int, float] = {}  # by decodes, a plain step's time when guesses beside them were first timed
 
     def record(self, decodes: int, guesses: int, seconds: float) -> None:
         """A step of one token of each of `decodes` requests, and guesses, took `seconds`."""
         known, tokens = (self._guessed if guesses else self._plain), decodes + guesses
         old = known.get(tokens)
         if old is None:
+            if guesses and decodes in self._plain and not self._sizes:  # what runs for the first time takes longer
+                seconds = min(seconds, FIRST * self._plain[decodes])
             known[tokens] = seconds
             if guesses:
                 insort(self._sizes, tokens)
         else:  # now and then a step takes long for other reasons, but none takes less than it needs
             down = 0.5 if guesses else 0.8  # so charges err upwards
             known[tokens] = old + (down if seconds < old else 0.1) * (min(seconds, 2 * old) - old)
+        if guesses and decodes in self._plain:
+            self._then.setdefault(decodes, self._plain[decodes])
+        elif not guesses and known[tokens] < SLOWER * self._then.get(tokens, 0.0):
+            self._forget_guesses()
+
+    def _forget_guesses(self) -> None:
+        """The process was slow when they were timed, as it is at first: nobody might afford to time them again."""
+        self._guessed.clear()
+        self._sizes.clear()
+        self._then.clear()
 
     def most(self, decodes: int) -> int:
         """How many guesses may be tried: none before a step without them was timed, then at most twice as many as were

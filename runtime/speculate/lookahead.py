@@ -33,7 +33,7 @@ from .verify import children
 KEYS = 4096  # first tokens of which a request's pool holds n-grams
 
 
-class Pool:
+class NgramPool:
     """The n-grams of one request: by first token, the newest `most` tails behind it, newest last."""
 
     def __init__(self, most: int) -> None:
@@ -63,7 +63,7 @@ class _Column:
     age: int = 0
 
 
-class Window:
+class JacobiWindow:
     """The window of one request. `text`: its tokens so far, out of which random ones are drawn."""
 
     def __init__(self, shape: Lookahead, text: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class Window:
                 begin += (column.tokens[0],)
             yield begin + tuple(column.tokens[1:])
 
-    def advance(self, results: Sequence[int | None], pool: Pool) -> None:
+    def advance(self, results: Sequence[int | None], pool: NgramPool) -> None:
         """The model has these tokens behind the columns, None where one did not run: collect n-grams, and go on."""
         for column, result in zip(self._columns, results, strict=True):
             if result is None:
@@ -135,7 +135,7 @@ class LookaheadDrafter(Drafter):
 
     def __init__(self, shape: Lookahead) -> None:
         self._shape = shape
-        self._requests: dict[int, tuple[Window, Pool]] = {}
+        self._requests: dict[int, tuple[JacobiWindow, NgramPool]] = {}
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         found: dict[int, Proposal] = {}
@@ -158,11 +158,14 @@ class LookaheadDrafter(Drafter):
             (window, pool), guesses = own, children(sequence.draft)
             window.advance([_behind(path, guesses, chosen) for path in window.paths(sequence.token_ids[0])], pool)
 
-    def _of(self, generation: Generation) -> tuple[Window, Pool]:
+    def _of(self, generation: Generation) -> tuple[JacobiWindow, NgramPool]:
         found = self._requests.get(generation.request_id)
         if found is None:
             text = [*generation.prompt, *generation.token_ids]
-            found = self._requests[generation.request_id] = Window(self._shape, text), Pool(self._shape.guesses)
+            found = self._requests[generation.request_id] = (
+                JacobiWindow(self._shape, text),
+                NgramPool(self._shape.guesses),
+            )
         return found
 
     def forget(self, request_id: int) -> None:

@@ -11,7 +11,7 @@ from .drafter import Proposal
 MEMORY = 0.05  # weight of the newest miss in the share of second choices
 
 
-class Guess(NamedTuple):
+class PlannedGuess(NamedTuple):
     """A choice behind a chain of `depth - 1` first choices. second: it is no first one, and nothing follows it."""
 
     depth: int
@@ -19,18 +19,18 @@ class Guess(NamedTuple):
     chance: float
 
 
-def best_guesses(rate: float, second: float, count: int) -> list[Guess]:
+def best_guesses(rate: float, second: float, count: int) -> list[PlannedGuess]:
     """The `count` likeliest guesses, best first, each behind those that it follows.
 
     rate: how probable a first choice is right where all before are. second: the share of wrong ones whose second choice
     is right. With 0 it is a chain.
     """
-    chain = [Guess(depth, False, rate**depth) for depth in range(1, count + 1)]
-    seconds = [Guess(depth, True, rate ** (depth - 1) * (1 - rate) * second) for depth in range(1, count + 1)]
+    chain = [PlannedGuess(depth, False, rate**depth) for depth in range(1, count + 1)]
+    seconds = [PlannedGuess(depth, True, rate ** (depth - 1) * (1 - rate) * second) for depth in range(1, count + 1)]
     return sorted([*chain, *(guess for guess in seconds if guess.chance > 0)], key=lambda guess: -guess.chance)[:count]
 
 
-def proposal(guesses: Sequence[Guess], choices: Sequence[Sequence[int]]) -> Proposal:
+def proposal(guesses: Sequence[PlannedGuess], choices: Sequence[Sequence[int]]) -> Proposal:
     """The guesses as a draft, as far as there are choices: those of depth d are choices[d - 1], first and second."""
     tokens, parents, chances = list[int](), list[int](), list[float]()
     places = {0: -1}  # depth -> the guess that is the first choice there

@@ -124,6 +124,8 @@ def _test(folder: Path, test: str, env: dict[str, str], said: Path) -> None:
         os.environ.update(env, PYTHONPATH=str(folder.parent), PYTHONDONTWRITEBYTECODE="1")
         os.environ.pop("PYTEST_CURRENT_TEST", None)
         sys.path.insert(0, str(folder.parent))  # `icc` is this copy, here and in the processes that the test starts
+        for name in [name for name in sys.modules if name.partition(".")[0] == "icc"]:
+            del sys.modules[name]  # where a test calls this, others have imported the checkout's own
         import pytest
 
         watch = Watch()

@@ -54,6 +54,9 @@ def test_every_op_has_a_lowering_and_a_kernel(name: str, backend: str) -> None:
         pytest.skip("ranks on GPUs are refused, see compiler/options.py")
     if name == "select_rows":  # its rows must be those of the step: every program has one
         graph = optimize(trace(lambda x: aten.exp.default(x), x="f32[T, 8]"))
+    elif name == "reduce_scatter":  # its rows are a rank's own until they are gathered
+        scatter, gather = (OPS[each].overload for each in ("reduce_scatter", "all_gather_rows"))
+        graph = optimize(trace(lambda x: gather(scatter(x, 1), 1), x="f32[T, 8]"))
     else:
         graph = optimize(SampleGraph(samples_of(OPS[name])).graph)
     assert any(op_of(node.target) is OPS[name] for node in graph.nodes), "no pass takes it out of the graph"

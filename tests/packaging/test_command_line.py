@@ -76,7 +76,7 @@ def test_a_mistake_is_a_line_and_a_hint(
     mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # nothing comes from there
-    (tmp_path / "engine.json").touch()  # all that is looked at before an engine is loaded
+    (tmp_path / "engine.json").write_text("{}")  # all that is looked at before an engine is loaded
     arguments, message, hint = MISTAKES[mistake]
     assert main.run([str(tmp_path) if word == "ENGINE" else word for word in arguments], "icc") == 2
     shown = capsys.readouterr()

@@ -18,7 +18,7 @@ from icc.runtime.errors import EngineChangedError, UsageError
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM
 from icc.runtime.prefixes.blocks import KVBlocks, digest_of
-from icc.runtime.prefixes.compiled import Compiled
+from icc.runtime.prefixes.compiled import PromptsOfEngine
 from icc.runtime.prefixes.kept import KeptPrompts
 from icc.runtime.prefixes.store import PromptStore
 from icc.runtime.requests.params import SamplingParams
@@ -66,7 +66,7 @@ def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Make:
 def without(engine: Path) -> Iterator[LLM]:
     """The same engine, loaded as if nothing were compiled in."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compiled, "of", lambda engine: None)
+        patch.setattr(PromptsOfEngine, "of", lambda engine: None)
         with icc.load(engine, threads=1) as llm:
             yield llm
 
@@ -161,7 +161,7 @@ def test_a_request_may_fill_the_rest_of_the_cache(engines: Make) -> None:
 def test_other_kernels_compute_it_when_loaded(engines: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of another level may round otherwise: what they would not give is not taken."""
     facts = compiled(engines("llama"))
-    monkeypatch.setattr(Compiled, "fits", lambda self, identity: False)
+    monkeypatch.setattr(PromptsOfEngine, "fits", lambda self, identity: False)
     with icc.load(engines("llama"), threads=1) as llm, without(engines("llama")) as plain:
         prompt = [*facts["tokens"], 9, 8]
         *found, cached, bits = answer(llm, prompt)

@@ -20,7 +20,7 @@ from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate import lookahead
 from icc.runtime.speculate.choose import choose_speculator
 from icc.runtime.speculate.ledger import LOAN
-from icc.runtime.speculate.lookahead import LookaheadDrafter, Pool
+from icc.runtime.speculate.lookahead import LookaheadDrafter, NgramPool
 from icc.runtime.speculate.speculator import Speculator
 from oracle_drafters import VOCAB
 
@@ -148,7 +148,7 @@ def test_where_it_loses_it_stops(make_llm: MakeLLM) -> None:
 def test_pools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest tails of the newest first tokens; one that comes again is the newest."""
     monkeypatch.setattr(lookahead, "KEYS", 2)
-    pool = Pool(2)
+    pool = NgramPool(2)
     for tail in ((1, 2), (3, 4), (1, 2), (5, 6)):
         pool.add(7, tail)
     assert list(pool.behind(7)) == [(5, 6), (1, 2)]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from icc.runtime.batch.scheduled import Draft, ScheduledSequence
 from icc.runtime.speculate.draft_layer import _rows_of
-from icc.runtime.speculate.siblings import MEMORY, Guess, SecondChoices, best_guesses, proposal
+from icc.runtime.speculate.siblings import MEMORY, PlannedGuess, SecondChoices, best_guesses, proposal
 
 
 def most(rate: float, second: float, count: int) -> float:
@@ -44,11 +44,11 @@ def test_chains_where_first_choices_are_right_and_trees_where_second_ones_often_
 
 def test_a_proposal_has_what_the_layer_said() -> None:
     guesses = [
-        Guess(1, False, 0.6),
-        Guess(1, True, 0.3),
-        Guess(2, False, 0.2),
-        Guess(3, True, 0.1),
-        Guess(2, True, 0.1),
+        PlannedGuess(1, False, 0.6),
+        PlannedGuess(1, True, 0.3),
+        PlannedGuess(2, False, 0.2),
+        PlannedGuess(3, True, 0.1),
+        PlannedGuess(2, True, 0.1),
     ]
     found = proposal(guesses, [(5, 6), (7, 8)])
     assert found.draft == Draft((5, 6, 7, 8), (-1, -1, 0, 0)) and found.chances == (0.6, 0.3, 0.2, 0.1)

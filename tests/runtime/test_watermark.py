@@ -19,6 +19,7 @@ from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.sampler import Sampler
+from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
 from icc.runtime.watermark.detect import detect, gamma_tail
 from icc.runtime.watermark.green_list import green_list, permuted
@@ -144,7 +145,8 @@ def make_llm(request: Any, toy_manifest: Callable[..., Any], byte_tokenizer_file
 
     def make(drafter: Any = None) -> LLM:
         tokenizer = Tokenizer(byte_tokenizer_file.read_bytes())
-        return LLM(toy_manifest(), request.param(vocab_size=VOCAB), tokenizer, drafter)
+        speculator = Speculator(drafter, adaptive=False) if drafter else None
+        return LLM(toy_manifest(), request.param(vocab_size=VOCAB), tokenizer, speculator=speculator)
 
     return make
 
@@ -159,8 +161,9 @@ def test_guesses_change_no_token_of_a_marked_text(
     plain = SamplingParams(max_tokens=40, temperature=temperature, seed=1)
     prompts = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]
     alone = [make_llm().generate([prompt], one)[0] for prompt, one in zip(prompts, [mark, mark, plain], strict=True)]
-    for llm in (make_llm(), make_llm(Oracle(0.8))):
+    for llm in (make_llm(), guessing := make_llm(Oracle(0.8))):
         assert llm.generate(prompts, [mark, mark, plain]) == alone
+    assert guessing.loop.speculator is not None and guessing.loop.speculator.counts.guesses
     same = method == "gumbel" and not temperature  # a greedy answer gets no mark of Gumbel's
     assert (alone[0].token_ids == alone[2].token_ids) == same
 

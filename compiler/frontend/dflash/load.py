@@ -39,7 +39,7 @@ NORM = "hidden_norm.weight"
 
 
 @dataclass(frozen=True)
-class BlockDrafter:
+class TracedDFlash:
     """graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, vocab]. projection [H, taps * H], `fc`."""
 
     config: BlockConfig
@@ -84,7 +84,7 @@ class BlockLayers(nn.Module):
         return self.model(inputs_embeds=embedded, use_cache=use_cache, return_dict=return_dict)
 
 
-def load_dflash(directory: Path, source: ModelSource, model: Graph) -> BlockDrafter:
+def load_dflash(directory: Path, source: ModelSource, model: Graph) -> TracedDFlash:
     """The drafter in a directory, for the model that `model` was traced from `source`, and sequences as long as its.
 
     CheckpointError, TensorError or UnsupportedModel in one line where a file, field or tensor is missing, unknown or of
@@ -97,7 +97,7 @@ def load_dflash(directory: Path, source: ModelSource, model: Graph) -> BlockDraf
             raise UsageError(f"--spec dflash:{directory}: {name} is {getattr(text, name)}, the model's is {theirs}")
     tensors = DrafterTensors(directory, READ, _own_name)
     projection = tensors.get("fc.weight", (hidden, hidden * len(config.taps)))
-    return BlockDrafter(config, _trace(config, tensors, source, model.max_seq_len), projection)
+    return TracedDFlash(config, _trace(config, tensors, source, model.max_seq_len), projection)
 
 
 def _trace(config: BlockConfig, tensors: DrafterTensors, source: ModelSource, max_seq_len: int) -> Graph:

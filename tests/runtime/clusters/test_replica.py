@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ from icc.runtime.ray.replica import EngineReplica
 from icc.runtime.server.options import ServeOptions
 from uvicorn import Config
 from uvicorn.lifespan.on import LifespanOn
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A replica has a process of its own, whose logs it sets up."""
+    root, icc = logging.getLogger(), logging.getLogger("icc")
+    before = root.level, icc.level, root.handlers[:]
+    yield
+    root.setLevel(before[0])
+    icc.setLevel(before[1])
+    root.handlers[:] = before[2]
 
 
 async def made(engine: Path, digest: str) -> EngineReplica:
