@@ -31,7 +31,7 @@ from icc.runtime.format.operands import WeightOperand
 from icc.runtime.kv.group import GroupConfig
 
 _RUN = "step.run(c);"
-_WAIT = "h.barrier.wait();"
+_WAIT = "h.barrier.wait(tid);"
 _CLOCK = """#include <time.h>
 extern "C" __attribute__((visibility("default"))) double icc_times[4096][2] = {};
 static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
