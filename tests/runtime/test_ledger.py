@@ -12,7 +12,17 @@ from icc.runtime.loop.fake import FakeDevice, context_hash
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
-from icc.runtime.speculate.ledger import CREDIT, LOAN, MOST_SAVED, OVERHEAD, Account, Savings, StepTimes
+from icc.runtime.speculate.ledger import (
+    CREDIT,
+    FIRST,
+    LOAN,
+    MOST_SAVED,
+    OVERHEAD,
+    SLOWER,
+    Account,
+    Savings,
+    StepTimes,
+)
 from oracle_drafters import VOCAB, Oracle
 
 MakeLLM = Callable[..., LLM]
@@ -83,6 +93,21 @@ def test_costs_are_measured() -> None:
     assert times.charge(1, 8) == pytest.approx(0.27, abs=0.02)
     times.record(1, 0, 1.0)
     assert times.charge(1, 8) == pytest.approx(0.37, abs=0.02)
+
+
+def test_a_slow_beginning_keeps_nobody_from_guessing() -> None:
+    """What runs for the first time takes long: the first step with guesses, and all steps of a process that is new."""
+    times = StepTimes()
+    times.record(1, 0, 1.0)
+    times.record(1, 4, 9.0)
+    assert times.charge(1, 4) == pytest.approx(FIRST - 1)
+    for _ in range(3):
+        times.record(1, 4, 9.0)
+    assert times.charge(1, 4) > 2, "the next ones are believed"
+    for _ in range(9):
+        times.record(1, 0, 0.9 * SLOWER)
+    assert times.charge(1, 4) < 1, "they are void where plain steps have become faster"
+    assert times.most(1) == 1
 
 
 class Clock:
