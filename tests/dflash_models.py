@@ -79,13 +79,18 @@ def save_target(path: Path, kind: str = "specforge") -> Any:
     for name, parameter in model.named_parameters():
         if "o_proj" in name or "down_proj" in name:
             parameter.data *= 0.6
+    return without_mask(model, path)
+
+
+def without_mask(model: Any, path: Path) -> Any:
+    """Write a model whose embedding of the mask is small: else every guess is the mask, out of its embedding."""
+    model.get_input_embeddings().weight.data[MASK] *= 0.02
     model.save_pretrained(path)
     return model
 
 
-def save_dflash(drafter: Drafter, target: Any, path: Path, seed: int = 3, sharp: float = 1.0) -> None:
-    """Write a drafter for transformers' model `target`: random, but for a tendency to guess what came before. sharp:
-    the scale of queries; with a small one, each token of a block sees about the mean of the text."""
+def save_dflash(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> None:
+    """Write a drafter for transformers' model `target`: random, but for a tendency to guess what came before."""
     source, width = torch.Generator().manual_seed(seed), 4 * HEAD
 
     def matrix(n: int, k: int, scale: float = 0.05) -> torch.Tensor:
@@ -109,7 +114,8 @@ def save_dflash(drafter: Drafter, target: Any, path: Path, seed: int = 3, sharp:
             "self_attn.q_proj.weight": matrix(width, 64), "self_attn.k_proj.weight": matrix(2 * HEAD, 64),
             "self_attn.v_proj.weight": narrow + matrix(2 * HEAD, 64, 0.02),
             "self_attn.o_proj.weight": wide + matrix(64, width, 0.02),
-            "self_attn.q_norm.weight": sharp * norm(HEAD), "self_attn.k_norm.weight": norm(HEAD),
+            # large queries: else each token of a block sees about the mean of the text
+            "self_attn.q_norm.weight": 3 * norm(HEAD), "self_attn.k_norm.weight": norm(HEAD),
             "mlp.gate_proj.weight": matrix(96, 64), "mlp.up_proj.weight": matrix(96, 64),
             "mlp.down_proj.weight": matrix(64, 96), "input_layernorm.weight": norm(64),
             "post_attention_layernorm.weight": norm(64),

@@ -1,11 +1,15 @@
-"""Graphs of models with a layer that guesses, and what these guess."""
+"""Graphs of models with a layer that guesses, what these guess, and what is said of drafters that do not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from icc.compiler.errors import IccError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph
@@ -15,6 +19,10 @@ from icc.compiler.speculate.draft_layer import load_draft_layer
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
+from icc.passes.speculate.insert_draft_layer import DraftLayer
+from safetensors.torch import load_file, save_file
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]
 
 
 def graph_with_layer(model: Path, spec: str) -> Graph:
@@ -38,3 +46,20 @@ def guesses(graph: Graph, text: Sequence[int], count: int) -> tuple[list[int], l
         text.append(chain[-1])
         hidden = torch.cat([hidden, found["draft_layer.hidden"][-1].reshape(1, -1)])
     return first, chain
+
+
+def said_of(
+    name: str, folder: Path, model: Graph, change: Change, changed: Path, insert: Callable[[DraftLayer], Any] = id
+) -> str:
+    """What a compile says, in one line, of `folder`/drafter once its config.json and tensors are changed, for the model
+    of `folder`/model. name: of the drafter. changed: where it is written. insert: what is done with the layer."""
+    own = folder / "drafter"
+    config, tensors = json.loads((own / "config.json").read_text()), load_file(own / "model.safetensors")
+    change(config, tensors)
+    (changed / "config.json").write_text(json.dumps(config))
+    save_file(tensors, changed / "model.safetensors")
+    source = open_source(folder / "model")
+    with pytest.raises(IccError) as error:
+        insert(load_draft_layer(SpecChoice.parse(f"{name}:{changed}"), source, model))
+    assert "\n" not in str(error.value)
+    return str(error.value)

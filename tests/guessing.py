@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import icc
+from icc.runtime.executor import sampling
 from icc.runtime.format.load import open_engine
 from icc.runtime.llm import LLM
 from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
+
+PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
+PARAMS = [
+    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+
+
+def compiled_once(name: str, model: Path, spec: str) -> Path:
+    """The engine of a checkpoint and a drafter, compiled by one process for all."""
+    shared = Path(os.environ["ICC_COMPILED_ONCE"])
+    engine = shared / f"{name}.engine"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not engine.exists():
+            icc.compile(model, engine, target="native", spec=spec, max_step_tokens=48)
+    return engine
+
+
+def without_guesses(engine: Path) -> list[Any]:
+    """What the prompts give."""
+    with load(engine, threads=1, spec="none") as llm:
+        return llm.generate(PROMPTS, PARAMS)
 
 
 def always(llm: LLM, name: str) -> LLM:
@@ -20,33 +48,32 @@ def always(llm: LLM, name: str) -> LLM:
     return llm
 
 
-def check_tokens(
-    engine: Path, name: str, prompts: Sequence[list[int]], params: Sequence[SamplingParams], plain: list[Any]
-) -> None:
+def check_tokens(engine: Path, name: str, plain: list[Any]) -> None:
     """Several requests at once, twice, so that prompts are found in the cache; also with a cache so small that requests
-    are preempted, and with second choices beside the chains."""
+    are preempted, with second choices beside the chains: there no executor looks for the first choice alone."""
     with closing(open_engine(engine)) as opened:
         small = sum(group.block_bytes() for group in opened.program.kv.groups) * 8
     for memory in (None, small):
-        with load(engine, threads=2, kv_bytes=memory) as llm:
+        trees = memory is not None
+        whole_logits = mock.patch.object(sampling, "greedy", lambda executor: None) if trees else nullcontext()
+        with whole_logits, load(engine, threads=2, kv_bytes=memory) as llm:
             drafter = always(llm, name).loop.speculator.drafter
-            drafter.trees = memory is not None
-            drafter.seconds.share = 0.9
+            drafter.trees, drafter.seconds.share = trees, 0.9
             for _ in range(2):
-                assert llm.generate(prompts, params) == plain
+                assert llm.generate(PROMPTS, PARAMS) == plain
             assert llm.loop.speculator is not None
-            # room that is kept for second choices is lost to the chain where the executor finds the first choice alone
-            assert llm.loop.speculator.counts.accepted > (5 if drafter.trees else 10)
+            assert llm.loop.speculator.counts.accepted > 10
             llm.loop.scheduler.check()
 
 
-def check_chains(
-    engine: Path,
-    name: str,
-    prompts: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    reference: Callable[[list[int], int], list[int]],
-) -> None:
+def check_adaptive(engine: Path, plain: list[Any]) -> None:
+    """As users have it: with accounts, which decide request by request."""
+    with load(engine, threads=1) as llm:
+        assert llm.loop.speculator is not None and llm.loop.speculator.adaptive
+        assert llm.generate(PROMPTS, PARAMS) == plain
+
+
+def check_chains(engine: Path, name: str, reference: Callable[[list[int], int], list[int]]) -> None:
     """Each chain against `reference(text, count)`: with prompts in one step and in several, alone and beside others,
     behind accepted guesses."""
     with load(engine, threads=1) as llm:
@@ -60,18 +87,17 @@ def check_chains(
             return found
 
         drafter.propose = watched
-        llm.generate(prompts, params)
+        llm.generate(PROMPTS[:3], PARAMS[:3])
         assert llm.loop.speculator is not None, "it failed"
     assert len(seen) > 20 and max(len(chain) for _, chain in seen) == 8
     same = [list(chain) == reference(text, len(chain)) for text, chain in seen[::4]]
     assert sum(same) >= len(same) - 1, "but for one tie"
 
 
-def check_acceptance(
-    engine: Path, name: str, prompt: list[int], params: SamplingParams, reference: Callable[[list[int], int], list[int]]
-) -> None:
-    """As many guesses of a greedy request are accepted as there would be with `reference(text, count)`, 8 at a time at
-    most."""
+def check_acceptance(engine: Path, name: str, number: int, reference: Callable[[list[int], int], list[int]]) -> None:
+    """As many guesses of a greedy request, the prompt of this number, are accepted as there would be with
+    `reference(text, count)`, 8 at a time at most."""
+    prompt, params = PROMPTS[number], PARAMS[number]
     with load(engine, threads=1) as llm:
         [found] = always(llm, name).generate([prompt], [params])
         assert llm.loop.speculator is not None, "it failed"

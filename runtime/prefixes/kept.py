@@ -109,7 +109,7 @@ class KeptPrompts:
             self._arriving[key].waiting.append(then)
             return True
         arriving = self._arriving[key] = _Arriving(sequence, [then])
-        self._store.read(key, lambda found, content: self._read(arriving, found, content))
+        self._store.read(key, lambda found, content: self._read(key, arriving, found, content))
         return True
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class KeptPrompts:
 
     # -- what comes from disk ----------------------------------------------------------------------------------------
 
-    def _read(self, arriving: _Arriving, found: StoredPrompt | None, content: memoryview) -> None:
+    def _read(self, key: bytes, arriving: _Arriving, found: StoredPrompt | None, content: memoryview) -> None:
         """It is read: get blocks for it."""
         cache, blocks = self._cache(), self._blocks
         assert blocks is not None
@@ -201,7 +201,6 @@ class KeptPrompts:
             if all(map(set.issubset, needed, given)):
                 reserved = cache.reserve(arriving.sequence, found.length)
         if found is None or reserved is None:
-            key = next(key for key, one in self._arriving.items() if one is arriving)
             self._go_on(key, arriving)
             return
         arriving.kv, arriving.found, arriving.blocks = cache, found, reserved

@@ -3,9 +3,6 @@ no token."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +11,12 @@ import icc
 import pytest
 import torch
 from assistant_models import Reference, save_pair
-from guessing import check_acceptance, check_chains, check_tokens
+from guessing import PROMPTS, check_acceptance, check_chains, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import CheckpointError, UsageError
 from icc.runtime.format.load import open_engine
 from icc.runtime.loading import load
-from icc.runtime.requests.params import SamplingParams
 
 pytestmark = pytest.mark.slow
-
-PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
-PARAMS = [
-    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
-    for i in range(len(PROMPTS))
-]
 
 
 class Pair(NamedTuple):
@@ -41,25 +31,18 @@ class Pair(NamedTuple):
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path = tmp_path_factory.mktemp("assistant")
     reference = save_pair("shared", path)
-    shared = Path(os.environ["ICC_COMPILED_ONCE"])
-    engine = shared / "assistant.engine"
-    with (shared / "assistant.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not engine.exists():
-            spec = f"assistant:{path / 'drafter'}"
-            icc.compile(path / "model", engine, target="native", spec=spec, max_step_tokens=48)
+    engine = compiled_once("assistant", path / "model", f"assistant:{path / 'drafter'}")
     return Pair(engine, path, reference)
 
 
 @pytest.fixture(scope="module")
-def plain(pair: Pair) -> Iterator[list[Any]]:
-    with load(pair.engine, threads=1, spec="none") as llm:
-        yield llm.generate(PROMPTS, PARAMS)
+def plain(pair: Pair) -> list[Any]:
+    return without_guesses(pair.engine)
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
     """Greedy and sampled, and as transformers generates with the assistant."""
-    check_tokens(pair.engine, "assistant", PROMPTS, PARAMS, plain)
+    check_tokens(pair.engine, "assistant", plain)
     reference = pair.reference
     reference.assistant.generation_config.num_assistant_tokens = 4
     theirs = reference.target.generate(
@@ -70,12 +53,12 @@ def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
 
 
 def test_guesses_are_those_of_transformers(pair: Pair) -> None:
-    check_chains(pair.engine, "assistant", PROMPTS[:3], PARAMS[:3], pair.reference.chain)
+    check_chains(pair.engine, "assistant", pair.reference.chain)
 
 
 def test_acceptance_is_theirs(pair: Pair) -> None:
     """Of a greedy request."""
-    check_acceptance(pair.engine, "assistant", PROMPTS[0], PARAMS[0], pair.reference.chain)
+    check_acceptance(pair.engine, "assistant", 0, pair.reference.chain)
 
 
 def test_it_has_no_cache_of_its_own(pair: Pair) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,20 +10,13 @@ from typing import Any, NamedTuple
 import icc
 import pytest
 from eagle_models import CASES, Drafter, Reference, save_eagle, target_of
-from guessing import check_chains, check_tokens
+from guessing import check_adaptive, check_chains, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import CheckpointError, UsageError
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.format.load import open_engine
 from icc.runtime.loading import load
-from icc.runtime.requests.params import SamplingParams
 
 pytestmark = pytest.mark.slow
-
-PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
-PARAMS = [
-    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
-    for i in range(len(PROMPTS))
-]
 
 
 class Pair(NamedTuple):
@@ -44,37 +34,27 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path, case = tmp_path_factory.mktemp("eagle"), request.param
     target = target_of(CASES[case], path / "model")
     save_eagle(CASES[case], target, path / "drafter")
-    shared = Path(os.environ["ICC_COMPILED_ONCE"])
-    engine = shared / f"eagle-{case}.engine"
-    with (shared / "eagle.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not engine.exists():
-            spec = f"eagle:{path / 'drafter'}"
-            icc.compile(path / "model", engine, target="native", spec=spec, max_step_tokens=48)
+    engine = compiled_once(f"eagle-{case}", path / "model", f"eagle:{path / 'drafter'}")
     return Pair(engine, path / "model", path / "drafter", CASES[case], target)
 
 
 @pytest.fixture(scope="module")
-def plain(pair: Pair) -> Iterator[list[Any]]:
-    with load(pair.engine, threads=1, spec="none") as llm:
-        yield llm.generate(PROMPTS, PARAMS)
+def plain(pair: Pair) -> list[Any]:
+    return without_guesses(pair.engine)
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
     """Greedy and sampled."""
-    check_tokens(pair.engine, "eagle", PROMPTS, PARAMS, plain)
+    check_tokens(pair.engine, "eagle", plain)
 
 
 def test_it_guesses_only_where_that_pays(pair: Pair, plain: list[Any]) -> None:
-    """As users have it: with accounts, which decide request by request."""
-    with load(pair.engine, threads=1) as llm:
-        assert llm.loop.speculator is not None and llm.loop.speculator.adaptive
-        assert llm.generate(PROMPTS, PARAMS) == plain
+    check_adaptive(pair.engine, plain)
 
 
 def test_guesses_are_those_of_the_published_forward(pair: Pair) -> None:
     reference = Reference(pair.drafter, pair.target, pair.folder)
-    check_chains(pair.engine, "eagle", PROMPTS[:3], PARAMS[:3], reference.chain)
+    check_chains(pair.engine, "eagle", reference.chain)
 
 
 def test_what_the_engine_says_of_it(pair: Pair) -> None:

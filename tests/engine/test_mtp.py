@@ -3,9 +3,6 @@ changes no token."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -14,19 +11,17 @@ from typing import Any, NamedTuple
 import icc
 import pytest
 import torch
-from guessing import check_chains, check_tokens
+from guessing import PROMPTS, check_chains, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.format.load import open_engine
 from icc.runtime.loading import load
-from icc.runtime.requests.params import SamplingParams
 from mtp_models import LAYOUTS, WithLayer, layouts, reference, save_with_mtp
 from sizes import soak
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 80)], [1, *range(10, 80)], [3, 4, 3, 4, 3, 4, 3]]
 LATENT, HYBRID = "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule"
 OF_ITS_OWN = (HYBRID, "qwen3_5", "qwen3_5_moe")  # checkpoints that have it under `mtp.`
 
@@ -50,34 +45,22 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Pair:
     path = tmp_path_factory.mktemp("mtp") / "model"
     own = save_with_mtp((tiny.tiny_configs() | layouts())[request.param], path, own=request.param in OF_ITS_OWN)
-    shared = Path(os.environ["ICC_COMPILED_ONCE"])
-    engine = shared / f"mtp-{request.param}.engine"
-    with (shared / "mtp.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not engine.exists():
-            icc.compile(path, engine, target="native", spec="mtp", max_step_tokens=48)
+    engine = compiled_once(f"mtp-{request.param}", path, "mtp")
     return Pair(engine, own)
 
 
 @pytest.fixture(scope="module")
-def plain(pair: Pair) -> Iterator[list[Any]]:
-    with load(pair.engine, threads=1, spec="none") as llm:
-        yield llm.generate(PROMPTS, PARAMS)
-
-
-PARAMS = [
-    SamplingParams(max_tokens=36 + i, temperature=[0.0, 1.5][i == 1], seed=i, ignore_eos=True)
-    for i in range(len(PROMPTS))
-]
+def plain(pair: Pair) -> list[Any]:
+    return without_guesses(pair.engine)
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
     """Greedy and sampled."""
-    check_tokens(pair.engine, "mtp", PROMPTS, PARAMS, plain)
+    check_tokens(pair.engine, "mtp", plain)
 
 
 def test_guesses_are_those_of_the_published_code(pair: Pair) -> None:
-    check_chains(pair.engine, "mtp", PROMPTS[:3], PARAMS[:3], partial(reference, pair.own))
+    check_chains(pair.engine, "mtp", partial(reference, pair.own))
 
 
 def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:

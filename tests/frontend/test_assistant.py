@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from assistant_models import CASES, WINDOW, save_pair
-from icc.compiler.errors import IccError, UsageError
+from draft_graphs import said_of
+from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph, attention_spec, layer_of
@@ -22,7 +22,7 @@ from icc.compiler.speculate.draft_layer import load_draft_layer
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from safetensors.torch import load_file, save_file
+from icc.passes.speculate.insert_draft_layer import DraftLayer
 from tiny_models import GQA, save_tiny
 from transformers import LlamaConfig
 
@@ -90,20 +90,10 @@ def test_its_layers_keep_nothing(pair: Pair) -> None:
 def broken(pair: Pair, tmp_path: Path) -> Callable[..., str]:
     """What a compile says of a changed assistant, in one line."""
 
-    def said(change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]) -> str:
-        own = pair.path / "drafter"
-        config, tensors = json.loads((own / "config.json").read_text()), load_file(own / "model.safetensors")
-        change(config, tensors)
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        save_file(tensors, tmp_path / "model.safetensors")
-        source = open_source(pair.path / "model")
-        with pytest.raises(IccError) as error:
-            layer = load_draft_layer(SpecChoice.parse(f"assistant:{tmp_path}"), source, pair.plain)
-            run_passes(pair.plain.copy(), pipelines.speculate((), 0, "none", "auto", layer), PassContext())
-        assert "\n" not in str(error.value)
-        return str(error.value)
+    def insert(layer: DraftLayer) -> None:
+        run_passes(pair.plain.copy(), pipelines.speculate((), 0, "none", "auto", layer), PassContext())
 
-    return said
+    return lambda change: said_of("assistant", pair.path, pair.plain, change, tmp_path, insert)
 
 
 @pytest.mark.parametrize(

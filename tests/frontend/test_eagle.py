@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_graphs import graph_with_layer, guesses
+from draft_graphs import Change, graph_with_layer, guesses, said_of
 from eagle_models import CASES, TEXT, Drafter, Reference, save_eagle, target_of
 from icc.compiler.errors import IccError, UsageError
 from icc.compiler.frontend.eagle.config import read_config
@@ -24,7 +24,7 @@ from icc.compiler.speculate.draft_layer import load_draft_layer
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
@@ -97,18 +97,9 @@ def test_its_weights_are_quantized_as_the_models(pairs: Callable[[str], Pair]) -
 def broken(pairs: Callable[[str], Pair], tmp_path: Path) -> Callable[..., str]:
     """What a compile says of a changed drafter, in one line."""
 
-    def said(change: Callable[[dict[str, Any], dict[str, torch.Tensor]], Any], layout: str = "specforge") -> str:
+    def said(change: Change, layout: str = "specforge") -> str:
         pair = pairs(layout)
-        own = pair.path / "drafter"
-        config, tensors = json.loads((own / "config.json").read_text()), load_file(own / "model.safetensors")
-        change(config, tensors)
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        save_file(tensors, tmp_path / "model.safetensors")
-        source = open_source(pair.path / "model")
-        with pytest.raises(IccError) as error:
-            load_draft_layer(SpecChoice.parse(f"eagle:{tmp_path}"), source, pair.graph)
-        assert "\n" not in str(error.value)
-        return str(error.value)
+        return said_of("eagle", pair.path, pair.graph, change, tmp_path)
 
     return said
 

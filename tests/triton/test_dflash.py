@@ -37,6 +37,7 @@ class Pair(NamedTuple):
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     path: Path = tmp_path_factory.mktemp("dflash")
     target, case = target_of(CASES["specforge"], path / "model"), dflash_models.CASES["zlab"]
+    target = dflash_models.without_mask(target, path / "model")
     dflash_models.save_dflash(case, target, path / "drafter")
     built = build(path / "model", "none", LIMITS, draft_layer=f"dflash:{path / 'drafter'}")
     return Pair(built, dflash_models.Reference(case, target, path / "drafter"))
