@@ -130,6 +130,14 @@ def check_logprobs(logits: np.ndarray, got: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(got["logprob"][i, 0], reference.logprob, rtol=1e-5, atol=1e-5)
 
 
+def test_the_token_that_reaches_top_p_is_kept() -> None:
+    """Of tokens with 30, 25 and 15 %, 50 % are two, of which both are drawn in 24 draws."""
+    logits = np.log(np.array([0.3, 0.15, 0.25, *[0.3 / 94] * 94], np.float32))
+    rows = [Row(1.0, top_p=0.5, counter=i) for i in range(24)]
+    found = sample(np.stack([logits] * len(rows)), rows)["token"][:, 0].tolist()
+    assert found == [expected(logits, row) for row in rows] and {*found} == {0, 2}
+
+
 def test_rows_that_are_not_numbers() -> None:
     logits = np.zeros((4, 97), dtype=np.float32)
     logits[0, 60], logits[1], logits[2, 3], logits[3, 5] = np.nan, -np.inf, np.inf, 4.0
