@@ -78,6 +78,7 @@ SMALL: dict[str, str] = {
     "spec_cost.py": "{engine} --drafters ngram --tokens 16 --seconds 2 --threads 1",
     "spec_prompts.py": "heldout",
     "spec_replay.py": "{engine} --tokens 24 --rounds 1 --context 16 --guesses 3 --threads 1",
+    "watermarks.py": "{engine} --texts 2 --tokens 8",
 }
 
 

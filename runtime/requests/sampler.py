@@ -269,7 +269,7 @@ def draw(logits: np.ndarray, params: SamplingParams, uniform: float, marking: Ma
     """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark."""
     candidates, weights = _weights(logits, params)
     if marking is not None:
-        weights = marking.weighed(candidates, weights)
+        weights = marking.weighed(candidates, weights, uniform)
     cumulative = np.cumsum(weights, dtype=np.float64)
     position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end

@@ -1,9 +1,9 @@
-"""The numbers that tokens get of a key and the tokens before."""
+"""The numbers that Gumbel-max gives tokens of a key and the tokens before: vLLM's, so that either tells the other's
+texts (vllm/v1/watermarking, its PRF "philox")."""
 
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,42 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
+_LOW = 2**32 - 1
+# Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": Philox4x32-10
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_CONTEXT, _TOKEN = 0x574D4358, 0x574D544B  # what tells the two uses of the generator apart
 
-def uniforms(key: int, before: Sequence[int], vocab_size: int) -> np.ndarray:
-    """A number in (0, 1] for each token, float64 `[vocab]`: the same for the same key and tokens before."""
-    said = struct.pack(f"<Q{len(before)}I", key, *before)
-    seed = int.from_bytes(hashlib.blake2b(said, digest_size=16).digest(), "little")
-    return 1.0 - np.random.Generator(np.random.Philox(key=seed)).random(vocab_size)
+Words = Sequence["int | np.ndarray"]  # four of 32 bits each
+
+
+def uniforms(key: int, before: Sequence[int], vocab_size: int, tokens: np.ndarray | None = None) -> np.ndarray:
+    """A number in (0, 1) for each of `tokens`, or for all of the vocabulary, float32 `[tokens]`: the same for the same
+    key and tokens before, where -1 stands for those in front of the first."""
+    low, high = key & _LOW, key >> 32
+    state: Words = _CONTEXT, len(before), 0, 0
+    for at in range(0, len(before), 4):
+        block = [token & _LOW for token in before[at : at + 4]]
+        block += [_LOW - place for place in range(len(block), 4)]
+        state = _philox([a ^ b for a, b in zip(state, block, strict=True)], low ^ at, high)
+    blocks = np.arange((vocab_size + 3) // 4) if tokens is None else tokens >> 2
+    words = _philox([blocks.astype(np.uint64), *state[:3]], low ^ int(state[3]), high ^ _TOKEN)
+    found = np.stack(words, axis=-1)
+    found = found.reshape(-1)[:vocab_size] if tokens is None else found[np.arange(len(tokens)), tokens & 3]
+    return (((found >> 8) + 1.0) / (2**24 + 1)).astype(np.float32)
+
+
+def _philox(counter: Words, low: int, high: int) -> Words:
+    """Ten rounds of Philox4x32, on integers or uint64 arrays of 32-bit words."""
+    one, two, three, four = counter
+    for _ in range(10):
+        first, second = one * _MULTIPLIERS[0], three * _MULTIPLIERS[1]
+        one, two, three, four = (second >> 32) ^ two ^ low, second & _LOW, (first >> 32) ^ four ^ high, first & _LOW
+        low, high = (low + _WEYL[0]) & _LOW, (high + _WEYL[1]) & _LOW
+    return one, two, three, four
+
+
+def two_keys(key: int) -> tuple[int, int]:
+    """vLLM's keys A and B of one key."""
+    digests = [hashlib.sha256(domain + key.to_bytes(8, "big")).digest() for domain in (b"key_a", b"key_b")]
+    return int.from_bytes(digests[0][:8], "big"), int.from_bytes(digests[1][:8], "big")

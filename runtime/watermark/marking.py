@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .green_list import green_list
 from .gumbel import uniforms
 from .settings import Watermark
+from .tournament import bits, tournament
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +24,9 @@ class Marking(Protocol):
         """The logits `[vocab]` whose largest a greedy answer takes; the same array if there is nothing to change."""
         ...
 
-    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray) -> np.ndarray:
-        """The weights of the candidates, None for all tokens, by which one is drawn."""
+    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray, uniform: float) -> np.ndarray:
+        """The weights of the candidates, None for all tokens, by which one is drawn with a number `uniform` in
+        [0, 1)."""
         ...
 
     def push(self, token: int) -> None:
@@ -33,8 +36,9 @@ class Marking(Protocol):
 
 def marking(watermark: Watermark, prompt: Sequence[int], vocab_size: int) -> Marking:
     """The marking of one completion of a prompt."""
-    kind = GreenMarking if watermark.method == "kgw" else GumbelMarking
-    return kind(watermark, prompt, vocab_size)
+    if watermark.method == "kgw":
+        return GreenMarking(watermark, prompt, vocab_size)
+    return TournamentMarking(watermark) if watermark.method == "synthid" else GumbelMarking(watermark, vocab_size)
 
 
 class GreenMarking(Marking):
@@ -49,7 +53,7 @@ class GreenMarking(Marking):
             return logits
         return np.where(self._green(), logits + np.float32(self._watermark.bias), logits)
 
-    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray) -> np.ndarray:
+    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray, uniform: float) -> np.ndarray:
         if self._before is None:
             return weights
         green = self._green() if candidates is None else self._green()[candidates]
@@ -60,33 +64,61 @@ class GreenMarking(Marking):
 
     def _green(self) -> np.ndarray:
         assert self._before is not None
-        return green_list(self._watermark.key, self._before, self._vocab_size, self._watermark.ratio)
+        return green_list(self._watermark.keys[0], self._before, self._vocab_size, self._watermark.ratio)
 
 
 class GumbelMarking(Marking):
     """Takes the token of the largest number ** (1 / probability). Where the tokens before were there already in this
     answer, the token is drawn as without a mark: else texts would go round in circles."""
 
-    def __init__(self, watermark: Watermark, prompt: Sequence[int], vocab_size: int) -> None:
-        self._watermark, self._vocab_size = watermark, vocab_size
-        self._before = tuple(prompt[-watermark.width :])
+    def __init__(self, watermark: Watermark, vocab_size: int) -> None:
+        self._shares, self._vocab_size = watermark.shares, vocab_size
+        self._before = watermark.start
         self._seen: set[tuple[int, ...]] = set()
 
     def biased(self, logits: np.ndarray) -> np.ndarray:
         return logits
 
-    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray) -> np.ndarray:
-        if self._before in self._seen or len(self._before) < self._watermark.width:
+    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray, uniform: float) -> np.ndarray:
+        if self._before in self._seen:
             return weights
-        numbers = uniforms(self._watermark.key, self._before, self._vocab_size)
-        numbers = numbers if candidates is None else numbers[candidates]
+        (key, share), *others = self._shares
+        if uniform >= share:
+            [(key, _)] = others
+        numbers = uniforms(key, self._before, self._vocab_size, candidates)
         possible = weights > 0
         scores = np.full(len(weights), -np.inf)
-        scores[possible] = np.log(numbers[possible]) / weights[possible].astype(np.float64)
+        scores[possible] = np.log(numbers[possible].astype(np.float64)) / weights[possible].astype(np.float64)
         chosen = np.zeros(len(weights))
         chosen[scores.argmax()] = 1.0
         return chosen
 
     def push(self, token: int) -> None:
         self._seen.add(self._before)
-        self._before = (*self._before, token)[-self._watermark.width :]
+        self._before = (*self._before[1:], token)
+
+
+class TournamentMarking(Marking):
+    """Changes probabilities by tournaments of the tokens' bits; behind tokens that were there already they stay."""
+
+    def __init__(self, watermark: Watermark) -> None:
+        self._keys, self._before = watermark.keys, watermark.start
+        self._seen: deque[tuple[int, ...]] = deque(maxlen=1024)  # transformers remembers as many
+
+    def biased(self, logits: np.ndarray) -> np.ndarray:
+        weights = np.exp(logits - logits.max(), dtype=np.float64)
+        changed = self.weighed(None, weights, 0.0)
+        return logits if changed is weights else changed
+
+    def weighed(self, candidates: np.ndarray | None, weights: np.ndarray, uniform: float) -> np.ndarray:
+        if self._before in self._seen:
+            return weights
+        possible = np.flatnonzero(weights)
+        tokens = possible if candidates is None else candidates[possible]
+        changed = np.zeros(len(weights))
+        changed[possible] = tournament(weights[possible], bits(self._keys, self._before, tokens))
+        return changed
+
+    def push(self, token: int) -> None:
+        self._seen.append(self._before)
+        self._before = (*self._before[1:], token)

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...embed_prompts import EmbedOptions
 from ...watermark.settings import BOUNDS as WATERMARK
+from ...watermark.settings import MOST_KEYS, Method
 from . import limits
 from .conversation import Content, FunctionName, Message, Tool, ToolChoice, ToolFunction
 from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
@@ -60,10 +61,11 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
 class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
     """How the answer is marked for `icc detect`; see watermark.settings.Watermark."""
 
-    key: Annotated[int, Meta(ge=int(WATERMARK["key"][0]), le=int(WATERMARK["key"][1]))]
-    method: Literal["kgw", "gumbel"] = "kgw"
+    key: Annotated[int, Meta(ge=1)] | Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=MOST_KEYS)]
+    method: Method = "kgw"
     ratio: Annotated[float, Meta(ge=WATERMARK["ratio"][0], le=WATERMARK["ratio"][1])] = 0.25
     bias: Annotated[float, Meta(ge=WATERMARK["bias"][0], le=WATERMARK["bias"][1])] = 2.0
+    alpha: Annotated[float, Meta(ge=WATERMARK["alpha"][0], le=WATERMARK["alpha"][1])] = 0.1
 
 
 class KVTransferParams(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...requests.params import SamplingParams
-from ...watermark.settings import Watermark
+from ...watermark.settings import Watermark, one_or_all
 from .errors import conflict
 from .requests import Common
 
@@ -63,7 +63,9 @@ def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
     asked = request.watermark
     if served is not None and asked is not None:
         raise conflict("watermark: this server marks every answer by itself", "watermark")
-    found = served if asked is None else Watermark(asked.key, asked.method, asked.ratio, asked.bias)
+    found = served
+    if asked is not None:
+        found = Watermark(one_or_all(asked.key), asked.method, asked.ratio, asked.bias, asked.alpha)
     if found is not None and request.use_beam_search:
         raise conflict("watermark: beam search does not sample, which is what a mark is in", "watermark")
     if found is not None and found.method == "gumbel" and width(request) > 1:

@@ -25,11 +25,15 @@ def test_a_request_marks_its_answer(served: Served) -> None:
         name: served.complete("abcd", **HOT, **fields)["choices"][0]["text"]
         for name, fields in (("plain", {}), ("kgw", {"watermark": MARK}))
     }
-    gumbel = {"key": 9, "method": "gumbel"}
-    said["gumbel"] = served.complete("abcd", **HOT, watermark=gumbel)["choices"][0]["text"]
+    keys = [9, 8, 7, 6, 5, 4, 3, 2]
+    for method, key in (("gumbel", 9), ("dual_key_gumbel", 9), ("synthid", keys)):
+        mark = {"key": key, "method": method}
+        said[method] = served.complete("abcd", **HOT, watermark=mark)["choices"][0]["text"]
     for name, text in said.items():
         assert marked(text, Watermark(9)) == (name == "kgw")
         assert marked(text, Watermark(9, "gumbel")) == (name == "gumbel")
+        assert marked(text, Watermark(9, "dual_key_gumbel")) == (name == "dual_key_gumbel")
+        assert marked(text, Watermark(tuple(keys), "synthid")) == (name == "synthid")
     chat = served.chat("x", **HOT, watermark=MARK)["choices"][0]["message"]["content"]
     assert marked(chat, Watermark(9))
 
@@ -38,10 +42,14 @@ def test_a_request_marks_its_answer(served: Served) -> None:
     ("fields", "param"),
     [
         ({"watermark": {"key": 0}}, "watermark"),
-        ({"watermark": {"key": 2**63}}, "watermark"),
+        ({"watermark": {"key": 2**64}}, "watermark"),
+        ({"watermark": {"key": [1, 2]}}, "watermark"),
+        ({"watermark": {"key": [], "method": "synthid"}}, "watermark"),
+        ({"watermark": {"key": [1] * 65, "method": "synthid"}}, "watermark"),
+        ({"watermark": {"key": 1, "method": "dual_key_gumbel", "alpha": 2}}, "watermark"),
         ({"watermark": {"key": 1, "ratio": 1}}, "watermark"),
         ({"watermark": {"key": 1, "bias": 21}}, "watermark"),
-        ({"watermark": {"key": 1, "method": "synthid"}}, "watermark"),
+        ({"watermark": {"key": 1, "method": "other"}}, "watermark"),
         ({"watermark": {"key": 1, "nonsense": 1}}, "watermark"),
         ({"watermark": {"key": 1, "method": "gumbel"}, "n": 2}, "n"),
     ],
