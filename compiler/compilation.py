@@ -71,7 +71,8 @@ class Compilation:
     that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
     have left, and this one keeps until it is done. draft_layer: the layer that guesses, to be inserted. earlier: the
     engine whose program and kernels these weights are for; None where the compile makes its own. prompts, forms: what
-    else the engine is to have: prompts whose KV is, and what answers may follow.
+    else the engine is to have: prompts whose KV is, and what answers may follow. kept: the engine of which it has those
+    as well.
     """
 
     request: CompileRequest
@@ -89,6 +90,7 @@ class Compilation:
     acceptance: list[list[float]] = field(default_factory=list)
     draft_layer: DraftLayer | None = None
     earlier: EarlierEngine | None = None
+    kept: EarlierEngine | None = None
     prompts: Sequence[PromptTokens] = ()
     forms: Sequence[CompiledForm] = ()
 
@@ -234,7 +236,7 @@ class Compilation:
         facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
         embedding = embedding_facts(stage, self.graph, options, self.pooling)
         answers = writer.write_canaries(stage, canaries)
-        writer.write_forms(stage, [*([] if self.earlier is None else self.earlier.forms()), *self.forms])
+        writer.write_forms(stage, [*([] if self.kept is None else self.kept.forms()), *self.forms])
         manifest = make_manifest(self.graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
         if self.earlier is not None and self.is_delta:
             programs = self.earlier.engine.manifest.programs
@@ -242,10 +244,10 @@ class Compilation:
         return report, writer.write_manifest(stage, manifest)
 
     def prompts_for(self, lowered: Lowered) -> list[CompiledPrompt]:
-        """The prompts whose KV the engine has: those of --prefix, or of an earlier engine. UsageError for one that does
-        not fill a block of its cache, or a sequence."""
+        """The prompts whose KV the engine has: those of --prefix, and of the engine whose prompts it keeps. UsageError
+        for one that does not fill a block of its cache, or a sequence."""
         multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
-        found = [] if self.earlier is None else self.earlier.prompts()
+        found = [] if self.kept is None else self.kept.prompts()
         for prompt in self.prompts:
             length = len(prompt.tokens) // multiple * multiple
             if not length:
@@ -332,7 +334,12 @@ class Compilation:
         return calibration.sequences
 
 
-def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | None = None) -> Compilation:
+def trace(
+    request: CompileRequest,
+    reporter: Reporter,
+    earlier: EarlierEngine | None = None,
+    kept: EarlierEngine | None = None,
+) -> Compilation:
     """The model as it is traced, and what its engine will be made for. MismatchError where that is an earlier engine's
     program, and the model has other sizes."""
     if request.options.gate:
@@ -361,7 +368,7 @@ def trace(request: CompileRequest, reporter: Reporter, earlier: EarlierEngine | 
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, texts)
     stages = request, source, options, texts, graph, backend, limits, lowering, pooling, gates, reporter
-    return Compilation(*stages, draft_layer=draft_layer, earlier=earlier, prompts=prompts, forms=forms)
+    return Compilation(*stages, draft_layer=draft_layer, earlier=earlier, kept=kept, prompts=prompts, forms=forms)
 
 
 def _gates(options: CompileOptions, graph: Graph, texts: Path) -> GatePlan | None:

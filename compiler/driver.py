@@ -16,11 +16,17 @@ from .report import CompileReport
 from .request import check
 
 
-def compile_engine(options: CompileOptions, reporter: Reporter, earlier: EarlierEngine | None = None) -> CompileReport:
+def compile_engine(
+    options: CompileOptions,
+    reporter: Reporter,
+    earlier: EarlierEngine | None = None,
+    kept: EarlierEngine | None = None,
+) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of.
 
     earlier: take program and kernels from this engine, whose options these are; so does one whose options say `like`.
-    MismatchError where they do not fit.
+    kept: take compiled prompts and forms of answers from this one; None: from `earlier`. MismatchError where they do
+    not fit.
     """
     if options.like is not None:
         earlier, options = as_delta(options)
@@ -30,7 +36,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter, earlier: Earlier
     for warning in request.warnings:
         reporter.warn(warning)
     heads = request.choice.read_heads() if request.choice else ()
-    job = trace(request, reporter, earlier)
+    job = trace(request, reporter, earlier, kept or earlier)
     with reporter.stage("optimize"):
         job.optimize()
     original = job.graph.copy()

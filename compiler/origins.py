@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.format.container import Container
-from ..runtime.format.load import open_engine, open_verified, read_manifest
+from ..runtime.format.load import open_verified, read_manifest
 from ..runtime.format.manifest import Manifest
 from ..runtime.format.present import MANIFEST_FILE, PROVENANCE_FILE, SBOM_FILE, engine_name
 from .errors import RebuildError, UsageError
@@ -130,21 +130,22 @@ def licence_of(model: Path) -> str:
 
 
 def rebuild(engine: Path, model: Path, given: Mapping[str, Any], reporter: Reporter) -> None:
-    """Compile a model as an engine was compiled, and compare. given: see `options_again`. RebuildError names what
-    differs: an input, if the engine has a provenance, or a file of the engine. What `options_again` and a compile
-    raise."""
+    """Compile a model as an engine was compiled, with its prompts and forms, and compare. given: see `options_again`.
+    RebuildError names what differs: an input, if the engine has a provenance, or a file of the engine. What
+    `options_again` and a compile raise."""
     container, manifest = open_verified(engine)
     if manifest.base is not None:
         raise UsageError(f"{engine} is a delta", "rebuild its base; a refit with the same checkpoint gives the rest")
     if PROVENANCE_FILE in container.sizes():
         _check_inputs(json.loads(container.read(PROVENANCE_FILE)), input_digests(model))
-    opened = open_engine(engine)
+    from .driver import compile_engine  # these import torch
+    from .engine.earlier import open_earlier
+
+    opened = open_earlier(engine)
     try:
         with tempfile.TemporaryDirectory(prefix="icc-rebuild-") as folder:
-            options = options_again(opened, model, Path(folder, "engine"), given)
-            from .driver import compile_engine  # imports torch
-
-            compile_engine(options, reporter)
+            options = options_again(opened.engine, model, Path(folder, "engine"), given)
+            compile_engine(options, reporter, kept=opened)
             made = read_manifest(options.output)
     finally:
         opened.close()

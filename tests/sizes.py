@@ -17,7 +17,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "calib_sequences": (8, 32),
     "damaged_checkpoints": (40, 50_000),  # of each kind
     "damaged_onnx": (1, 2000),  # files of each kind of change
-    "draws": (1000, 4000),  # samples of a distribution
+    "draws": (3000, 100_000),  # samples of a distribution
     "drawn_configurations": (0, 2),  # of each type, as engines
     "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
     "fuzz_examples": (300, 20_000),  # of each parser; `make fuzz` goes on for as long as it is given
@@ -29,6 +29,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "schemathesis_cases_every": (32, 1),  # of the cases that follow from the document, each so-manieth is tried
     "schemathesis_examples": (3, 5000),  # drawn per operation
     "sigterms": (2, 1000),
+    "small_vocabulary": (5, 50),  # of those distributions
     "soak_requests": (100, 10_000),
     "state_machine": (30, 10_000),  # runs of the scheduler
     "state_machine_steps": (40, 200),

@@ -33,7 +33,7 @@ def verify_command(
     """Compare every file of an engine with the digest that its manifest has, whatever machine it is for.
 
     With --key, nothing may be in the engine that was not signed. With --rebuild, MODEL is compiled again as the engine
-    was, and every digest has to come out the same.
+    was, with its compiled prompts and schemas, and every digest has to come out the same.
     """
     assert runtime.verify_command.callback is not None
     runtime.verify_command.callback(engine=engine, **options)

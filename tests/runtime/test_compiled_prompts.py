@@ -13,6 +13,8 @@ from typing import Any
 import icc
 import pytest
 import tokenizers
+from click.testing import CliRunner
+from icc.compiler.cli import main
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.errors import EngineChangedError, UsageError
 from icc.runtime.kv.sequence import CachedSequence
@@ -110,6 +112,13 @@ def test_answers_are_those_of_an_engine_without(kind: str, engines: Make) -> Non
         assert llm.loop.scheduler.kv.is_idle
         kept = llm.loop.scheduler.kv.found(CachedSequence(tokens=prompt), facts["length"])
         assert kept is not None and all(kept)
+
+
+def test_a_compile_again_gives_the_same(engines: Make) -> None:
+    """`icc verify --rebuild` needs no file of --prefix: the engine has the prompt."""
+    engine = engines("llama")
+    done = CliRunner().invoke(main, ["verify", str(engine), "--rebuild", str(engine.parent / "llama")])
+    assert done.exit_code == 0 and "gives the same engine" in done.output, done.output
 
 
 def test_nothing_of_the_prefix_is_computed(engines: Make) -> None:

@@ -5,49 +5,65 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from icc.runtime.batch.scheduled import Draft
+from icc.runtime.format.lookahead import Lookahead
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.speculate.lookahead import LookaheadDrafter
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.verify import AcceptedTokens, follow
 from oracle_drafters import Fixed
 from sizes import size_of
 
-SMALL, DRAWS = 5, size_of("draws")
+SMALL, DRAWS = size_of("small_vocabulary"), size_of("draws")
+TOKENS = 20  # of a text; each is a draw
 TREE = Draft((3, 0, 4, 1, 2), (-1, -1, 1, 1, 0))  # some siblings, one of them with children
-CRITICAL = 190.0  # chi-square with 124 degrees of freedom exceeds it about once in ten thousand
 
 
 class Table(FakeExecutor):
-    """Five tokens; the logits depend on the last two."""
+    """The logits depend on the last two tokens, of which there are three kinds; the first five tokens are likeliest."""
 
     def _logits(self, context: list[int]) -> np.ndarray:
-        source = np.random.default_rng([SMALL, *context[-2:]])
-        return source.normal(0.0, 1.0, self.vocab_size).astype(np.float32)
+        return logits(tuple(token % 3 for token in context[-2:]))
 
 
-def chi_square(manifest: Manifest) -> float:
-    """The first tokens after a prompt, drawn many times with guesses, against the model's own probabilities."""
-    executor = Table(vocab_size=SMALL, num_blocks=64, max_step_tokens=64, max_logit_rows=64)
-    llm = LLM(manifest, executor, speculator=Speculator(Fixed(TREE), adaptive=False))
-    prompt = [1, 2]
-    params = [SamplingParams(max_tokens=7, temperature=1.0, n=16, seed=seed) for seed in range(DRAWS // 16)]
-    seen = Counter(one.token_ids[:3] for one in llm.generate([prompt] * len(params), params))
-    assert llm.loop.speculator.counts.accepted > DRAWS / 2
-    total = 0.0
-    for triple in itertools.product(range(SMALL), repeat=3):
-        chance = 1.0
-        for at in range(3):
-            weights = np.exp(executor._logits([*prompt, *triple[:at]]).astype(np.float64))
-            chance *= weights[triple[at]] / weights.sum()
-        total += (seen[triple] - DRAWS * chance) ** 2 / (DRAWS * chance)
-    return total
+@cache
+def logits(kinds: tuple[int, ...]) -> np.ndarray:
+    source = np.random.default_rng([SMALL, *kinds])
+    return (source.normal(0.0, 1.0, SMALL) + 2.5 * (np.arange(SMALL) < 5)).astype(np.float32)
+
+
+def chi_square(manifest: Manifest, drafter: Any) -> tuple[float, float]:
+    """Tokens behind each kind of context, drawn many times with guesses, against the model's own probabilities: the
+    sum, and what it exceeds once in ten thousand times."""
+    executor = Table(vocab_size=SMALL, num_blocks=200, max_step_tokens=64, max_logit_rows=64)
+    llm = LLM(manifest, executor, speculator=Speculator(drafter, adaptive=False))
+    prompt, count = [1, 2], -(-DRAWS // (16 * TOKENS))
+    params = [SamplingParams(max_tokens=TOKENS, temperature=1.0, n=16, seed=seed) for seed in range(count)]
+    seen: Counter[tuple[int, int, int]] = Counter()
+    for text in llm.generate([prompt] * count, params):
+        whole = [*prompt, *text.token_ids]
+        seen.update((a % 3, b % 3, token) for a, b, token in zip(whole, whole[1:], whole[2:], strict=False))
+    assert llm.loop.speculator.counts.accepted > DRAWS / 50
+    total, freedom = 0.0, 0
+    for kinds in itertools.product(range(3), repeat=2):
+        weights = np.exp(logits(kinds).astype(np.float64))
+        found = np.array([seen[*kinds, token] for token in range(SMALL)])
+        expected = found.sum() * weights / weights.sum()
+        rare = expected < 5  # tokens that are too rare for the statistic count as one
+        cells = [*zip(found[~rare], expected[~rare], strict=True), (found[rare].sum(), expected[rare].sum())]
+        cells = [cell for cell in cells if cell[1] >= 5]
+        total += sum((number - mean) ** 2 / mean for number, mean in cells)
+        freedom += len(cells) - 1
+    spread = 2 / (9 * freedom)  # Wilson and Hilferty 1931
+    return total, freedom * (1 - spread + 3.72 * spread**0.5) ** 3
 
 
 def siblings(draft: Draft | None, row: int) -> list[int]:
@@ -79,10 +95,21 @@ def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) ->
     return follow(draft, first, end_ids)
 
 
-@pytest.mark.parametrize(("walk", "is_right"), [(follow, True), (resampling, False), (trusting, False)])
+@pytest.mark.parametrize(
+    ("drafter", "walk", "is_right"),
+    [
+        ("tree", follow, True),
+        ("tree", resampling, False),
+        ("tree", trusting, False),
+        ("lookahead", follow, True),
+        ("lookahead", trusting, False),
+    ],
+)
 def test_samples_have_the_models_distribution(
-    toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, walk: Any, is_right: bool
+    toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, drafter: str, walk: Any, is_right: bool
 ) -> None:
-    """Chi-square over the triples of a small vocabulary; two wrong implementations must fail it."""
+    """By chi-square; wrong implementations must fail it."""
     monkeypatch.setattr("icc.runtime.loop.stepping.follow", walk)
-    assert (chi_square(toy_manifest(vocab_size=SMALL, eos_token_ids=[])) < CRITICAL) == is_right
+    guessing = Fixed(TREE) if drafter == "tree" else LookaheadDrafter(Lookahead(3, 3, 3))
+    found, critical = chi_square(toy_manifest(vocab_size=SMALL, eos_token_ids=[]), guessing)
+    assert (found < critical) == is_right
