@@ -148,6 +148,31 @@ def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[flo
     assert status == 400 and "leave one out" in answer["error"]["message"]
 
 
+def test_a_prompt_is_kept_for_its_adapter(server: tuple[Ask, psutil.Process]) -> None:
+    """`prompt_cache_retention`: what one adapter has computed, and nobody else's."""
+    ask, _ = server
+    asked = {"prompt": [7 + n % 90 for n in range(60)], "max_tokens": 1, "prompt_cache_retention": "24h"}
+
+    def kept() -> int:
+        lines = ask("/metrics", text=True).splitlines()
+        [value] = [line.split()[-1] for line in lines if line.startswith("icc:prompts_kept")]
+        return int(float(value))
+
+    def cached(model: str) -> int:
+        status, answer = ask("/v1/completions", {**asked, "model": model})
+        assert status == 200, answer
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    before = kept()
+    for count, model in enumerate(("one", "base", "two"), 1):
+        assert cached(model) == 0 and cached(model) >= 16
+        end = time.monotonic() + 20
+        while kept() < before + count:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert ask("/v1/completions", {**asked, "model": "three"})[0] == 404
+
+
 def test_the_gauge_that_routers_read(server: tuple[Ask, psutil.Process]) -> None:
     ask, _ = server
     complete(ask, model="one")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from ...llm import LLM
 from ...prefixes.blocks import KVBlocks, digest_of, in_reach
 from .kv_file import KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
 from .messages import KVGiven, Submit
+
+if TYPE_CHECKING:
+    from ...adapters.resident import ResidentAdapters
 
 log = logging.getLogger("icc.engine")
 _KEPT_S = 60.0  # that blocks wait to be taken
@@ -206,9 +210,16 @@ class KVTransfer:
                 continue  # somebody has taken it
 
 
-def sequence_of(submit: Submit, shared_length: Callable[[Sequence[int]], int]) -> CachedSequence | None:
-    """A prompt as the prefix cache knows it; None where more than its tokens tells its KV from that of others.
-    shared_length: see RequestTable."""
-    if submit.adapter or submit.extras:
+def sequence_of(
+    submit: Submit,
+    shared_length: Callable[[Sequence[int]], int],
+    adapters: ResidentAdapters | None = None,
+) -> CachedSequence | None:
+    """A prompt as the prefix cache knows it; None where more than its tokens, and an adapter of `adapters`, tells its
+    KV from that of others. shared_length: see RequestTable. RequestError for an adapter that is not there."""
+    if submit.extras or (submit.adapter and adapters is None):
         return None
+    if submit.adapter and adapters is not None:
+        salt, first = adapters.salt_of(submit.adapter, submit.adapter_scale, submit.prompt)
+        return CachedSequence(tokens=list(submit.prompt), salt=submit.salt, own_salt=salt, own_from=first)
     return CachedSequence(tokens=list(submit.prompt), salt=submit.salt, salt_from=shared_length(submit.prompt))

@@ -149,7 +149,7 @@ class Worker(TaskListener[Prompt]):
 
     def _submit(self, prompt: Prompt) -> None:
         """Run a prompt, or read first what is stored of its beginning."""
-        sequence = sequence_of(prompt.submit, self._driver.loop.requests.shared_length)
+        sequence = self._sequence(prompt)
         if sequence is not None and self._kept.fetch(sequence, lambda: self._go_on(prompt)):
             if prompt.stage is PromptStage.ARRIVED:
                 self.prompts.compile(prompt)
@@ -158,7 +158,15 @@ class Worker(TaskListener[Prompt]):
 
     def _go_on(self, prompt: Prompt) -> None:
         if prompt.stage is PromptStage.COMPILING:  # else it was cancelled meanwhile
-            self._start(prompt, sequence_of(prompt.submit, self._driver.loop.requests.shared_length))
+            self._start(prompt, self._sequence(prompt))
+
+    def _sequence(self, prompt: Prompt) -> CachedSequence | None:
+        """A prompt as the prefix cache knows it; None where nothing can be kept of it."""
+        driver = self._driver
+        try:
+            return sequence_of(prompt.submit, driver.loop.requests.shared_length, driver.adapters)
+        except RequestError:
+            return None  # it is refused where it is submitted
 
     def _start(self, prompt: Prompt, sequence: CachedSequence | None) -> None:
         if sequence is not None:
