@@ -75,6 +75,7 @@ SMALL: dict[str, str] = {
     "serve/creep.py": "{engine} --minutes 0 --round 0.2",
     "serve/limits.py": "{engine} --seconds 1 --attacks 3 --loads 1",
     "serve/slopes.py": LIBRARIES,
+    "sparsity.py": "{model} --calib-sequences 1 --tokens 64 --window 32",
     "spec_cost.py": "{engine} --drafters ngram --tokens 16 --seconds 2 --threads 1",
     "spec_prompts.py": "heldout",
     "spec_replay.py": "{engine} --tokens 24 --rounds 1 --context 16 --guesses 3 --threads 1",
