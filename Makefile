@@ -20,7 +20,7 @@ demo: $(VENV)/.compile
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -q $(PYTEST_ARGS)
 
-# Which cases are rare, so that `make test` takes minutes (tests/rare.py): chosen anew by what a run of all of them takes.
+# Which tests are rare, so that `make test` takes minutes (tests/rare.py): chosen anew by what a run of all of them takes.
 rare: $(VENV)/.dev
 	rm -rf build/cpu_seconds
 	ICC_RARE=all ICC_CPU_SECONDS=build/cpu_seconds PYTHONPATH=tests $(MAKE) test 'PYTEST_ARGS=-p cpu_seconds'
