@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 ENGINE := build/pystd.engine
 PROMPT ?= def fib(n):
 PYTEST_ARGS ?=
+# Tests start hundreds of processes: none of them compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # pip takes more arguments from PIP_ARGS, for example an index with the CPU build of torch.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
