@@ -2,7 +2,8 @@
 
     python tests/rare.py FOLDER [FOLDER ...] [--seconds 850]    write rare.txt by what runs took, see cpu_seconds.py
 
-Every test file keeps the cheapest of its tests that do real work, which is to take 0.2 s or more, or else the dearest.
+Every test file keeps the cheapest of its tests that do real work, which is to take 0.2 s or more; where that takes more
+than 8 s or is not there, the dearest of those that take less.
 Others join them, the cheapest first, until they take about so many seconds of CPU time; the rest are rare, whole
 functions too. A further case of a function counts as twice as dear. What a shared fixture takes is counted once, for
 the first test that brings it. What a later folder says of a test or of a fixture holds instead.
@@ -26,7 +27,7 @@ import pytest
 
 LIST = Path(__file__).with_name("rare.txt")
 QUARTERS = 4
-REAL_WORK = 0.2  # seconds
+REAL_WORK, AFFORDABLE = 0.2, 8.0  # seconds
 STALE = pytest.StashKey[list[str]]()  # of a run's config: what `stale` found
 
 
@@ -125,7 +126,10 @@ def chosen(taken: Taken, most: float) -> dict[str, int]:
     choice = _Choice(taken)
     for tests in _by(taken.tests, "::").values():
         real = [name for name in tests if choice.costs(name) >= REAL_WORK]
-        choice.keep(min(real, key=choice.price) if real else max(tests, key=choice.price))
+        first = min(real, key=choice.price, default=None)
+        if first is None or (choice.costs(first) > AFFORDABLE and len(real) < len(tests)):
+            first = max((name for name in tests if name not in real), key=choice.price)
+        choice.keep(first)
     heap = [choice.price(name) for name in taken.tests]
     heapq.heapify(heap)
     while heap:

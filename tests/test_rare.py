@@ -35,6 +35,8 @@ def test_a_file_keeps_a_test_that_works() -> None:
     assert set(rare.chosen(taken(), 0)) == SECONDS.keys() - {"a.py::f[1]", "b.py::h[x]"}
     idle = rare.Taken({"c.py::f": 0.01, "c.py::g": 0.1})
     assert set(rare.chosen(idle, 0)) == {"c.py::f"}, "where none works, the dearest"
+    dear = rare.Taken({"c.py::f": 0.01, "c.py::g": 0.1, "c.py::h": 9.0, "d.py::f": 9.0, "d.py::g": 10.0})
+    assert set(rare.chosen(dear, 0)) == {"c.py::f", "c.py::h", "d.py::g"}, "one that is too dear, unless all are"
 
 
 def test_a_fixture_is_counted_once() -> None:
