@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 ENGINE := build/pystd.engine
 PROMPT ?= def fib(n):
 PYTEST_ARGS ?=
+# Tests start hundreds of processes: none of them compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # pip takes more arguments from PIP_ARGS, for example an index with the CPU build of torch.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -20,7 +22,7 @@ demo: $(VENV)/.compile
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -q $(PYTEST_ARGS)
 
-# Which cases are rare, so that `make test` takes minutes (tests/rare.py): chosen anew by what a run of all of them takes.
+# Which tests are rare, so that `make test` takes minutes (tests/rare.py): chosen anew by what a run of all of them takes.
 rare: $(VENV)/.dev
 	rm -rf build/cpu_seconds
 	ICC_RARE=all ICC_CPU_SECONDS=build/cpu_seconds PYTHONPATH=tests $(MAKE) test 'PYTEST_ARGS=-p cpu_seconds'

@@ -45,8 +45,9 @@ if "ICC_COMPILED_BY" not in os.environ:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what only `make soak` runs, and rare cases (rare.py). Long modules come first, so that no worker ends
+    """Leaves out what only `make soak` runs, and rare tests (rare.py). Long modules come first, so that no worker ends
     with one alone."""
+    config.stash[rare.STALE] = rare.stale((item.nodeid for item in items), config.rootpath)
     if not SOAK:
         left_out = {item for item in items if item.get_closest_marker("soak")} | set(rare.left_out(config, items))
         items[:] = [item for item in items if item not in left_out]

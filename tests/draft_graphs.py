@@ -28,7 +28,7 @@ Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]
 def graph_with_layer(model: Path, spec: str) -> Graph:
     """The graph of a model and its layer, as it is compiled."""
     source = open_source(model)
-    graph = load_graph(source, 64)
+    graph = load_graph(source)
     layer = load_draft_layer(SpecChoice.parse(spec), source, graph)
     passes = [*pipelines.canonicalize(), *pipelines.speculate((), 0, "none", "auto", layer), *pipelines.attention()]
     run_passes(graph, [*passes, *pipelines.fuse()], PassContext())

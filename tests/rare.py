@@ -1,64 +1,176 @@
-"""Which cases `make test` leaves to others, so that it takes minutes: rare.txt, one test id per line.
+"""Which tests `make test` leaves to others, so that it takes minutes: rare.txt, with a quarter and a test id per line.
 
-    python tests/rare.py FOLDER [--seconds 900]     write rare.txt by what a run took, see cpu_seconds.py
+    python tests/rare.py FOLDER [FOLDER ...] [--seconds 850]    write rare.txt by what runs took, see cpu_seconds.py
 
-Every test function keeps its cheapest case, and every test without parameters runs. Of all other cases the dearest are
-rare, until what is left takes about so many seconds of CPU time. `make soak` runs them all, `.ci/run` an eighth of
-them, another one each day (ICC_RARE=0/8 .. 7/8, or `all`), and a test that is named by its id always runs.
+Every test file keeps the cheapest of its tests that do real work, which is to take 0.2 s or more; where that takes more
+than 8 s or is not there, the dearest of those that take less.
+Others join them, the cheapest first, until they take about so many seconds of CPU time; the rest are rare, whole
+functions too. A further case of a function counts as twice as dear. What a shared fixture takes is counted once, for
+the first test that brings it. What a later folder says of a test or of a fixture holds instead.
+
+`make soak` runs all. `.ci/run` runs a quarter of the rare ones, another one each day (ICC_RARE=0/4 .. 3/4, or `all`).
+The rare tests of a file are in one quarter, with their fixtures; quarters take about equally long. A test that is named
+by its id always runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 LIST = Path(__file__).with_name("rare.txt")
+QUARTERS = 4
+REAL_WORK, AFFORDABLE = 0.2, 8.0  # seconds
+STALE = pytest.StashKey[list[str]]()  # of a run's config: what `stale` found
+
+
+def quarters() -> dict[str, int]:
+    """Rare tests and the quarter of each, by rare.txt."""
+    return {name: int(quarter) for quarter, _, name in (line.partition(" ") for line in LIST.read_text().splitlines())}
 
 
 def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of these, what does not run now."""
+    """Of these, what does not run now. Raises pytest.UsageError if ICC_RARE is not one of the above."""
     asked = os.environ.get("ICC_RARE", "")
+    if asked not in ("", "all", *(f"{number}/{QUARTERS}" for number in range(QUARTERS))):
+        raise pytest.UsageError(f"ICC_RARE={asked}: give 0/{QUARTERS} to {QUARTERS - 1}/{QUARTERS}, or all")
     if asked == "all" or any("::" in name for name in config.args):
         return []
-    number, _, count = asked.partition("/")
-    rare = {name: place for place, name in enumerate(LIST.read_text().splitlines())}
-    found = [item for item in items if item.nodeid in rare]
-    return [item for item in found if not count or rare[item.nodeid] % int(count) != int(number)]
+    rare, number = quarters(), asked.partition("/")[0]
+    return [item for item in items if item.nodeid in rare and str(rare[item.nodeid]) != number]
 
 
-def chosen(seconds: dict[str, float], most: float) -> list[str]:
-    """The rare ones of cases that took so many seconds, sorted, so that the others take `most`."""
-    functions: dict[str, list[str]] = defaultdict(list)
-    for name in seconds:
-        functions[name.partition("[")[0]].append(name)
-    kept = {min(cases, key=lambda name: (seconds[name], name)) for cases in functions.values()}
-    left, found = sum(seconds.values()), list[str]()
-    for name in sorted(seconds.keys() - kept, key=lambda name: -seconds[name]):
-        if left <= most:
-            break
-        left -= seconds[name]
-        found.append(name)
-    print(f"{len(found)} of {len(seconds)} cases are rare; the others took {left:.0f} of {sum(seconds.values()):.0f} s")
-    return sorted(found)
+def stale(collected: Iterable[str], root: Path) -> list[str]:
+    """Rare ids that name no test: of files that are not below `root`, and of files of which others were collected."""
+    found = set(collected)
+    files = {name.partition("::")[0] for name in found}
+    rare = ((name, name.partition("::")[0]) for name in quarters() if name not in found)
+    return [name for name, file in rare if file in files or not (root / file).is_file()]
+
+
+@dataclass
+class Taken:
+    """Seconds of CPU time that tests took without their shared fixtures, those fixtures, and what each of them took."""
+
+    tests: dict[str, float] = field(default_factory=dict)
+    fixtures: dict[str, frozenset[str]] = field(default_factory=dict)
+    shared: dict[str, float] = field(default_factory=dict)
+
+    def read(self, folder: Path) -> None:
+        """Add what cpu_seconds.py wrote of a run; it holds instead of what was known of the same tests."""
+        tests: dict[str, float] = defaultdict(float)
+        for line in (line for file in sorted(folder.glob("*.tsv")) for line in file.read_text().splitlines()):
+            name, phase, seconds, *fixtures = line.split("\t")
+            if phase == "fixture":
+                self.shared[name] = float(seconds)
+            else:
+                tests[name] += float(seconds)
+            if fixtures:
+                self.fixtures[name] = frozenset(filter(None, fixtures[0].split(",")))
+        self.tests |= tests
+
+    def added(self, names: Iterable[str], paid: set[str]) -> float:
+        """Seconds that these tests take, each of their fixtures once, where those of `paid` are there."""
+        names = list(names)
+        fixtures = set[str]().union(*(self.fixtures.get(name, ()) for name in names)) - paid
+        return sum(self.tests[name] for name in names) + sum(self.shared.get(name, 0.0) for name in fixtures)
+
+
+def _by(names: Iterable[str], separator: str) -> dict[str, list[str]]:
+    """Test ids by what stands before the first such separator: `::` of the file, `[` of the case."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        found[name.partition(separator)[0]].append(name)
+    return found
+
+
+class _Choice:
+    """Tests that are kept, one after the other, and what they take together."""
+
+    def __init__(self, taken: Taken) -> None:
+        self.taken, self.kept, self.seconds = taken, set[str](), 0.0
+        self.functions, self.paid = set[str](), set[str]()
+        self.users: dict[str, list[str]] = defaultdict(list)
+        for name, fixtures in taken.fixtures.items():
+            for fixture in fixtures:
+                self.users[fixture].append(name)
+
+    def costs(self, name: str) -> float:
+        """Seconds that the test adds to those that are kept."""
+        return self.taken.added([name], self.paid)
+
+    def price(self, name: str) -> tuple[float, str]:
+        """What the cheapest has least of."""
+        return self.costs(name) * (1 + (name.partition("[")[0] in self.functions)), name
+
+    def keep(self, name: str) -> list[str]:
+        """Keep it; the tests that cost less now."""
+        self.seconds += self.costs(name)
+        self.kept.add(name)
+        self.functions.add(name.partition("[")[0])
+        new = self.taken.fixtures.get(name, frozenset()) - self.paid
+        self.paid |= new
+        return [user for fixture in new if self.taken.shared.get(fixture) for user in self.users[fixture]]
+
+
+def chosen(taken: Taken, most: float) -> dict[str, int]:
+    """The rare ones of these tests and the quarter of each, so that the others take at most `most` seconds if the one
+    of each file that does real work allows it."""
+    choice = _Choice(taken)
+    for tests in _by(taken.tests, "::").values():
+        real = [name for name in tests if choice.costs(name) >= REAL_WORK]
+        first = min(real, key=choice.price, default=None)
+        if first is None or (choice.costs(first) > AFFORDABLE and len(real) < len(tests)):
+            first = max((name for name in tests if name not in real), key=choice.price)
+        choice.keep(first)
+    heap = [choice.price(name) for name in taken.tests]
+    heapq.heapify(heap)
+    while heap:
+        known, name = heapq.heappop(heap)
+        now = choice.price(name)
+        if name in choice.kept:
+            continue
+        if now[0] > known:  # another case of its function was kept meanwhile
+            heapq.heappush(heap, now)
+        elif choice.seconds + choice.costs(name) <= most:
+            for other in choice.keep(name):
+                heapq.heappush(heap, choice.price(other))
+    rare = _dealt(choice)
+    print(f"{len(rare)} of {len(taken.tests)} tests are rare; the others take {choice.seconds:.0f} s")
+    return rare
+
+
+def _dealt(choice: _Choice) -> dict[str, int]:
+    """The quarter of each test that is not kept: the dearest file goes to the quarter that takes least so far."""
+    taken = choice.taken
+    files = _by(sorted(taken.tests.keys() - choice.kept), "::").values()
+    dear_first = sorted(((taken.added(names, choice.paid), names) for names in files), reverse=True)
+    totals, found = [0.0] * QUARTERS, dict[str, int]()
+    for seconds, names in dear_first:
+        quarter = totals.index(min(totals))
+        totals[quarter] += seconds
+        found |= dict.fromkeys(names, quarter)
+    print("quarters of the rare ones:", *(f"{total:.0f} s" for total in totals))
+    return dict(sorted(found.items()))
 
 
 def main() -> None:
     """Write rare.txt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=900)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--seconds", type=float, default=850)
     given = parser.parse_args()
-    seconds: dict[str, float] = defaultdict(float)
-    for file in given.folder.glob("*.tsv"):
-        for line in file.read_text().splitlines():
-            name, _, taken = line.split("\t")[:3]
-            seconds[name] += float(taken)
-    LIST.write_text("".join(f"{name}\n" for name in chosen(seconds, given.seconds)))
+    taken = Taken()
+    for folder in given.folders:
+        taken.read(folder)
+    LIST.write_text("".join(f"{quarter} {name}\n" for name, quarter in chosen(taken, given.seconds).items()))
 
 
 if __name__ == "__main__":

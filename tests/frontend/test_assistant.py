@@ -37,7 +37,7 @@ class Pair:
 
     @cached_property
     def plain(self) -> Graph:
-        graph = load_graph(self.path / "model", 64)
+        graph = load_graph(self.path / "model")
         run_passes(graph, pipelines.canonicalize(), PassContext())
         return graph
 
@@ -132,7 +132,7 @@ def test_a_model_without_such_layers_is_refused(pair: Pair, tmp_path: Path) -> N
     save_tiny(LlamaConfig(**GQA), tmp_path)
     source = open_source(tmp_path)
     with pytest.raises(UsageError, match="it reads a layer of full_attention, the model has none"):
-        load_draft_layer(SpecChoice.parse(f"assistant:{pair.path / 'drafter'}"), source, load_graph(source, 64))
+        load_draft_layer(SpecChoice.parse(f"assistant:{pair.path / 'drafter'}"), source, load_graph(source))
 
 
 def test_a_directory_is_needed() -> None:

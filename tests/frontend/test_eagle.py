@@ -79,7 +79,7 @@ def test_its_weights_are_quantized_as_the_models(pairs: Callable[[str], Pair]) -
     """Without calibration, its LM head as LM heads are; what it shares stays what the model has."""
     pair = pairs("specforge")
     source = open_source(pair.path / "model")
-    graph, context = load_graph(source, 64), PassContext()
+    graph, context = load_graph(source), PassContext()
     layer = load_draft_layer(SpecChoice.parse(f"eagle:{pair.path / 'drafter'}"), source, graph)
     added = pipelines.speculate((), 0, "rtn4", "int8", layer)
     run_passes(graph, [*pipelines.canonicalize(), *added], context)

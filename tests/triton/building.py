@@ -99,7 +99,9 @@ def build(
     that these are divided among. draft_layer: a layer that guesses, as --spec has it.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
-    graph = load_graph(model, limits.max_seq_len, task="generate" if pooling is None else "embed")
+    graph = load_graph(model, task="generate" if pooling is None else "embed")  # one trace, whatever the limits
+    assert graph.max_seq_len >= limits.max_seq_len
+    graph.max_seq_len = limits.max_seq_len
     phases = [pipelines.canonicalize()]
     if quant != "none":
         rng = np.random.default_rng(0)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 LIMITS = Limits(max_seq_len=40, max_batch_size=3, max_step_tokens=20)
 PROMPTS = [[5, 9, 5, 9, 5], [3, 4, 5, 6, 7, 8, 9, 3, 4, 5]]
-PARAMS = [SamplingParams(max_tokens=5, temperature=t, seed=3, ignore_eos=True) for t in (1.0, 0.0)]
+PARAMS = [SamplingParams(max_tokens=4, temperature=t, seed=3, ignore_eos=True) for t in (1.0, 0.0)]
 
 
 class Pair(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import icc
 import psutil
@@ -19,8 +18,7 @@ def ranked_engine(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -
     """The sample for two ranks."""
     sample = Path(__file__).parents[3] / "samples" / "pystd"
     output = tmp_path_factory.mktemp("ranked") / "toy.engine"
-    options: dict[str, Any] = {"target": "native", "max_seq_len": 128, "tensor_parallel": 2}
-    return icc.compile(sample, output, quant="rtn4", **options)
+    return icc.compile(sample, output, target="native", quant="rtn4", tensor_parallel=2)
 
 
 def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
