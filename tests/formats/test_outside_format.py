@@ -61,6 +61,8 @@ def test_its_quantizations_are_told_from_others() -> None:
         with pytest.raises(UsageError, match=f"{option} 'nl4' is unknown") as error:
             find("nl4")
         assert "gptq-nl4, rtn-nl4" in str(error.value.hint)
+    with pytest.raises(UsageError, match=r"--quant 2:4: .* raised perplexity by 23 % at 9 bits"):
+        find_quantization("2:4")
     for name, method in (("rtn4", "rtn"), ("rtn-nl4", "rtn"), ("nl4", "auto")):
         with pytest.raises(ValueError, match=r"there is a quantization|is none of"):
             register_quantization(name, Quantization(method, "nl4", "another"))
