@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +67,42 @@ def test_what_a_run_took_is_read_and_a_later_one_holds(tmp_path: Path) -> None:
     assert found.tests == {"a.py::f": 10, "b.py::g": 2} and found.shared == {"engine@a.py": 3}
     assert found.fixtures["a.py::f"] == {"engine@a.py", "tmp"}
     assert found.added(["a.py::f", "b.py::g"], set()) == 15 and found.added(["a.py::f"], {"engine@a.py"}) == 10
+
+
+MEASURED = """
+import time, pytest
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+@pytest.fixture(scope="module", params=[1, 2])
+def engine(request):
+    work(0.2)
+@pytest.fixture
+def own():
+    work(0.05)
+def test_a(engine, own):
+    work(0.1)
+def test_b():
+    pass
+"""
+
+
+def test_fixtures_are_measured_apart_from_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(MEASURED)
+    environment = {
+        **os.environ,
+        "ICC_CPU_SECONDS": str(tmp_path / "cpu"),
+        "PYTHONPATH": str(Path(rare.__file__).parent),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "cpu_seconds", "-p", "no:cacheprovider", "test_x.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    found = rare.Taken()
+    found.read(tmp_path / "cpu")
+    assert found.shared.keys() == {"engine[0]@test_x.py", "engine[1]@test_x.py"}
+    assert all(0.19 <= seconds < 1 for seconds in found.shared.values())
+    assert found.fixtures["test_x.py::test_a[2]"] == {"engine[1]@test_x.py"} and not found.fixtures["test_x.py::test_b"]
+    assert 0.14 <= found.tests["test_x.py::test_a[1]"] < 0.3 and found.tests["test_x.py::test_b"] < 0.1
 
 
 @pytest.fixture

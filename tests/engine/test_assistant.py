@@ -73,14 +73,20 @@ def test_it_has_no_cache_of_its_own(pair: Pair) -> None:
     assert not any("k_proj" in name or "v_proj" in name for name in own)
 
 
-def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
-    """An engine compiled without; an assistant of another model; what does not work with it. Nothing is written."""
+def test_where_there_is_none(compiled: Any, tmp_path: Path) -> None:
+    """An engine compiled without, and a folder that is not there. Nothing is written."""
     llama, output = compiled("llama"), tmp_path / "x.engine"
-    checkpoint, spec = pair.folder / "model", f"assistant:{pair.folder / 'drafter'}"
     with pytest.raises(UsageError, match="--spec assistant: the engine has no layer that guesses"):
         load(llama.engine, spec="assistant")
     with pytest.raises(CheckpointError, match=r"--spec assistant:.*is not a directory"):
-        icc.compile(checkpoint, output, target="native", spec="assistant:/not/there")
+        icc.compile(llama.checkpoint, output, target="native", spec="assistant:/not/there")
+    assert not output.exists()
+
+
+def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
+    """An assistant of another model; what does not work with it. Nothing is written."""
+    llama, output = compiled("llama"), tmp_path / "x.engine"
+    checkpoint, spec = pair.folder / "model", f"assistant:{pair.folder / 'drafter'}"
     with pytest.raises(UsageError, match="the model has none"):
         icc.compile(llama.checkpoint, output, target="native", spec=spec)
     with pytest.raises(UsageError, match=r"--spec assistant.* does not work with several ranks"):
