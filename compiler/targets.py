@@ -12,7 +12,7 @@ GROUP = "icc.targets"  # entry points of other packages
 AUTO = "auto"  # whatever this machine is
 FLOAT8_LEVEL = 89  # the compute capability from which on there are instructions for e4m3
 SCALED_LEVEL = 100  # that of the GPUs whose matrix units scale blocks of 32 (sm_12x has other instructions for it)
-_LEVELS = {"x86-64": "AVX2, AVX-VNNI, AVX-512 and AVX-512-VNNI", "arm64": "NEON with dot products, and with i8mm"}
+_LEVELS = {"x86-64": "AVX2, AVX-VNNI, AVX-512, AVX-512-VNNI and AMX", "arm64": "NEON with dot products, and with i8mm"}
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,37 @@
-"""AVX-VNNI on a machine that may not have it: the level's own kernels, with other instructions for its two."""
+"""AVX-VNNI and AMX on a machine that may not have them: a level's own kernels, with other instructions for its."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from icc.compiler.backends.cpu.isa import AVX2, AVX512VNNI, AVXVNNI, Isa
-from icc.runtime.format.isa import cpu_flags
+from icc.compiler.backends.cpu.isa import AMX, AVX2, AVX512VNNI, AVXVNNI, Isa
+from icc.runtime.format.isa import can_run, cpu_flags
 
 HERE = Path(__file__).parent
 
 
-def _instead(header: str, level: Isa) -> Isa:
-    """The level's kernels, compiled for another one after a header of the tests."""
-    return replace(AVXVNNI, flags=(*level.flags, "-include", str(HERE / header)), cpu_flags=level.cpu_flags)
+def _instead(own: Isa, level: Isa, *headers: str) -> Isa:
+    """A level's kernels, compiled for another one after headers of the tests."""
+    included = [flag for header in headers for flag in ("-include", str(HERE / header))]
+    return replace(own, flags=(*level.flags, *included), cpu_flags=level.cpu_flags)
 
 
-MODEL = _instead("vnni_model.h", AVX2)
-TWIN = _instead("vnni_twin.h", AVX512VNNI)  # the same instructions as AVX-512 encodes them
+MODEL = _instead(AVXVNNI, AVX2, "vnni_model.h")
+TWIN = _instead(AVXVNNI, AVX512VNNI, "vnni_twin.h")  # the same instructions as AVX-512 encodes them
+AMX_MODEL = _instead(AMX, AVX512VNNI, "amx_model.h")
+AMX_MODELS = replace(  # of tiles and of the instructions for vectors
+    _instead(AMX, AVX2, "amx_model.h", "vnni_model.h"), headers=AMX.headers + AVXVNNI.headers
+)
 
 
 def runnable_avxvnni() -> Isa:
     """The level where the CPU has it, else its twin where it has that, else with a model of the instructions in C."""
     flags = cpu_flags()
     return next(isa for isa in (AVXVNNI, TWIN, MODEL) if flags.issuperset(isa.cpu_flags))
+
+
+def runnable_amx() -> Isa:
+    """The level where CPU and system have it, else with a model of its instructions in C, over AVX-512 or AVX2."""
+    flags = cpu_flags()
+    return next(isa for isa in (AMX, AMX_MODEL, AMX_MODELS) if can_run(isa.cpu_flags, flags))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import MissingIsaError, UsageError
 from ..system import machine
 from .manifest import Library
+
+TILES = "amx_tile"  # the flag of AMX
 
 # Of arm64, where they come from what the kernel tells a process (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): an
 # emulator answers for the CPU that it plays, while /proc/cpuinfo is its host's.
@@ -31,6 +36,21 @@ def cpu_flags(
     return frozenset()
 
 
+@functools.cache
+def _tiles_allowed() -> bool:
+    """Whether the system lets this process use AMX's tiles. Linux wants to be asked, since 5.16, before their first
+    use; the threads that are there then, later ones and forked processes may use them, too.
+
+    arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), see Linux's Documentation/arch/x86/xstate.rst.
+    """
+    return sys.platform == "linux" and machine() == "x86-64" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+
+
+def can_run(needs: Collection[str], flags: frozenset[str]) -> bool:
+    """Whether a CPU with such flags runs a library that needs some; for tiles this process asks the system, once."""
+    return flags.issuperset(needs) and (TILES not in needs or _tiles_allowed())
+
+
 def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str | None = None) -> Library:
     """The best library whose flags are all there, or the one named by `isa`; they go from best to most portable.
 
@@ -43,13 +63,17 @@ def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str
             known = ", ".join(library.isa for library in libraries)
             raise UsageError(f"the engine has no library for isa {isa!r}", f"it has: {known}")
     for library in candidates:
-        if flags.issuperset(library.cpu_flags):
+        if can_run(library.cpu_flags, flags):
             return library
     if not candidates:
         raise MissingIsaError(
             "the engine has no kernel library", "compile the model for a target that this machine has"
         )
     least = _nearest(candidates, flags)[-1]  # the most portable one
+    if flags.issuperset(least.cpu_flags):
+        raise MissingIsaError(
+            f"level {least.isa} needs tile data of AMX, which the system refuses this process", "use another level"
+        )
     present = [flag for flag in least.cpu_flags if flag in flags]
     missing = [flag for flag in least.cpu_flags if flag not in flags]
     raise MissingIsaError(

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import icc
 import numpy as np
 import pytest
+from cpu_levels import runnable_amx
 from icc.compiler.engine.manifest import end_token_ids, sampling_defaults
 from icc.compiler.errors import OutputExistsError, TensorError, UsageError
 from icc.runtime.errors import EngineFormatError, MissingIsaError
@@ -107,10 +109,58 @@ def test_avx_vnni_is_named_where_the_cpu_has_it(compiled: Callable[..., Any], mo
     monkeypatch.setattr(doctor, "cpu_flags", lambda: flags)
     monkeypatch.setattr(inspect, "cpu_flags", lambda: flags)
     said = [check.found for check in doctor.diagnose(engine).checks]
-    assert any(text.startswith("avxvnni, ") and text.endswith("not here: avx512vnni, avx512") for text in said), said
+    assert any(text.startswith("avxvnni, ") and text.endswith("not here: amx, avx512vnni, avx512") for text in said), (
+        said
+    )
     shown: Any = inspect.describe_engine(engine)["libraries"]
     here = {library["isa"]: library["runs_here"] for library in shown}
-    assert here == {"avx512vnni": False, "avx512": False, "avxvnni": True, "avx2": True}
+    assert here == {"amx": False, "avx512vnni": False, "avx512": False, "avxvnni": True, "avx2": True}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_amx_is_named_where_the_system_allows_it(
+    compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    """Its library, too, loads on any machine; where tiles are refused, the next level runs and a line says why."""
+    from icc.compiler.backends.cpu.isa import AMX
+    from icc.runtime.commands import doctor, inspect
+    from icc.runtime.format import isa
+
+    engine, flags = compiled("llama", quant="rtn4", target="cpu").engine, frozenset(AMX.cpu_flags)
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(inspect, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(isa, "_tiles_allowed", lambda: allowed)
+    said = [check.found for check in doctor.diagnose(engine).checks]
+    refused = "" if allowed else "amx (the system refuses tile data), "
+    best, end = "amx" if allowed else "avx512vnni", f"; not here: {refused}avxvnni"
+    assert any(text.startswith(f"{best}, ") and text.endswith(end) for text in said), said
+    shown: Any = inspect.describe_engine(engine)["libraries"]
+    here = {library["isa"]: library["runs_here"] for library in shown}
+    assert here == {"amx": allowed, "avx512vnni": True, "avx512": True, "avxvnni": False, "avx2": True}
+
+
+def test_amx_gives_the_bits_and_tokens_of_avx512_vnni(
+    compiled: Callable[..., Any], compiler_runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both levels by the same model of their instructions, in one engine, whose weights they share."""
+    from icc.compiler.backends.cpu import backend
+
+    found = runnable_amx()
+    level = replace(found, quant_blocks=found.quant_blocks[:1], dense_blocks=found.dense_blocks[:1])
+    by_vectors = replace(level, name="avx512vnni", matrix_blocks=(), headers=level.headers[1:])
+    monkeypatch.setattr(backend, "find_isas", lambda arch, asked: (level, by_vectors))
+    engine = icc.compile(compiled("llama", quant="rtn4").checkpoint, tmp_path / "e", target="cpu", quant="rtn4")
+    sources = {name: (engine / "kernels" / f"{name}.cpp").read_text() for name in ("amx", "avx512vnni")}
+    assert "TilesInUse use(QUANT_Q4" in sources["amx"] and "TilesInUse" not in sources["avx512vnni"]
+    found = []
+    for isa in (None, "avx512vnni"):  # None: the best, which is AMX's
+        with icc.load(engine, isa=isa) as llm:
+            [completion] = llm.generate(
+                [list(range(3, 43))], icc.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+            )
+            found.append((llm.engine.library.isa, llm.logits(list(range(3, 43))), completion.token_ids))
+    assert [isa for isa, *_ in found] == ["amx", "avx512vnni"]
+    assert np.array_equal(found[0][1].view(np.uint8), found[1][1].view(np.uint8)) and found[0][2] == found[1][2]
 
 
 def test_embedded_runtime_needs_no_icc(compiled: Callable[..., Any]) -> None:

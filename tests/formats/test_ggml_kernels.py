@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import run_lowered as run_lowered_module
 import torch
-from cpu_levels import runnable_avxvnni
+from cpu_levels import runnable_amx, runnable_avxvnni
 from gguf_models import random_blocks
 from icc.compiler.backends.cpu.isa import host_isas
+from icc.compiler.backends.cpu.kernels import matrix
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.parser import parse_graph
@@ -74,6 +75,16 @@ def test_with_avx_vnni(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     isa = runnable_avxvnni()
     some = replace(isa, quant_blocks=tuple(b for b in isa.quant_blocks if b.rows in (1, 6)))
     monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (some,))
+    check_on_the_cpu(kind, tmp_path)
+
+
+# entries of a table, upper bits of codes beside the lower ones, four codes in a byte, and whole bytes
+@pytest.mark.parametrize("kind", ["iq4_nl", "q6_k", "q2_k", *soak("q5_0", "q8_0")])
+def test_with_amx(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = runnable_amx()
+    some = replace(isa, quant_blocks=isa.quant_blocks[:1], matrix_blocks=isa.matrix_blocks[:1])
+    monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (some,))
+    monkeypatch.setattr(matrix, "matrix_cycles", lambda *_: 0.0)
     check_on_the_cpu(kind, tmp_path)
 
 

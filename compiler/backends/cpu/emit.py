@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar
@@ -171,17 +172,22 @@ def _sections(program: Program) -> tuple[tuple[int, int, int], ...]:
 
 def _header(path: str, isa: Isa) -> str:
     """A header as part of the translation unit, or the level's own: includes of `HEADERS` are left out, others take
-    their place."""
-
+    their place. What includes the header that it takes the place of gets that one."""
     own = dict(isa.headers)
 
     def include(match: re.Match[str]) -> str:
         local, system = match.groups()
+        if local == path:
+            return _text(local, include)
         if system is not None:
             return _header(system, isa) if system in own else match[0]
         return "" if local in HEADERS else _header(local, isa)
 
-    text = read_header("cpp/" + own.get(path, path)).replace("#pragma once\n", "")
+    return _text(own.get(path, path), include)
+
+
+def _text(path: str, include: Callable[[re.Match[str]], str]) -> str:
+    text = read_header("cpp/" + path).replace("#pragma once\n", "")
     return re.sub(r'(?m)^#include (?:"(.*)"|<(.*)>)\n', include, text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ....runtime.format.isa import cpu_flags
+from ....runtime.format.isa import TILES, can_run, cpu_flags
 from ...errors import UsageError
 
 
@@ -45,7 +45,8 @@ class Isa:
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
-    # (a header of codegen_templates/cpp, the level's own that takes its place)
+    matrix_blocks: tuple[Block, ...] = ()  # of products of bytes by tiles of sixteen rows, where that costs less
+    # (a header of codegen_templates/cpp, the level's own that takes its place, and may include it)
     headers: tuple[tuple[str, str], ...] = ()
     machine: str = "x86-64"
 
@@ -65,6 +66,16 @@ AVX512VNNI = Isa(
     _blocks((1, 4), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (8, 2), (10, 1), (12, 1), (14, 1), (16, 1)),
     4,
     float_sums=16,
+)
+# Xeons since Sapphire Rapids. Two tiles of weights times one or two of sixteen rows: eight tiles in all.
+AMX = replace(
+    AVX512VNNI,
+    name="amx",
+    flags=(*AVX512VNNI.flags, "-mamx-tile", "-mamx-int8"),
+    cpu_flags=(*AVX512VNNI.cpu_flags, TILES, "amx_int8"),
+    quant_blocks=AVX512VNNI.quant_blocks[:-1],
+    matrix_blocks=_blocks((16, 2), (32, 2)),
+    headers=(("panels.h", "panels_amx.h"),),
 )
 AVX512 = Isa(
     "avx512",
@@ -115,7 +126,7 @@ DOTPROD = Isa(
 )
 I8MM = replace(DOTPROD, name="i8mm", flags=(*DOTPROD.flags, "i8mm"), cpu_flags=(*DOTPROD.cpu_flags, "i8mm"))
 
-ALL = (AVX512VNNI, AVX512, AVXVNNI, AVX2)
+ALL = (AMX, AVX512VNNI, AVX512, AVXVNNI, AVX2)
 LEVELS = {"x86-64": ALL, "arm64": (I8MM, DOTPROD)}  # by machine, best first
 
 
@@ -136,4 +147,4 @@ def find_isas(arch: str, asked: str | None) -> tuple[Isa, ...]:
 def host_isas() -> tuple[Isa, ...]:
     """The levels that this machine can run, best first."""
     flags = cpu_flags()
-    return tuple(isa for levels in LEVELS.values() for isa in levels if flags.issuperset(isa.cpu_flags))
+    return tuple(isa for levels in LEVELS.values() for isa in levels if can_run(isa.cpu_flags, flags))

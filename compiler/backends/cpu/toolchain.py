@@ -39,7 +39,7 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
     compiler = find_compiler() if isa.machine == "x86-64" else find_zig()
     if len(compiler) > 1:  # the package
         target = ("-target", ZIG_TARGETS[isa.machine])
-        machine = f"-mcpu={ZIG_CPUS[isa.machine]}" + "".join(f"+{flag.removeprefix('-m')}" for flag in isa.flags)
+        machine = f"-mcpu={ZIG_CPUS[isa.machine]}" + "".join(f"+{_feature(flag)}" for flag in isa.flags)
         object_file = f"{isa.name}.o"
         common = [flag for flag in COMMON_FLAGS if flag != "-shared"]
         flags = [*target, machine, *common, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
@@ -51,3 +51,8 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
     if sanitize:
         return [[*cmd, f"-fsanitize={sanitize}", *SANITIZER_FLAGS, source, "-o", output]]
     return [[*cmd, "-ffile-prefix-map=./=", *LINK_FLAGS, source, "-o", output]]
+
+
+def _feature(flag: str) -> str:
+    """What zig calls the feature that a flag of g++ turns on."""
+    return flag.removeprefix("-m").replace("-", "_")

@@ -19,6 +19,7 @@ from ..isa import Block, Isa
 from ..layouts.codes import CodeTiles, Reader
 from ..layouts.dense import ValueTiles
 from ..layouts.registry import LAYOUTS
+from . import matrix
 from .base import KernelParams
 
 P = TypeVar("P", bound=Product)
@@ -36,8 +37,14 @@ def chained(reader: Reader, isa: Isa) -> bool:
     return reader.chains and bool(isa.pair_blocks)
 
 
-def blocks_of(reader: Reader, isa: Isa) -> tuple[Block, ...]:
-    """The blocks of a product with such codes."""
+def blocks_of(reader: Reader, isa: Isa, group: int) -> tuple[Block, ...]:
+    """The blocks of a product with such codes, of which so many along K have a scale: where there are matrix
+    instructions, those that the cost model takes. Products of few rows wait for weights, whichever they use."""
+    vectors = _vector_blocks(reader, isa)
+    return matrix.choose(reader, group, vectors, isa.matrix_blocks, SCREENED_ROWS) if isa.matrix_blocks else vectors
+
+
+def _vector_blocks(reader: Reader, isa: Isa) -> tuple[Block, ...]:
     if reader.nibbles and isa.nibble_blocks:
         return isa.nibble_blocks
     if in_pairs(reader, isa) or chained(reader, isa):
@@ -96,7 +103,8 @@ class QuantParams(KernelParams[P]):
     def scratch_bytes(self) -> int:
         reader = self.layout.reader
         row = self.step.k * (2 if in_pairs(reader, self.isa) else 1) + 8 * self.groups
-        return blocks_of(reader, self.isa)[-1].rows * row + 64
+        blocks = self.isa.matrix_blocks or blocks_of(reader, self.isa, self.layout.group)
+        return blocks[-1].rows * row + 64
 
 
 @dataclass(frozen=True)

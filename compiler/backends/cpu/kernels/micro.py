@@ -36,7 +36,7 @@ class QuantMicroParams:
     """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Its float
     sums stay in registers where they are few. short: products are summed in 16 bits, which is less work where no
     instruction sums them in 32. pairs: codes and activations are multiplied as pairs of 16 bits. chains: products of
-    eight k are summed in 16 bits first; sums16: those of 32 k."""
+    eight k are summed in 16 bits first; sums16: those of 32 k. amx: sixteen rows are multiplied at a time."""
 
     name: str
     reader: Reader
@@ -48,13 +48,21 @@ class QuantMicroParams:
     pairs: bool = False
     chains: bool = False
     sums16: bool = False
+    amx: bool = False
 
     @property
     def template(self) -> str:
         """The template, relative to codegen_templates, by how products are summed."""
+        if self.amx:
+            return "cpp/linear/micro_amx.cpp.jinja"
         if self.chains:
             return "cpp/linear/micro_chain.cpp.jinja"
         return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"
+
+    @property
+    def ready(self) -> bool:
+        """Whether lines of codes are bytes, which need not be taken apart."""
+        return self.reader.pieces == ("raw",)
 
     @property
     def staged(self) -> bool:
@@ -89,6 +97,7 @@ def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicro
     short = isa.short_sums and isinstance(reader, BlockReader)
     sums16 = isa.short_sums and reader.nibbles and not few  # a few rows take their time for reading codes
     forms = {"pairs": in_pairs(reader, isa), "chains": chained(reader, isa), "sums16": sums16}
+    forms["amx"] = block in isa.matrix_blocks
     return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short, **forms)
 
 
@@ -105,7 +114,9 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
         table = MicroTableParams("DenseMicro", layout.table, micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
     products = [k for k in kernels if isinstance(k, QuantParams)]
-    tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa)) for k in products}
+    # of several groups the smallest decides, which costs most beside products
+    by_group = sorted(products, key=lambda k: -k.layout.group)
+    tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa, k.layout.group)) for k in by_group}
     few = tuple(b for b in isa.quant_blocks if b.rows <= SCREENED_ROWS)
     for k in products:
         if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:
