@@ -24,6 +24,7 @@ struct QuantMicro {
     void (*run)(const char* const* tiles, const int8_t* panel, const float* scales, const float* sums, int groups,
                 int group, float* out);
     bool pairs;  // its panels hold codes of 16 bits, k 0, 2, 1, 3 of each four
+    bool eights;  // its panels hold eight k of a row after those of another, and not four
 
     int64_t panel_bytes(int64_t k) const { return mr * k * (pairs ? 2 : 1); }
 };
@@ -176,6 +177,11 @@ ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, const QuantM
         const int64_t i = row(first + (r < rows ? r : 0));  // padding rows repeat the first and are dropped
         const int8_t* q = x.q + i * x.k;
         four[r % 4] = q;
+#if defined(ICC_MATRIX)
+        if (micro.eights) {
+            for (int64_t j = 0; j < x.k; j += 8) memcpy(panel + j * mr + 8 * r, q + j, 8);
+        } else
+#endif
         if (micro.pairs)
             for (int64_t j = 0; j < x.k; j += 16) store_pairs((int16_t*)panel + j * mr + 4 * r, 4 * mr, q + j);
         else if (r >= mr / 4 * 4)

@@ -20,6 +20,7 @@ from ..layouts.codes import CodeTiles, Reader
 from ..layouts.dense import ValueTiles
 from ..layouts.registry import LAYOUTS
 from .base import KernelParams
+from .matrix import with_matrices
 
 P = TypeVar("P", bound=Product)
 
@@ -38,6 +39,10 @@ def chained(reader: Reader, isa: Isa) -> bool:
 
 def blocks_of(reader: Reader, isa: Isa) -> tuple[Block, ...]:
     """The blocks of a product with such codes."""
+    return with_matrices(_lane_blocks(reader, isa), isa.matrix_rows)
+
+
+def _lane_blocks(reader: Reader, isa: Isa) -> tuple[Block, ...]:
     if reader.nibbles and isa.nibble_blocks:
         return isa.nibble_blocks
     if in_pairs(reader, isa) or chained(reader, isa):

@@ -29,6 +29,7 @@ class DenseMicroParams:
     group: int = 0
     unroll: int = 4
     pairs: ClassVar[bool] = False
+    eights: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class QuantMicroParams:
     """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Its float
     sums stay in registers where they are few. short: products are summed in 16 bits, which is less work where no
     instruction sums them in 32. pairs: codes and activations are multiplied as pairs of 16 bits. chains: products of
-    eight k are summed in 16 bits first; sums16: those of 32 k."""
+    eight k are summed in 16 bits first; sums16: those of 32 k. eights: instructions multiply matrices of eight k."""
 
     name: str
     reader: Reader
@@ -48,10 +49,13 @@ class QuantMicroParams:
     pairs: bool = False
     chains: bool = False
     sums16: bool = False
+    eights: bool = False
 
     @property
     def template(self) -> str:
         """The template, relative to codegen_templates, by how products are summed."""
+        if self.eights:
+            return "cpp/linear/micro_matrix.cpp.jinja"
         if self.chains:
             return "cpp/linear/micro_chain.cpp.jinja"
         return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"
@@ -85,6 +89,8 @@ class MicroTableParams:
 
 def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicroParams:
     """The micro-kernel of a block on a level."""
+    if block.matrix:
+        return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, False, eights=True)
     few = block.rows * block.tiles <= isa.float_sums
     short = isa.short_sums and isinstance(reader, BlockReader)
     sums16 = isa.short_sums and reader.nibbles and not few  # a few rows take their time for reading codes
@@ -106,9 +112,9 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
     products = [k for k in kernels if isinstance(k, QuantParams)]
     tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa)) for k in products}
-    few = tuple(b for b in isa.quant_blocks if b.rows <= SCREENED_ROWS)
     for k in products:
         if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:
+            few = tuple(b for b in blocks_of(k.layout.reader, isa) if b.rows <= SCREENED_ROWS)
             tables[k.screen_table] = k.layout.screener, few
     for name, (reader, blocks) in sorted(tables.items()):
         quants = tuple(quant_micro(f"{name.lower()}_{b.name}", reader, b, isa) for b in blocks)
