@@ -1,4 +1,4 @@
-"""arm64_step.py FOLDER: runs steps of a library in this process, maybe an emulated one, as cpu_arm64.py wrote them there.
+"""arm64_step.py FOLDER: runs steps of a library in this process, maybe an emulated one, as cpu_arm64.py wrote them.
 
 Standard library only: an emulated Python reads little else in a second.
 """

@@ -27,14 +27,11 @@ from icc.runtime.format.gguf import GgufTensor
 from sizes import SOAK, soak
 
 pytestmark = needs_arm64
-TOKENS = (3, 8, 11, 29, *((1, 2, 4, 16, 43) if SOAK else ()))  # of numbers of rows that kernels have, and more and less
+TOKENS = (5, 8, 11, 29, *((1, 2, 3, 4, 16, 43) if SOAK else ()))  # kernels have 1, 2, 3, 4, 6, 8, 12, 16 and 24 rows
 # what differs in taking codes apart: bits, upper bits in a line of their own, minima, tables, integer scales
 BLOCKS = ("q4_0", "q3_k", "iq4_nl", *(("q8_0", "q2_k", "q5_k", "q6_k", "iq2_xs", "mxfp4") if SOAK else ()))
-OPS = (
-    "linear_[qi].*|experts_q.*|screened.*"
-    if SOAK
-    else "linear_(q4_g128_256|q8_g64|q8s_g16|i7_g16).*|experts_q4_top3|screened"
-)
+SOME = "linear_(q4_g128_256|q8_g(64|512)|q8s_g16|i7_g16).*|experts_q4_top3|screened"
+OPS = "linear_[qi].*|experts_q.*|screened.*" if SOAK else SOME
 K, N = 512, 35
 
 

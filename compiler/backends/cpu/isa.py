@@ -102,7 +102,7 @@ AVX2 = Isa(
 
 # NEON of arm64, where a vector of sixteen lanes takes four of 32 registers; blocks as for AVX-VNNI. `i8mm` is of
 # Graviton 3, Ampere's later ones and Apple's M2 on; `dotprod` alone of Graviton 2, Raspberry Pi 5 and Apple's M1.
-# With i8mm blocks of many rows are by smmla: 12 rows x 8 of a tile's 16 take 24 registers for sums, 4 for codes, 1 for x.
+# With i8mm many rows are multiplied by smmla: 12 rows x 8 of a tile's 16 take 24 registers for sums, 4 for codes.
 _NEON = (
     ("immintrin.h", "neon.h"),
     *((f"{part}_avx2.h", f"{part}_neon.h") for part in ("nibbles", "dots", "dot_pairs")),
