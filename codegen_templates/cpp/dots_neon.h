@@ -16,6 +16,8 @@ ICC_INLINE __m128i sum_bytes(__m128i acc, __m128i u, __m128i s) {
 ICC_INLINE __m256i half_bytes(__m256i acc, __m256i u, __m256i s) {
     return x86::join(sum_bytes(x86::low(acc), x86::low(u), x86::low(s)), sum_bytes(x86::high(acc), x86::high(u), x86::high(s)));
 }
+#define ICC_MATRIX
+#include "matrix_neon.h"
 #else
 ICC_INLINE __m256i half_bytes(__m256i acc, __m256i u, __m256i s) {
     const __m256i top = _mm256_set1_epi8((int8_t)-128);

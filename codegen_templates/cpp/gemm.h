@@ -24,6 +24,7 @@ struct QuantMicro {
     void (*run)(const char* const* tiles, const int8_t* panel, const float* scales, const float* sums, int groups,
                 int group, float* out);
     bool pairs;  // its panels hold codes of 16 bits, k 0, 2, 1, 3 of each four
+    bool eights;  // its panels hold eight k of a row after those of another, and not four
 
     int64_t panel_bytes(int64_t k) const { return mr * k * (pairs ? 2 : 1); }
 };

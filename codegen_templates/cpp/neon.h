@@ -62,7 +62,7 @@ ICC_X86 void _mm_storel_epi64(void* p, __m128i x) { x86::store(p, (int64_t)x[0])
 ICC_X86 void _mm_storeh_pd(double* p, __m128d x) { x86::store(p, (double)x[1]); }
 
 // ---- constants and casts ----
-ICC_X86 __m256 _mm256_set1_ps(float x) { return __m256{} + x; }
+ICC_X86 __m256 _mm256_set1_ps(float x) { return __m256{x, x, x, x, x, x, x, x}; }  // 0 + x would be 0 of -0
 ICC_X86 __m256i _mm256_set1_epi32(int32_t x) { return (__m256i)(x86::i32x8{} + x); }
 ICC_X86 __m256i _mm256_set1_epi16(int16_t x) { return (__m256i)(x86::i16x16{} + x); }
 ICC_X86 __m256i _mm256_set1_epi8(int8_t x) { return (__m256i)(x86::i8x32{} + x); }
@@ -71,7 +71,7 @@ ICC_X86 __m256i _mm256_setzero_si256() { return __m256i{}; }
 ICC_X86 __m128 _mm_set_ss(float x) { return __m128{x, 0, 0, 0}; }
 ICC_X86 float _mm_cvtss_f32(__m128 x) { return x[0]; }
 ICC_X86 __m128i _mm_cvtsi64_si128(int64_t x) { return __m128i{x, 0}; }
-#define _mm_setr_epi8(...) ((__m128i)(x86::i8x16){__VA_ARGS__})
+template <class... Byte> ICC_X86 __m128i _mm_setr_epi8(Byte... x) { return (__m128i)(x86::i8x16){(int8_t)x...}; }  // char has no sign
 #define _mm256_setr_epi32(...) ((__m256i)(x86::i32x8){__VA_ARGS__})
 ICC_X86 __m256 _mm256_castsi256_ps(__m256i x) { return (__m256)x; }
 ICC_X86 __m256i _mm256_castps_si256(__m256 x) { return (__m256i)x; }

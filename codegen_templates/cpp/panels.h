@@ -19,6 +19,11 @@ ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, const QuantM
         const int64_t i = row(first + (r < rows ? r : 0));  // padding rows repeat the first and are dropped
         const int8_t* q = x.q + i * x.k;
         four[r % 4] = q;
+#if defined(ICC_MATRIX)
+        if (micro.eights) {
+            for (int64_t j = 0; j < x.k; j += 8) memcpy(panel + j * mr + 8 * r, q + j, 8);
+        } else
+#endif
         if (micro.pairs)
             for (int64_t j = 0; j < x.k; j += 16) store_pairs((int16_t*)panel + j * mr + 4 * r, 4 * mr, q + j);
         else if (r >= mr / 4 * 4)

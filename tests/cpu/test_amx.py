@@ -19,7 +19,7 @@ from cpu_levels import runnable_amx
 from cpu_program import all_ops, feeds_of, keep
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import ALL, AMX, AVX2, AVX512VNNI, Isa
-from icc.compiler.backends.cpu.kernels import linear, matrix
+from icc.compiler.backends.cpu.kernels import amx, linear
 from icc.compiler.backends.cpu.layouts.affine import BYTES, NIBBLES
 from icc.compiler.backends.cpu.layouts.block_reader import reader_of
 from icc.compiler.backends.cpu.layouts.reduced import SIGNED
@@ -42,7 +42,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, dict[st
     keep(program, r"(quantize_)?(linear|experts)_(q4|q8|q8s|i7)_.*")
     isas = [replace(isa, quant_blocks=isa.quant_blocks[:1]) for isa in (runnable_amx(), AVX2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matrix, "matrix_cycles", lambda *_: 0.0)
+        patch.setattr(amx, "matrix_cycles", lambda *_: 0.0)
         built = build_libraries(program.program(), folder / "kernels", isas, optimize="-O1")
     return program, {library.isa: folder / library.path for library in built}
 
@@ -135,13 +135,13 @@ def test_each_number_of_rows_takes_what_the_model_says_is_cheaper(name: str, gro
     reader = READERS[name]
     blocks = linear.blocks_of(reader, AMX, group)
     vectors = [block for block in AMX.quant_blocks if block in linear.blocks_of(reader, AVX512VNNI, group)]
-    by_tiles = [block for block in blocks if block in AMX.matrix_blocks]
+    by_tiles = [block for block in blocks if block in AMX.tile_blocks]
     assert [block.rows for block in blocks] == sorted(block.rows for block in blocks)
-    assert by_tiles == list(AMX.matrix_blocks) if by_tiles else blocks == tuple(vectors)
-    tiles = matrix.matrix_cycles(reader, AMX.matrix_blocks[0], group)
+    assert by_tiles == list(AMX.tile_blocks) if by_tiles else blocks == tuple(vectors)
+    tiles = amx.matrix_cycles(reader, AMX.tile_blocks[0], group)
     for rows in range(linear.SCREENED_ROWS + 1, 17) if by_tiles else ():
         taken = next(block for block in blocks if block.rows >= rows)
-        other = next((matrix.vector_cycles(reader, b.rows, group) for b in vectors if b.rows >= rows), None)
+        other = next((amx.vector_cycles(reader, b.rows, group) for b in vectors if b.rows >= rows), None)
         assert taken in by_tiles if other is None else (taken in by_tiles) == (other >= tiles), rows
     assert all(block in blocks for block in vectors if block.rows <= linear.SCREENED_ROWS)
 
@@ -151,11 +151,11 @@ def test_more_of_a_row_per_scale_gives_tiles_more_to_do() -> None:
 
     def least(group: int) -> int | None:
         blocks = linear.blocks_of(NIBBLES, AMX, group)
-        return next((a.rows + 1 for a, b in pairwise(blocks) if b in AMX.matrix_blocks), None)
+        return next((a.rows + 1 for a, b in pairwise(blocks) if b in AMX.tile_blocks), None)
 
     assert [least(group) for group in (16, 32, 64, 128)] == [None, 13, 9, 7]
     times = [
-        2 * matrix.vector_cycles(NIBBLES, 16, group) / matrix.matrix_cycles(NIBBLES, AMX.matrix_blocks[1], group)
+        2 * amx.vector_cycles(NIBBLES, 16, group) / amx.matrix_cycles(NIBBLES, AMX.tile_blocks[1], group)
         for group in (32, 64, 128)
     ]
     assert [round(t, 1) for t in times] == [1.7, 2.7, 4.3]

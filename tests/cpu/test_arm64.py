@@ -1,6 +1,7 @@
 """arm64, compiled on x86: whose instructions its libraries have, which CPU takes which, and what others are told.
 
-Where ICC_ARM64_PYTHON names an arm64 Python (tests/arm64_python.sh makes one), whole engines run there, too.
+Where ICC_ARM64_PYTHON names an arm64 Python (tests/arm64_python.sh makes one), `ICC_SOAK=1 pytest` of this file runs
+whole engines there, too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import icc
 import numpy as np
 import pytest
+from cpu_arm64 import ARM64_PYTHON, needs_arm64
 from cpu_cases import add_linear_q
 from cpu_harness import Builder
 from icc.compiler.backends import cxx
@@ -26,6 +29,9 @@ from icc.compiler.backends.cpu import backend, toolchain
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL, DOTPROD, I8MM, LEVELS, Isa, find_isas
+from icc.compiler.backends.cpu.kernels.linear import blocks_of
+from icc.compiler.backends.cpu.kernels.matrix import lane_count, matrix_count
+from icc.compiler.backends.cpu.layouts.affine import NIBBLES
 from icc.compiler.backends.errors import ToolchainError
 from icc.compiler.errors import UsageError
 from icc.runtime.errors import MissingIsaError
@@ -34,8 +40,6 @@ from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import Library
 from sizes import soak
 
-ARM64_PYTHON = os.environ.get("ICC_ARM64_PYTHON", "")
-needs_arm64 = pytest.mark.skipif(not ARM64_PYTHON, reason="ICC_ARM64_PYTHON names no arm64 Python")
 MACHINE = 183  # EM_AARCH64 of elf.h
 LIBRARIES = [
     Library(isa.name, f"kernels/{isa.name}.so", list(isa.cpu_flags)) for levels in LEVELS.values() for isa in levels
@@ -106,40 +110,66 @@ def test_a_cpu_without_dot_products_is_refused(tmp_path: Path) -> None:
     assert not cpu_flags(auxv=tmp_path / "missing", machine="aarch64")
 
 
-def loops(isa: Isa, folder: Path) -> dict[str, Counter[str]]:
-    """By the name of a micro-kernel the instructions of its innermost loop, as clang writes them."""
-    (folder / "a.cpp").write_text(emit_source(products().program(), isa))
-    command = toolchain.compile_commands(isa, "a.cpp", "a.so", None, "-O3")[0]
-    command = ["-S" if word == "-c" else "a.s" if word.endswith(".o") else word for word in command]
-    subprocess.run(command, cwd=folder, check=True)
+@cache
+def loops(isa: Isa) -> dict[str, list[Counter[str]]]:
+    """By the name of a function the instructions of each of its innermost loops, as clang writes them."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "a.cpp").write_text(emit_source(products().program(), isa))
+        command = toolchain.compile_commands(isa, "a.cpp", "a.so", None, "-O3")[0]
+        command = ["-S" if word == "-c" else "a.s" if word.endswith(".o") else word for word in command]
+        subprocess.run(command, cwd=folder, check=True)
+        text = (Path(folder) / "a.s").read_text()
     places: dict[str, int] = {}
     code: list[str] = []
-    found: dict[str, Counter[str]] = {}
-    name = ""
-    for line in (folder / "a.s").read_text().splitlines():
+    found: dict[str, list[Counter[str]]] = {}
+    name, last = "", 0
+    for line in text.splitlines():
         if label := re.match(r"([.\w]+):", line):
             places[label[1]] = len(code)
             name = label[1] if not label[1].startswith(".") else name
         elif instruction := re.match(r"\t([a-z][\w.]*)(?:\t(.*))?$", line):
             code.append(instruction[1])
-            target = (instruction[2] or "").split(", ")[-1]
-            kernel = re.search(r"quant_q\d_m\d_n\d", name)
-            if kernel and instruction[1].startswith("b") and target in places:  # a jump back; of an inner loop first
-                loop = Counter(code[places[target] :])
-                if loop["sdot"] + loop["usdot"]:
-                    found.setdefault(kernel[0], loop)
+            start = places.get((instruction[2] or "").split(", ")[-1], -1)
+            if re.match("b|cb|tb", instruction[1]) and start >= last:  # a jump back, over no other
+                found.setdefault(name, []).append(Counter(code[start:]))
+                last = len(code)
+    return found
+
+
+def loop_of(isa: Isa, function: str, *instructions: str) -> Counter[str]:
+    """The one innermost loop of a function, by a pattern of its name, that has one of these instructions."""
+    some = [loop for name, inner in loops(isa).items() if re.search(function, name) for loop in inner]
+    [found] = [loop for loop in some if loop.keys() & {*instructions}]
     return found
 
 
 @pytest.mark.parametrize("isa", [I8MM, *soak(DOTPROD)], ids=lambda isa: isa.name)
-def test_loops_multiply_by_its_instructions(isa: Isa, tmp_path: Path) -> None:
-    found = loops(isa, tmp_path)
-    for rows, tiles in ((block.rows, block.tiles) for block in isa.quant_blocks):
-        four, eight = (found[f"quant_q{bits}_m{rows}_n{tiles}"] for bits in (4, 8))
+def test_loops_multiply_by_its_instructions(isa: Isa) -> None:
+    for rows, tiles in ((block.rows, block.tiles) for block in blocks_of(NIBBLES, isa, 64) if not block.matrix):
+        four, eight = (loop_of(isa, f"quant_q{bits}_m{rows}_n{tiles}", "sdot", "usdot") for bits in (4, 8))
         assert four["sdot"] == 8 * rows * tiles  # of each 16 products
         assert eight["usdot" if isa == I8MM else "sdot"] >= 4 * rows * tiles
         assert eight["usdot"] == 0 or isa == I8MM
-    assert found["quant_q4_m1_n2"].total() <= 50  # of 128 bytes of weights
+        assert tiles > 1 or four["sdot"] + four["ld1r"] == lane_count(rows)
+    assert loop_of(isa, "quant_q4_m1_n2", "sdot").total() <= 50  # of 128 bytes of weights
+
+
+def test_many_rows_are_multiplied_by_smmla() -> None:
+    """32 products each, with few other instructions between them: as many as the choice of kernels counts."""
+    blocks = blocks_of(NIBBLES, I8MM, 64)
+    few, many = ([block for block in blocks if block.matrix == matrix] for matrix in (False, True))
+    assert [block.rows for block in few] == [1, 2, 3] and [block.rows for block in many] == [4, 6, 8, 12, 16, 24]
+    assert not any(block.matrix for block in blocks_of(NIBBLES, DOTPROD, 64))
+    for rows in (block.rows for block in many):
+        each = rows if rows <= 12 else 12 if rows == 24 else 8
+        pairs = 8 if rows <= 4 else 4
+        passes = rows // each * (8 // pairs)
+        for bits, kind, instruction in ((4, "_Int8x16", "smmla"), (8, "_Uint8x16", "usmmla")):
+            staged = loop_of(I8MM, f"quant_q{bits}_m{rows}_n1", "st2")
+            block = loop_of(I8MM, f"matrix_block.*{kind}.*Li{each}ELi{pairs}E", instruction)
+            assert staged["st2"] == 4 and not staged["sdot"] + staged["usdot"]
+            assert block[instruction] == each * pairs // 2
+            assert abs(3 * staged["st2"] + passes * block.total() - matrix_count(rows)) <= 4, rows
 
 
 def test_zig_compiles_it_whatever_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -194,15 +224,16 @@ def on_arm64(cpu: str, engine: Path, *arguments: str) -> subprocess.CompletedPro
 
 
 @needs_arm64
-@pytest.mark.parametrize("quant", ["rtn4", "none"])
+@pytest.mark.parametrize("quant", soak("rtn4", "none"))
 def test_an_emulated_cpu_gives_the_tokens_of_x86(tmp_path: Path, quant: str) -> None:
-    """The sample, on a CPU with i8mm and on one without."""
+    """The sample, on a CPU with i8mm and on one without; its prompt has rows enough for smmla."""
     model = Path(__file__).parents[2] / "samples" / "pystd"
-    prompt = ["-p", "def fib(n):\n", "--max-tokens", "12", "--temperature", "0", "--threads", "2", "--json"]
+    text = "def fib(n):\n    if n < 2:\n        return n\n"
+    prompt = ["-p", text, "--max-tokens", "12", "--temperature", "0", "--threads", "2", "--json"]
     ours = icc.compile(model, tmp_path / "arm64", target="arm64", quant=quant, max_seq_len=256)
     with icc.load(icc.compile(model, tmp_path / "x86", target="native", quant=quant, max_seq_len=256)) as llm:
         params = icc.SamplingParams(max_tokens=12, temperature=0)
-        expected = list(llm.generate(["def fib(n):\n"], params)[0].token_ids)
+        expected = list(llm.generate([text], params)[0].token_ids)
     for cpu, level in (("max", "i8mm"), ("neoverse-n1", "dotprod")):
         done = on_arm64(cpu, ours, "run", *prompt)
         assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import torch
 from cpu_levels import runnable_amx, runnable_avxvnni
 from gguf_models import random_blocks
 from icc.compiler.backends.cpu.isa import host_isas
-from icc.compiler.backends.cpu.kernels import matrix
+from icc.compiler.backends.cpu.kernels import amx
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.parser import parse_graph
@@ -82,9 +82,9 @@ def test_with_avx_vnni(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", ["iq4_nl", "q6_k", "q2_k", *soak("q5_0", "q8_0")])
 def test_with_amx(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isa = runnable_amx()
-    some = replace(isa, quant_blocks=isa.quant_blocks[:1], matrix_blocks=isa.matrix_blocks[:1])
+    some = replace(isa, quant_blocks=isa.quant_blocks[:1], tile_blocks=isa.tile_blocks[:1])
     monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (some,))
-    monkeypatch.setattr(matrix, "matrix_cycles", lambda *_: 0.0)
+    monkeypatch.setattr(amx, "matrix_cycles", lambda *_: 0.0)
     check_on_the_cpu(kind, tmp_path)
 
 

@@ -11,11 +11,13 @@ from ...errors import UsageError
 
 class Block(NamedTuple):
     """A micro-kernel of a product: activation rows, weight tiles (each a stream of its own), and how many bytes ahead
-    it prefetches in each stream; None where the number of streams says it."""
+    it prefetches in each stream; None where the number of streams says it. matrix: it multiplies by instructions whose
+    operands are matrices of bytes (see kernels/matrix.py)."""
 
     rows: int
     tiles: int
     ahead: int | None = None
+    matrix: bool = False
 
     @property
     def prefetch(self) -> int:
@@ -44,8 +46,9 @@ class Isa:
     short_sums: bool = False  # products of block formats are summed in 16 bits: no instruction does so in 32 bits
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
+    matrix_rows: tuple[int, ...] = ()  # of products of bytes, where an instruction multiplies matrices of them
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
-    matrix_blocks: tuple[Block, ...] = ()  # of products of bytes by tiles of sixteen rows, where that costs less
+    tile_blocks: tuple[Block, ...] = ()  # of products of bytes by tiles of sixteen rows, where that costs less
     # (a header of codegen_templates/cpp, the level's own that takes its place, and may include it)
     headers: tuple[tuple[str, str], ...] = ()
     machine: str = "x86-64"
@@ -74,7 +77,7 @@ AMX = replace(
     flags=(*AVX512VNNI.flags, "-mamx-tile", "-mamx-int8"),
     cpu_flags=(*AVX512VNNI.cpu_flags, TILES, "amx_int8"),
     quant_blocks=AVX512VNNI.quant_blocks[:-1],
-    matrix_blocks=_blocks((16, 2), (32, 2)),
+    tile_blocks=_blocks((16, 2), (32, 2)),
     headers=(("panels.h", "panels_amx.h"),),
 )
 AVX512 = Isa(
@@ -110,6 +113,7 @@ AVX2 = Isa(
 
 # NEON of arm64, where a vector of sixteen lanes takes four of 32 registers; blocks as for AVX-VNNI. `i8mm` is of
 # Graviton 3, Ampere's later ones and Apple's M2 on; `dotprod` alone of Graviton 2, Raspberry Pi 5 and Apple's M1.
+# With i8mm many rows are multiplied by smmla: 12 rows x 8 of a tile's 16 take 24 registers for sums, 4 for codes.
 _NEON = (
     ("immintrin.h", "neon.h"),
     *((f"{part}_avx2.h", f"{part}_neon.h") for part in ("nibbles", "dots", "dot_pairs")),
@@ -124,7 +128,13 @@ DOTPROD = Isa(
     headers=_NEON,
     machine="arm64",
 )
-I8MM = replace(DOTPROD, name="i8mm", flags=(*DOTPROD.flags, "i8mm"), cpu_flags=(*DOTPROD.cpu_flags, "i8mm"))
+I8MM = replace(
+    DOTPROD,
+    name="i8mm",
+    flags=(*DOTPROD.flags, "i8mm"),
+    cpu_flags=(*DOTPROD.cpu_flags, "i8mm"),
+    matrix_rows=(2, 4, 6, 8, 12, 16, 24),
+)
 
 ALL = (AMX, AVX512VNNI, AVX512, AVXVNNI, AVX2)
 LEVELS = {"x86-64": ALL, "arm64": (I8MM, DOTPROD)}  # by machine, best first

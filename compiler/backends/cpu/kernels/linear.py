@@ -19,8 +19,9 @@ from ..isa import Block, Isa
 from ..layouts.codes import CodeTiles, Reader
 from ..layouts.dense import ValueTiles
 from ..layouts.registry import LAYOUTS
-from . import matrix
+from . import amx
 from .base import KernelParams
+from .matrix import with_matrices
 
 P = TypeVar("P", bound=Product)
 
@@ -38,10 +39,12 @@ def chained(reader: Reader, isa: Isa) -> bool:
 
 
 def blocks_of(reader: Reader, isa: Isa, group: int) -> tuple[Block, ...]:
-    """The blocks of a product with such codes, of which so many along K have a scale: where there are matrix
-    instructions, those that the cost model takes. Products of few rows wait for weights, whichever they use."""
+    """The blocks of a product with such codes, of which so many along K have a scale: where there are instructions that
+    multiply matrices, those that take less by a model. Products of few rows wait for weights, whichever they use."""
     vectors = _vector_blocks(reader, isa)
-    return matrix.choose(reader, group, vectors, isa.matrix_blocks, SCREENED_ROWS) if isa.matrix_blocks else vectors
+    if isa.tile_blocks:
+        return amx.choose(reader, group, vectors, isa.tile_blocks, SCREENED_ROWS)
+    return with_matrices(vectors, isa.matrix_rows)
 
 
 def _vector_blocks(reader: Reader, isa: Isa) -> tuple[Block, ...]:
@@ -103,7 +106,7 @@ class QuantParams(KernelParams[P]):
     def scratch_bytes(self) -> int:
         reader = self.layout.reader
         row = self.step.k * (2 if in_pairs(reader, self.isa) else 1) + 8 * self.groups
-        blocks = self.isa.matrix_blocks or blocks_of(reader, self.isa, self.layout.group)
+        blocks = self.isa.tile_blocks or blocks_of(reader, self.isa, self.layout.group)
         return blocks[-1].rows * row + 64
 
 

@@ -13,6 +13,7 @@ from ..layouts.dense import Tiles
 from .attention import AttentionParams
 from .base import KernelParams
 from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams, blocks_of, chained, in_pairs
+from .matrix import with_matrices
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class DenseMicroParams:
     group: int = 0
     unroll: int = 4
     pairs: ClassVar[bool] = False
+    eights: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class QuantMicroParams:
     """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Its float
     sums stay in registers where they are few. short: products are summed in 16 bits, which is less work where no
     instruction sums them in 32. pairs: codes and activations are multiplied as pairs of 16 bits. chains: products of
-    eight k are summed in 16 bits first; sums16: those of 32 k. amx: sixteen rows are multiplied at a time."""
+    eight k are summed in 16 bits first; sums16: those of 32 k. amx: sixteen rows are multiplied at a time. eights:
+    instructions multiply matrices of eight k."""
 
     name: str
     reader: Reader
@@ -49,12 +52,15 @@ class QuantMicroParams:
     chains: bool = False
     sums16: bool = False
     amx: bool = False
+    eights: bool = False
 
     @property
     def template(self) -> str:
         """The template, relative to codegen_templates, by how products are summed."""
         if self.amx:
             return "cpp/linear/micro_amx.cpp.jinja"
+        if self.eights:
+            return "cpp/linear/micro_matrix.cpp.jinja"
         if self.chains:
             return "cpp/linear/micro_chain.cpp.jinja"
         return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"
@@ -93,11 +99,13 @@ class MicroTableParams:
 
 def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicroParams:
     """The micro-kernel of a block on a level."""
+    if block.matrix:
+        return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, False, eights=True)
     few = block.rows * block.tiles <= isa.float_sums
     short = isa.short_sums and isinstance(reader, BlockReader)
     sums16 = isa.short_sums and reader.nibbles and not few  # a few rows take their time for reading codes
     forms = {"pairs": in_pairs(reader, isa), "chains": chained(reader, isa), "sums16": sums16}
-    forms["amx"] = block in isa.matrix_blocks
+    forms["amx"] = block in isa.tile_blocks
     return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short, **forms)
 
 
@@ -117,7 +125,7 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     # of several groups the smallest decides, which costs most beside products
     by_group = sorted(products, key=lambda k: -k.layout.group)
     tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa, k.layout.group)) for k in by_group}
-    few = tuple(b for b in isa.quant_blocks if b.rows <= SCREENED_ROWS)
+    few = tuple(b for b in with_matrices(isa.quant_blocks, isa.matrix_rows) if b.rows <= SCREENED_ROWS)
     for k in products:
         if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:
             tables[k.screen_table] = k.layout.screener, few
