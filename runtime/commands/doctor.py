@@ -29,7 +29,7 @@ from ..format.footprint import (
     sequences_within,
     size_text,
 )
-from ..format.isa import cpu_flags, select_library
+from ..format.isa import cpu_flags, runs_here, select_library
 from ..format.load import check_abi, read_manifest, read_targets, verify_files
 from ..format.manifest import Manifest
 from ..format.program import Program
@@ -148,7 +148,7 @@ def _isa(manifest: Manifest, files: EngineFiles) -> str:
     flags = cpu_flags()
     best = select_library(manifest.main.libraries, flags, os.environ.get("ICC_ISA"))
     KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
-    others = [library.isa for library in manifest.main.libraries if not flags.issuperset(library.cpu_flags)]
+    others = [library.title for library in manifest.main.libraries if not runs_here(library, flags)]
     return f"{best.isa}, {usable_cores()} threads" + (f"; not here: {', '.join(others)}" if others else "")
 
 
