@@ -40,7 +40,7 @@ ICC_INLINE void free_lines(void* memory) { free(memory); }
 ICC_INLINE void populate(const void* data, size_t size) { madvise((void*)data, size, 22); }
 
 // The cores that this process may use.
-static int allowed_cores() {
+[[maybe_unused]] static int allowed_cores() {
     unsigned long mask[1024] = {};
     const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
     int found = 0;

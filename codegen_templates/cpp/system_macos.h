@@ -39,4 +39,4 @@ ICC_INLINE void free_lines(void* memory) { free(memory); }
 
 ICC_INLINE void populate(const void*, size_t) {}
 
-static int allowed_cores() { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
+[[maybe_unused]] static int allowed_cores() { return (int)sysconf(_SC_NPROCESSORS_ONLN); }

@@ -62,7 +62,7 @@ ICC_INLINE void free_lines(void* memory) { _aligned_free(memory); }
 ICC_INLINE void populate(const void*, size_t) {}
 
 // A process may use one group of at most 64 cores, of which the mask says which, or all groups, where the mask is empty.
-static int allowed_cores() {
+[[maybe_unused]] static int allowed_cores() {
     size_t own = 0, whole = 0;
     if (GetProcessAffinityMask(GetCurrentProcess(), &own, &whole) && own) return __builtin_popcountll(own);
     return (int)GetActiveProcessorCount(0xffff);
