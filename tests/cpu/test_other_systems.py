@@ -82,6 +82,7 @@ def test_a_library_is_of_its_system_exports_the_interface_and_needs_only_what_a_
     isa: Isa, built: Path
 ) -> None:
     path = str(path_of(isa, built))
+    found: Any
     if isa.system == WINDOWS:
         found = pefile.PE(path)
         assert found.FILE_HEADER.TimeDateStamp == 0
@@ -174,11 +175,12 @@ def test_systems_are_chosen_by_name() -> None:
     with pytest.raises(UsageError, match="--os linux,bsd: 'bsd' is unknown") as error:
         find_isas("x86-64", None, "linux,bsd")
     assert error.value.hint == f"choose from: {', '.join(SYSTEMS)}"
-    for options, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"target": "native", "os": "macos"}, "--os macos: --target native is for this machine's CPU"),
         ({"target": "h100", "os": "macos"}, "--os macos: --target h100 is for a GPU"),
         ({"target": "cpu", "os": "windows", "tensor_parallel": 2}, "--os windows: several ranks run on Linux alone"),
-    ):
+    ]
+    for options, message in refused:
         with pytest.raises(UsageError, match=message):
             CompileOptions(Path("m"), Path("e"), **options)
 
@@ -232,7 +234,7 @@ def test_an_x86_cpu_says_what_it_has_by_the_code_for_windows(tmp_path: Path, mon
 def test_levels_need_registers_that_the_system_saves() -> None:
     has = {(0, 0): 7, (1, 0): 1 << 91 | 1 << 76 | 1 << 93, (7, 0): 1 | 1 << 37 | 1 << 48 | 1 << 75, (7, 1): 1 << 4}
 
-    def flags(saved: int, **changes: Any) -> frozenset[str]:
+    def flags(saved: int) -> frozenset[str]:
         return cpuid.x86_flags(lambda leaf, sub: has[leaf, sub], lambda: saved)
 
     assert flags(0xE7) == {"avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni"}
@@ -262,7 +264,7 @@ def memory_image(builder: Builder, batch: Batch, arena: np.ndarray, steps: int, 
     program, arrays = builder.program(), batch.arrays()
     lies = put(arena.tobytes())
     kv, blocks = put(bytes(64)), put(struct.pack("<q", 1))
-    logits = put(bytes(4 * program.vocab_size * batch.tokens))
+    arrays["logits"] = np.zeros((batch.tokens, program.vocab_size), np.float32)
     raw = IccBatch(
         num_tokens=batch.tokens, num_seqs=1, num_logit_rows=len(arrays["logit_rows"]),
         max_blocks=arrays["block_tables"].shape[1],
@@ -271,7 +273,6 @@ def memory_image(builder: Builder, batch: Batch, arena: np.ndarray, steps: int, 
     for name, array in arrays.items():
         if name != "parents":
             point(step + getattr(IccBatch, name).offset, put(array.tobytes()))
-    point(step + IccBatch.logits.offset, logits)
     message, following, digests = put(MESSAGE), put(bytes(8)), put(bytes(32))
     for number, target in enumerate((table, lies, kv, blocks, step, message)):
         point(40 + 8 * number, target)
