@@ -23,6 +23,7 @@ class CompileFields(TypedDict, total=False):
 
     target: str
     isa: str | None
+    os: str | None
     task: str
     pooling: Pooling | None
     quant: str

@@ -363,7 +363,7 @@ def trace(
         forms = measure.lower_forms(request.forms) if request.forms else ()
     if earlier is not None:
         earlier.check_model(graph.info)
-    backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic, options.isa)
+    backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic, options.isa, options.os)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, texts)

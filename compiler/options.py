@@ -11,6 +11,7 @@ from ..passes.registry import check_names
 from ..runtime.format.exchange import MAX_RANKS as MAX_GPUS
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting, settings
+from ..runtime.system import LINUX
 from . import quantization, targets
 from .adapter_slots import AdapterSlots, read_adapter_slots
 from .backends.cpu.isa import find_isas
@@ -46,9 +47,10 @@ class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
     isa: the machines and levels that a CPU engine has libraries for, with commas; None means those of its target's
-    machine. task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them
-    make it; None means what the checkpoint says. "rerank" for one that scores pairs of texts. quant_head: how the LM
-    head is stored when `quant` is not none. group_size: weights per scale, of the head too; None means 128, or fewer
+    machine, and on Macs those of both. os: the operating systems, with commas; None means Linux. task: "embed" for an
+    engine that makes one vector per prompt of its hidden states. pooling: which of them make it; None means what the
+    checkpoint says. "rerank" for one that scores pairs of texts. quant_head: how the LM head is stored when `quant` is
+    not none. group_size: weights per scale, of the head too; None means 128, or fewer
     where a layer's width demands it. keep: patterns of linears to leave unquantized. size, bits: what `quant` "auto"
     may spend, on all weights as the engine stores them: in bytes, or in bits per parameter. kv_bits: what the KV cache
     may take, in bits per number of a sequence of full length; the types are chosen layer by layer, by what they cost
@@ -84,6 +86,13 @@ class CompileOptions:
         "Instruction sets of a CPU engine: machines, or levels of them.",
         metavar="x86-64|arm64|LEVEL[,..]",
         unset="all of the target's machine",
+        calibration=False,
+    )
+    os: str | None = setting(
+        None,
+        "Operating systems that a CPU engine has libraries for.",
+        metavar="linux|macos|windows[,..]",
+        unset="linux",
         calibration=False,
     )
     task: str = setting("generate", "What the engine gives.", values=lambda: TASKS, plan=True)
@@ -323,13 +332,18 @@ class CompileOptions:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {found.least}, not {value}")
 
     def _check_isa(self) -> None:
-        if self.isa is None:
+        if self.isa is None and self.os is None:
             return
-        target = find_target(self.target)
+        target, option = find_target(self.target), "--os" if self.isa is None else "--isa"
         if target.backend != "cpu" or target.is_here:
             why = "is for this machine's CPU" if target.is_here else "is for a GPU"
-            raise UsageError(f"--isa {self.isa}: --target {self.target} {why}", "use --target cpu, or leave --isa out")
-        find_isas(target.arch, self.isa)
+            given = f"{option} {self.isa or self.os}: --target {self.target} {why}"
+            raise UsageError(given, f"use --target cpu, or leave {option} out")
+        isas = find_isas(target.arch, self.isa, self.os)
+        if self.ranks > 1 and any(isa.system != LINUX for isa in isas):
+            raise UsageError(
+                f"--os {self.os}: several ranks run on Linux alone", "compile for one rank, or leave --os out"
+            )
 
     def _check_unquantized(self) -> None:
         head = self.quant_head not in ("none", type(self).quant_head)

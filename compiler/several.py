@@ -33,14 +33,14 @@ Done = list[One]
 
 def for_targets(model: Path, output: Path, given: Mapping[str, Any]) -> list[CompileOptions]:
     """The options of a compile for each target that `target` names, with commas. given: the fields of CompileOptions;
-    of several targets `isa` is for CPUs other than this machine's. UsageError where that is the same target twice, or
-    several with an option for one."""
+    of several targets `isa` and `os` are for CPUs other than this machine's. UsageError where that is the same target
+    twice, or several with an option for one."""
     text, found = given.get("target", CompileOptions.target), list[CompileOptions]()
     for name in text.split(","):
         fields = {**given, "target": name.strip()}
         target = find_target(name.strip())
         if "," in text and (target.backend != "cpu" or target.is_here):
-            fields["isa"] = None
+            fields["isa"] = fields["os"] = None
         found.append(CompileOptions(model=model, output=output, **fields))
     names = [options.target for options in found]
     if twice := [name for name in names if names.count(name) > 1]:

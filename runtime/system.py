@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 
+LINUX, MACOS, WINDOWS = SYSTEMS = ("linux", "macos", "windows")
 # Flags of os.open: files are read as bytes, and no other process inherits them.
 READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 READ_NO_LINK = READ | getattr(os, "O_NOFOLLOW", 0)
 _MACHINES = {"aarch64": "arm64", "arm64": "arm64", "x86_64": "x86-64", "amd64": "x86-64"}
+
+
+def system() -> str:
+    """One of SYSTEMS; another one as Python calls it."""
+    return {"darwin": MACOS, "win32": WINDOWS}.get(sys.platform, sys.platform)
 
 
 def machine() -> str:

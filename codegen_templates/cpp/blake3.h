@@ -4,7 +4,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/mman.h>
+
+#include "system_linux.h"
 
 #if defined(__AVX512F__)
 constexpr int HASH_LANES = 16;
@@ -137,7 +138,7 @@ static void hash_nodes(const uint8_t* data, int64_t apart, int used, int64_t byt
 // The digest of a message of at most HASH_MOST bytes. What nodes beyond the last pair read means nothing.
 static void hash_message(const uint8_t* data, int64_t size, uint8_t* digest) {
     alignas(64) HashDigest nodes[HASH_MOST / HASH_CHUNK + 2 * HASH_NODES];
-    madvise((void*)data, (size_t)size, 22);  // MADV_POPULATE_READ: the pages of a map all at once, where the kernel knows it
+    populate(data, (size_t)size);
     const int64_t full = size / HASH_CHUNK, rest = size % HASH_CHUNK;
     const uint32_t root = size <= HASH_CHUNK ? HASH_ROOT : 0;
     int64_t count = 0;

@@ -1,19 +1,12 @@
 // The thread team of a library: threads that walk the same step list, one barrier per step, asleep between steps.
-// A waiting thread spins for a short while, then yields, then sleeps on a futex: on a busy machine a pure spin would
+// A waiting thread spins for a short while, then yields, then sleeps: on a busy machine a pure spin would
 // burn the time slice that the late thread needs. Where threads outnumber cores it does not spin at all.
 #pragma once
-#include <limits.h>
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
 
 #include "abi.h"
 #include "simd.h"
+#include "system_linux.h"
 
 struct Gate {  // a counter that threads wait on to move past a value
     alignas(64) std::atomic<int32_t> value{0};
@@ -22,8 +15,7 @@ struct Gate {  // a counter that threads wait on to move past a value
 
     void advance() {
         value.fetch_add(1, std::memory_order_seq_cst);
-        if (sleepers.load(std::memory_order_seq_cst) > 0)
-            syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+        if (sleepers.load(std::memory_order_seq_cst) > 0) wake_all(value);
     }
     void wait_past(int32_t old) {
         for (int i = 0; i < spins; ++i) {
@@ -32,11 +24,10 @@ struct Gate {  // a counter that threads wait on to move past a value
         }
         for (int i = 0; i < 64; ++i) {
             if (value.load(std::memory_order_acquire) != old) return;
-            sched_yield();
+            give_way();
         }
         sleepers.fetch_add(1, std::memory_order_seq_cst);
-        while (value.load(std::memory_order_seq_cst) == old)
-            syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+        while (value.load(std::memory_order_seq_cst) == old) sleep_while(value, old);
         sleepers.fetch_sub(1, std::memory_order_seq_cst);
     }
 };
@@ -65,15 +56,6 @@ struct Barrier {
         else gate.wait_past(phase);
     }
 };
-
-// The cores that this process may use.
-static int allowed_cores() {
-    unsigned long mask[1024] = {};
-    const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
-    int found = 0;
-    for (long i = 0; i < bytes / (long)sizeof *mask; ++i) found += __builtin_popcountl(mask[i]);
-    return found;
-}
 
 // What a kernel sees of the step being executed.
 struct Ctx {

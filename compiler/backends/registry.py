@@ -6,16 +6,18 @@ from ..targets import Target
 from .base import Backend
 
 
-def backend_for(target: Target, weights: str, deterministic: bool = False, isa: str | None = None) -> Backend:
+def backend_for(
+    target: Target, weights: str, deterministic: bool = False, isa: str | None = None, os: str | None = None
+) -> Backend:
     """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
 
     deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
-    isa: the levels of a CPU target, where not those that it has.
+    isa, os: the levels and systems of a CPU target, where not those that it has.
     """
     if target.backend == "cpu":
         from .cpu.backend import CpuBackend
 
-        return CpuBackend(target, weights, isa)
+        return CpuBackend(target, weights, isa, os)
     from .triton.backend import TritonBackend
 
     return TritonBackend(target, weights, deterministic)

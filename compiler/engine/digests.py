@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...runtime.format.isa import can_run, cpu_flags
+from ...runtime.format.isa import cpu_flags, runs_here
 from ...runtime.format.manifest import PIECE, FileEntry, Library
 
 Digest = Callable[[bytes], str]  # BLAKE3 of at most PIECE bytes, in hex
@@ -30,7 +30,7 @@ def library_digest(stage: Path, libraries: Sequence[Library]) -> Digest | None:
     """The BLAKE3 of an engine's own libraries, which compare with it when the engine is opened; None of an engine for
     GPUs, or where this machine runs none of them."""
     flags = cpu_flags()
-    found = next((library.path for library in libraries if can_run(library.cpu_flags, flags)), None)
+    found = next((library.path for library in libraries if runs_here(library, flags)), None)
     if found is None:
         return None
     compute = ctypes.CDLL(str(stage / found)).icc_blake3

@@ -129,7 +129,7 @@ def compute_prompts(stage: Path, prompts: Sequence[CompiledPrompt]) -> CompiledP
         (stage / PROMPTS_DIR).mkdir()
         blocks = KVBlocks(digest_of(llm.manifest), reach)
         found = [_computed(llm, blocks, stage, number, prompt) for number, prompt in enumerate(prompts)]
-        return CompiledPrompts(found, blocks.identity.hex(), llm.engine.library.isa)
+        return CompiledPrompts(found, blocks.identity.hex(), llm.engine.library.title)
 
 
 def _computed(llm: LLM, blocks: KVBlocks, stage: Path, number: int, prompt: CompiledPrompt) -> CompiledPrompt:

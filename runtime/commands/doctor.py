@@ -29,14 +29,15 @@ from ..format.footprint import (
     sequences_within,
     size_text,
 )
-from ..format.isa import can_run, cpu_flags, select_library
+from ..format.isa import cpu_flags, runs_here, select_library
 from ..format.load import check_abi, read_manifest, read_targets, verify_files
-from ..format.manifest import Manifest
+from ..format.manifest import Library, Manifest
 from ..format.program import Program
 from ..format.programs import read_program
 from ..format.roofline import Roofline
 from ..format.verify import check_listing
 from ..options import LoadOptions
+from ..system import system
 from .held_back import held_back
 
 _SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
@@ -149,11 +150,16 @@ def _isa(manifest: Manifest, files: EngineFiles) -> str:
     best = select_library(manifest.main.libraries, flags, os.environ.get("ICC_ISA"))
     KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
     others = [
-        library.isa + (" (the system refuses tile data)" if flags.issuperset(library.cpu_flags) else "")
+        library.title + (" (the system refuses tile data)" if _lacks_tiles(library, flags) else "")
         for library in manifest.main.libraries
-        if not can_run(library.cpu_flags, flags)
+        if not runs_here(library, flags)
     ]
     return f"{best.isa}, {usable_cores()} threads" + (f"; not here: {', '.join(others)}" if others else "")
+
+
+def _lacks_tiles(library: Library, flags: frozenset[str]) -> bool:
+    """Whether nothing but the system's leave is missing."""
+    return library.system == system() and flags.issuperset(library.cpu_flags)
 
 
 def _host_memory(manifest: Manifest, program: Program, memory: Footprint) -> str:

@@ -12,7 +12,7 @@ from ..format.container import open_container
 from ..format.decoding import decode
 from ..format.files import EngineFiles
 from ..format.forms import read_forms
-from ..format.isa import can_run, cpu_flags
+from ..format.isa import cpu_flags, runs_here
 from ..format.kv import KVGroup, KVLayout, KVMemory
 from ..format.load import read_manifest, read_targets
 from ..format.manifest import Limits, Manifest
@@ -81,7 +81,7 @@ def _of_one(root: Path) -> dict[str, object]:
         **({"ranks": manifest.ranks} if manifest.ranks > 1 else {}),
         **({"sections": [section.name for section in program.sections]} if program.sections else {}),
         "libraries": [
-            {"isa": library.isa, "path": library.path, "runs_here": can_run(library.cpu_flags, flags)}
+            {"isa": library.isa, "system": library.system, "path": library.path, "runs_here": runs_here(library, flags)}
             for library in manifest.main.libraries
         ],
         **_gpu_facts(manifest, program),

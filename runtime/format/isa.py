@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import MissingIsaError, UsageError
-from ..system import machine
+from ..system import MACOS, SYSTEMS, WINDOWS, machine, system
+from .cpuid import macos_flags, windows_flags
 from .manifest import Library
 
 TILES = "amx_tile"  # the flag of AMX
@@ -23,7 +24,11 @@ _HWCAPS = {"atomics": (16, 8), "asimddp": (16, 20), "i8mm": (26, 13)}
 def cpu_flags(
     cpuinfo: Path = Path("/proc/cpuinfo"), auxv: Path = Path("/proc/self/auxv"), machine: str = machine()
 ) -> frozenset[str]:
-    """The CPU's feature flags as the kernel names them; empty if the file cannot be read."""
+    """The CPU's feature flags as Linux names them, whatever the system; empty if it does not tell."""
+    if system() == MACOS:
+        return macos_flags(machine)
+    if system() == WINDOWS:
+        return windows_flags(machine)
     try:
         if machine in ("arm64", "aarch64"):
             found = dict(struct.iter_unpack("<QQ", auxv.read_bytes()))
@@ -51,12 +56,25 @@ def can_run(needs: Collection[str], flags: frozenset[str]) -> bool:
     return flags.issuperset(needs) and (TILES not in needs or _tiles_allowed())
 
 
+def runs_here(library: Library, flags: frozenset[str]) -> bool:
+    """Whether it is for this system and a CPU with such flags."""
+    return library.system == system() and can_run(library.cpu_flags, flags)
+
+
 def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str | None = None) -> Library:
-    """The best library whose flags are all there, or the one named by `isa`; they go from best to most portable.
+    """The best library for this system whose flags are all there, or the one named by `isa`; they go from best to most
+    portable.
 
     UsageError if the engine has no such level; MissingIsaError if the machine cannot run it (or any).
     """
-    candidates = libraries
+    candidates = [library for library in libraries if library.system == system()]
+    if libraries and not candidates:
+        known = ", ".join(dict.fromkeys(library.system for library in libraries))
+        raise MissingIsaError(
+            f"this machine cannot run the engine: it has {system()}, the engine's kernels are for {known}",
+            f"compile the model again with --os {system()}" if system() in SYSTEMS else f"run it on {known}",
+        )
+    libraries = candidates
     if isa is not None:
         candidates = [library for library in candidates if library.isa == isa]
         if not candidates:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import EngineFormatError
+from ..system import LINUX
 
 FORMAT_VERSION = 3  # 3: programs by name, sections that say what they are given and give; 2: typed steps
 READ_VERSIONS = (2, FORMAT_VERSION)  # see version2.py
@@ -91,12 +92,19 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return SamplingDefaults(**{"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, **given})
 
 
-class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled kernel library. `isa` is a level name; `cpu_flags` are the /proc/cpuinfo flags that it needs."""
+class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One compiled kernel library. `isa` is a level name; `cpu_flags` are the /proc/cpuinfo flags that it needs.
+    system: the operating system that it is for, one of system.SYSTEMS."""
 
     isa: str
     path: str
     cpu_flags: list[str]
+    system: str = LINUX
+
+    @property
+    def title(self) -> str:
+        """The level, and the system where that is not Linux."""
+        return self.isa if self.system == LINUX else f"{self.isa}-{self.system}"
 
 
 class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

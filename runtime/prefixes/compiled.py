@@ -43,7 +43,7 @@ class PromptsOfEngine:
     def fits(self, identity: bytes) -> bool:
         """Whether a cache of this identity, filled by this machine's kernels, would hold the same blocks."""
         library = self._engine.library
-        return self._found.identity == identity.hex() and library is not None and library.isa == self._found.isa
+        return self._found.identity == identity.hex() and library is not None and library.title == self._found.isa
 
     def content(self, prompt: CompiledPrompt) -> memoryview:
         """The bytes of a prompt's blocks, which has a file."""

@@ -19,6 +19,7 @@ from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import ALL, AVX2, host_isas
 from icc.compiler.backends.errors import ToolchainError
 from icc.runtime.format.manifest import KERNEL_ABI
+from icc.runtime.system import LINUX
 
 CLANG = [sys.executable, "-m", "ziglang"]
 
@@ -70,7 +71,7 @@ def test_a_library_by_zig_leaves_open_only_what_every_process_has(by_zig: Path) 
         found = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
         symbols = set(re.findall(r"^ +[Uw] (\w+)", found.stdout, re.MULTILINE))
         assert symbols, found.stdout
-        assert symbols <= toolchain.IMPORTS, f"{isa.name}: {sorted(symbols - toolchain.IMPORTS)}"
+        assert symbols <= toolchain.IMPORTS[LINUX], f"{isa.name}: {sorted(symbols - toolchain.IMPORTS[LINUX])}"
 
 
 def test_zig_compiles_avx_vnni(by_zig: Path) -> None:

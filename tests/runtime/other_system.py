@@ -1,4 +1,4 @@
-"""A process that goes by the rules of macOS or Windows: `python other_system.py darwin|win32 ENGINE`.
+"""A process that goes by the rules of macOS or Windows: `python other_system.py darwin|win32 ENGINE [COMMAND]`.
 
 What the system has not is taken away before icc is imported: modules, functions of os, flags of mmap, files of the
 kernel. Other packages are imported first: their makers know the systems.
@@ -22,7 +22,9 @@ from typing import Any
 for package in ("click", "minijinja", "msgspec", "numpy", "rich.console", "rich.progress", "tokenizers"):
     importlib.import_module(package)
 
-SYSTEM, ENGINE = sys.argv[1:]
+SYSTEM, ENGINE, *COMMAND = sys.argv[1:]
+# What cpuid says by leaf and subleaf: FMA, F16C and XGETBV; AVX2.
+HASWELL = {(0, 0): 13, (1, 0): 1 << 76 | 1 << 93 | 1 << 91, (7, 0): 1 << 37}
 NEITHER = ("sched_getaffinity", "sched_setaffinity", "memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING")
 LACKS: dict[str, dict[Any, tuple[str, ...]]] = {
     "darwin": {os: NEITHER, mmap: ("MADV_HUGEPAGE", "MAP_POPULATE"), socket: ()},
@@ -44,7 +46,7 @@ def without(event: str, given: tuple[Any, ...]) -> None:
 
 
 class Kernel32:
-    """GlobalMemoryStatusEx of a machine with 8 GiB."""
+    """A machine with 8 GiB."""
 
     @staticmethod
     def GlobalMemoryStatusEx(status: Any) -> int:  # noqa: N802
@@ -84,6 +86,7 @@ from icc.runtime import system  # noqa: E402
 from icc.runtime.cli.commands import COMMANDS, main  # noqa: E402
 from icc.runtime.executor.cpu.library import KernelLibrary  # noqa: E402
 from icc.runtime.executor.cpu.memory import AnonymousMemory, available_bytes  # noqa: E402
+from icc.runtime.format import cpuid  # noqa: E402
 from icc.runtime.format.load import open_engine  # noqa: E402
 from icc.runtime.llm import LLM  # noqa: E402
 from icc.runtime.loop.fake import FakeExecutor  # noqa: E402
@@ -98,7 +101,11 @@ assert available_bytes() > 1 << 20 and system.can_pin() is False
 memory = AnonymousMemory(4 << 20)
 assert not ctypes.string_at(memory.address, 64).strip(b"\0")
 memory.close()
-engine = open_engine(ENGINE, isa="any")
+cpuid.machine_code = lambda: (lambda leaf, subleaf: HASWELL[leaf, subleaf], lambda: 7)
+cpuid._sysctl = lambda name: name in ("hw.optional.avx2_0", "hw.optional.fma", "hw.optional.f16c")  # type: ignore[assignment]
+if COMMAND:
+    sys.exit(main([*COMMAND, ENGINE, "--ids", "97"]))
+engine = open_engine(ENGINE)  # the best library of the system for the CPU
 assert engine.library is not None
 KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
 assert (SYSTEM == "win32") == (not hasattr(os, "fork")) and not hasattr(os, "memfd_create")
@@ -108,4 +115,4 @@ executor = FakeExecutor(vocab_size=258, num_blocks=64, max_step_tokens=16)
 with LLM(engine.manifest, executor, Tokenizer(tokenizer_json), engine) as llm:
     text = llm.generate("abc", icc.SamplingParams(max_tokens=4))[0].text
 codes = [main([command, ENGINE]) for command in ("verify", "inspect")]
-print(json.dumps({"text": text, "codes": codes}))
+print(json.dumps({"text": text, "codes": codes, "library": engine.library.title}))

@@ -30,11 +30,13 @@ CPU_PROFILE = Profile(LAYOUTS.find, adds=True, screened_bytes=SCREENED_BYTES)
 
 @dataclass(frozen=True)
 class CpuBackend:
-    """`weights` is the checkpoint's element type. isa: levels to compile instead of the target's, see `find_isas`."""
+    """`weights` is the checkpoint's element type. isa, os: levels and systems to compile for
+    instead of the target's, see `find_isas`."""
 
     target: Target
     weights: str
     isa: str | None = None
+    os: str | None = None
 
     @property
     def profile(self) -> Profile:
@@ -66,7 +68,7 @@ class CpuBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """One library per ISA level, best first; `native` builds only the best level of this machine."""
-        isas = host_isas()[:1] if self.target.is_here else find_isas(self.target.arch, self.isa)
+        isas = host_isas()[:1] if self.target.is_here else find_isas(self.target.arch, self.isa, self.os)
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
         return Built(program, tuple(build_libraries(program, kernels_dir, isas, progress=progress)))

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ....runtime.format.manifest import Library
+from ....runtime.system import WINDOWS
 from ...interrupt import Processes
 from ...program.program import Program
 from ..errors import ToolchainError
 from .emit import emit_source
 from .isa import ALL, Isa
-from .toolchain import compile_commands
+from .toolchain import SUFFIXES, compile_commands, without_time
 
 
 def _run(compilers: Processes, command: list[str], folder: Path) -> None:
@@ -32,12 +33,15 @@ def _run(compilers: Processes, command: list[str], folder: Path) -> None:
 def _build(
     compilers: Processes, program: Program, kernels_dir: Path, isa: Isa, sanitize: str | None, optimize: str
 ) -> Library:
-    source, output = f"{isa.name}.cpp", f"{isa.name}.so"
+    source, output = f"{isa.stem}.cpp", f"{isa.stem}.{SUFFIXES[isa.system]}"
     (kernels_dir / source).write_text(emit_source(program, isa))
     for command in compile_commands(isa, source, output, sanitize, optimize):
         _run(compilers, command, kernels_dir)
-    (kernels_dir / f"{isa.name}.o").unlink(missing_ok=True)
-    return Library(isa.name, f"{kernels_dir.name}/{output}", list(isa.cpu_flags))
+    for beside in (f"{isa.stem}.o", f"{isa.stem}.pdb", f"{isa.stem}.lib"):
+        (kernels_dir / beside).unlink(missing_ok=True)
+    if isa.system == WINDOWS:
+        without_time(kernels_dir / output)
+    return Library(isa.name, f"{kernels_dir.name}/{output}", list(isa.cpu_flags), isa.system)
 
 
 def build_libraries(
@@ -49,17 +53,17 @@ def build_libraries(
     optimize: str = "-O3",
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> list[Library]:
-    """Write `<isa>.cpp` and `<isa>.so` for each level into `kernels_dir`; libraries in the order of `isas`.
+    """Write source and library of each level into `kernels_dir`; libraries in the order of `isas`.
 
     `sanitize` is the argument of -fsanitize (for tests). Paths in the result are relative to kernels_dir's parent.
     """
     kernels_dir.mkdir(parents=True, exist_ok=True)
     with Processes() as compilers, ThreadPoolExecutor(max_workers=jobs) as pool:
         tasks = {pool.submit(_build, compilers, program, kernels_dir, isa, sanitize, optimize): isa for isa in isas}
-        progress(", ".join(isa.name for isa in isas), 0, len(isas))
+        progress(", ".join(isa.stem for isa in isas), 0, len(isas))
         try:
             for done, task in enumerate(as_completed(tasks), 1):
-                progress(tasks[task].name, done, len(isas))
+                progress(tasks[task].stem, done, len(isas))
         except KeyboardInterrupt:
             compilers.end()
             raise

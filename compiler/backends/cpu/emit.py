@@ -27,8 +27,8 @@ from .kernels.table import CPU_KERNELS
 from .layouts.elements import round_up
 
 HEADERS = (
-    "abi.h", "simd.h", "blake3.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h", "attention.h",
-    "pointwise/access.h",
+    "abi.h", "simd.h", "system_linux.h", "blake3.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h",
+    "attention.h", "pointwise/access.h",
 )  # fmt: skip
 PANEL_BYTES = 512 << 10  # activation panels of one M-chunk: half of a common L2
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ....runtime.format.isa import TILES, can_run, cpu_flags
+from ....runtime.system import LINUX, MACOS, SYSTEMS
 from ...errors import UsageError
 
 
@@ -52,6 +53,18 @@ class Isa:
     # (a header of codegen_templates/cpp, the level's own that takes its place, and may include it)
     headers: tuple[tuple[str, str], ...] = ()
     machine: str = "x86-64"
+    system: str = LINUX
+
+    @property
+    def stem(self) -> str:
+        """What its files are called by, without their suffix."""
+        return self.name if self.system == LINUX else f"{self.name}-{self.system}"
+
+    def on(self, system: str) -> Isa:
+        """The level in libraries for another operating system."""
+        if system == LINUX:
+            return self
+        return replace(self, system=system, headers=(*self.headers, ("system_linux.h", f"system_{system}.h")))
 
 
 def _blocks(*pairs: tuple[int, int]) -> tuple[Block, ...]:
@@ -138,13 +151,25 @@ I8MM = replace(
 
 ALL = (AMX, AVX512VNNI, AVX512, AVXVNNI, AVX2)
 LEVELS = {"x86-64": ALL, "arm64": (I8MM, DOTPROD)}  # by machine, best first
+# Macs are of both machines; of Intel's last ones macOS tells no VNNI.
+MAC_LEVELS = (AVX512, AVX2, I8MM, DOTPROD)
 
 
-def find_isas(arch: str, asked: str | None) -> tuple[Isa, ...]:
+def find_isas(arch: str, asked: str | None, systems: str | None = None) -> tuple[Isa, ...]:
     """The levels of a target of an architecture, or those that --isa names instead, with commas: machines, which stand
-    for all their levels, and levels. The best of a machine comes first. UsageError for a name that is none."""
-    if asked is None:
-        return LEVELS[arch]
+    for all their levels, and levels. Of each of the `systems` of --os, with commas (None: Linux); Macs are of either
+    machine unless --isa says otherwise. The best of a machine comes first. UsageError for a name that is none."""
+    wanted = {name.strip() for name in (systems or LINUX).split(",")}
+    if unknown := sorted(wanted - {*SYSTEMS}):
+        raise UsageError(f"--os {systems}: {unknown[0]!r} is unknown", f"choose from: {', '.join(SYSTEMS)}")
+    levels = LEVELS[arch] if asked is None else _named(asked)
+    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags) or levels  # Linux alone is asked for tiles
+    macs = MAC_LEVELS if asked is None and arch == "x86-64" else others
+    of_system = {LINUX: levels, MACOS: macs}
+    return tuple(isa.on(name) for name in SYSTEMS if name in wanted for isa in of_system.get(name, others))
+
+
+def _named(asked: str) -> tuple[Isa, ...]:
     names, found = {name.strip() for name in asked.split(",")}, list[Isa]()
     for machine, levels in LEVELS.items():
         found += [isa for isa in levels if {machine, isa.name} & names]

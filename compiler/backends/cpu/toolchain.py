@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
+from ....runtime.system import LINUX, MACOS, WINDOWS
 from ..cxx import find_compiler, find_zig
 from ..render import TEMPLATES
 from .isa import Isa
@@ -19,34 +23,55 @@ SANITIZER_FLAGS = (
     "-fno-omit-frame-pointer",
 )  # fmt: skip
 LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--build-id=none", "-Wl,-s", "-Wl,--as-needed")
-# An old glibc, whose headers promise no function that a machine of today might lack.
-ZIG_TARGETS = {"x86-64": "x86_64-linux-gnu.2.17", "arm64": "aarch64-linux-gnu.2.17"}
+# By system and machine: an old glibc, whose headers promise no function that a machine of today might lack; and the
+# oldest macOS that CPython's installers run on.
+ZIG_TARGETS = {
+    (LINUX, "x86-64"): "x86_64-linux-gnu.2.17",
+    (LINUX, "arm64"): "aarch64-linux-gnu.2.17",
+    (MACOS, "x86-64"): "x86_64-macos.10.15",
+    (MACOS, "arm64"): "aarch64-macos.11.0",
+    (WINDOWS, "x86-64"): "x86_64-windows.win10-gnu",
+    (WINDOWS, "arm64"): "aarch64-windows.win10-gnu",
+}
 ZIG_CPUS = {"x86-64": "x86_64", "arm64": "generic"}
 ZIG_FLAGS = ("-fno-sanitize=all", "-fno-stack-protector")  # what zig adds on its own when it does not optimize most
-# What a library may take from the process that loads it; zig's link leaves it open: libc's, and libm's expf.
-IMPORTS = frozenset(
-    "aligned_alloc calloc expf free madvise malloc memcpy memmove memset pthread_create pthread_join sched_yield"
-    " syscall".split()
-)
+# What Windows' libraries link to, which every process has: the kernel's, and the parts of its C runtime.
+WINDOWS_LIBRARIES = (
+    "-lkernel32", "-lapi-ms-win-core-synch-l1-2-0",
+    *(f"-lapi-ms-win-crt-{part}-l1-1-0" for part in ("heap", "math", "private", "string")),
+)  # fmt: skip
+SUFFIXES = {LINUX: "so", MACOS: "dylib", WINDOWS: "dll"}
+# What a library may take from the process that loads it: of libc, of libm expf, and what the system's header calls.
+_LIBC = "calloc expf free malloc memcpy memmove memset "
+_POSIX = f"{_LIBC} aligned_alloc pthread_create pthread_join sched_yield "
+IMPORTS = {
+    LINUX: frozenset(f"{_POSIX} madvise syscall".split()),
+    MACOS: frozenset(
+        f"{_POSIX} bzero __bzero memset_pattern16 pthread_attr_destroy pthread_attr_init pthread_attr_setstacksize"
+        " sysconf __ulock_wait __ulock_wake dyld_stub_binder".split()
+    ),
+    WINDOWS: frozenset(
+        f"{_LIBC} _aligned_free _aligned_malloc CloseHandle CreateThread GetActiveProcessorCount GetCurrentProcess"
+        " GetProcessAffinityMask SwitchToThread WaitForSingleObject WaitOnAddress WakeByAddressAll".split()
+    ),
+}
+
+
+def by_zig_alone(isa: Isa) -> bool:
+    """Whether no compiler that may be installed here makes libraries of a level."""
+    return isa.machine != "x86-64" or isa.system != LINUX
 
 
 def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, optimize: str) -> list[list[str]]:
     """The calls that make the library `output`, in order, with paths relative to the directory they run in. Files
     that they leave beside it end in `.o`.
 
-    zig links without any library: its own libc and libc++ would be built for a minute first, and kernels need neither.
+    zig links without any library but the system's own: its libc and libc++ would be built for a minute first, and
+    kernels need neither.
     """
-    compiler = find_compiler() if isa.machine == "x86-64" else find_zig()
+    compiler = find_zig() if by_zig_alone(isa) else find_compiler()
     if len(compiler) > 1:  # the package
-        target = ("-target", ZIG_TARGETS[isa.machine])
-        machine = f"-mcpu={ZIG_CPUS[isa.machine]}" + "".join(f"+{_feature(flag)}" for flag in isa.flags)
-        object_file = f"{isa.name}.o"
-        common = [flag for flag in COMMON_FLAGS if flag != "-shared"]
-        flags = [*target, machine, *common, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
-        return [
-            [*compiler, "c++", "-c", *flags, source, "-o", object_file],
-            [*compiler, "cc", *target, "-nostdlib", "-shared", "-s", object_file, "-o", output],
-        ]
+        return _zig_commands(compiler, isa, source, output, optimize)
     cmd = [*compiler, *COMMON_FLAGS, optimize, *isa.flags, f"-frandom-seed={isa.name}"]
     if sanitize:
         return [[*cmd, f"-fsanitize={sanitize}", *SANITIZER_FLAGS, source, "-o", output]]
@@ -56,3 +81,23 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
 def _feature(flag: str) -> str:
     """What zig calls the feature that a flag of g++ turns on."""
     return flag.removeprefix("-m").replace("-", "_")
+
+
+def _zig_commands(zig: list[str], isa: Isa, source: str, output: str, optimize: str) -> list[list[str]]:
+    target = ("-target", ZIG_TARGETS[isa.system, isa.machine])
+    machine = f"-mcpu={ZIG_CPUS[isa.machine]}" + "".join(f"+{_feature(flag)}" for flag in isa.flags)
+    object_file = f"{isa.stem}.o"
+    common = [flag for flag in COMMON_FLAGS if flag != "-shared"]
+    flags = [*target, machine, *common, optimize, *ZIG_FLAGS, "-include", str(TEMPLATES / "cpp/clang.h")]
+    link = [*zig, "cc", *target, "-nostdlib", "-shared", "-s", object_file, "-o", output]
+    if isa.system == WINDOWS:
+        link += WINDOWS_LIBRARIES
+    return [[*zig, "c++", "-c", *flags, source, "-o", object_file], link]
+
+
+def without_time(library: Path) -> None:
+    """Clear the time of the link in the header of a Windows library, which zig's linker always writes."""
+    content = bytearray(library.read_bytes())
+    header = struct.unpack_from("<I", content, 0x3C)[0]  # "PE\0\0", two numbers of 16 bits, the time
+    struct.pack_into("<I", content, header + 8, 0)
+    library.write_bytes(content)
