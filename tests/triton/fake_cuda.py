@@ -102,6 +102,7 @@ class FakeDriver:
         self.memory: dict[int, ctypes.Array[Any]] = {}
         self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
         self.queue: list[Callable[[], None]] = []
+        self.multiprocessors = 132
         self.draining = Lock()  # one thread at a time runs what is on the stream
         self.captured: list[Callable[[], None]] | None = None
         self.graph_launches = self.eager_launches = self.warps_launched = 0
@@ -147,6 +148,8 @@ class FakeDriver:
         return 0, self.name.encode() + b"\0\0"
 
     def cuDeviceGetAttribute(self, kind: str, device: int) -> tuple[int, int]:  # noqa: N802
+        if kind.endswith("MULTIPROCESSOR_COUNT"):
+            return 0, self.multiprocessors
         return 0, self.capability[kind.endswith("MINOR")]
 
     def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802

@@ -1,0 +1,281 @@
+"""A layer's launches as one kernel: the same bits, in whatever order its programs go on, and schedules that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from building import TARGET, GpuEngine, build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from icc import SamplingParams
+from icc.compiler.backends.triton.interpreter import launch
+from icc.compiler.backends.triton.lockstep import Lockstep, StuckError
+from icc.compiler.backends.triton.plan import PlannedPhase, make_plan, plan_program
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape
+from icc.compiler.backends.triton.step_kernel.schedule import Span, Stage, Wait, faults, schedule, touches_after
+from icc.compiler.backends.triton.step_kernel.tiles import NoTileForm, tile_form
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.measure import interpret
+from icc.compiler.program.program import decode_program
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.plan import COUNTERS
+from icc.runtime.llm import LLM
+from races import Race
+from rank_races import run_racing
+from sizes import soak
+
+LIMITS = Limits(max_seq_len=40, max_batch_size=2, max_step_tokens=8)
+PROMPT = [5, 9, 23, 7, 11]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> GpuEngine:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny.save_tiny(tiny.tiny_configs()["llama-mqa_tied_biases_llama3"], path, "bfloat16")
+    return build(path, "rtn4", LIMITS, step_kernel=True)
+
+
+def phase_of(engine: GpuEngine) -> PlannedPhase:
+    [phase] = plan_program(engine.program, LIMITS, Tuner(TARGET), [Shape(1, True)], step_kernel=True).phases
+    return phase
+
+
+def test_a_layer_is_a_run_and_the_rest_says_why_not(engine: GpuEngine) -> None:
+    """Of two layers: the last product of the first has a norm of fewer warps behind it, in a launch of its own."""
+    phase = phase_of(engine)
+    found = {run.first: [stage.name for stage in run.stages] for run in phase.runs}
+    attended = ["linear_q_0", "attention_0", "linear_q_1", "linear_q_2"]
+    assert found == {2: attended, 7: [*attended, "linear_q_4"]}
+    assert "4 warps" in phase.untiled["linear_q_3"] and "in a step alone" in phase.untiled["select_rows_0"]
+    for run in phase.runs:
+        assert not list(faults(run.stages)) and run.spec.dependent == run.spec.resident is True
+        assert [spec.entry for spec in run.ahead] == ["kv_move"]
+        tiles = {stage.name: stage.tiles for stage in run.stages}
+        for name, count in tiles.items():
+            [spec] = [spec for spec in phase.specs[name] if spec.entry != "kv_move"]
+            assert np.prod([dim.value({"num_tokens": 1, "num_seqs": 1}) for dim in spec.grid]) == count
+    plan = engine.program.plan
+    assert plan is not None and [bool(phase.runs) for phase in plan.phases] == [True, False, False]
+    [grid] = {run.launches[-1].grid for run in plan.phases[0].runs}
+    assert grid[0].constant == TARGET.multiprocessors == plan.phases[0].runs[0].multiprocessors
+    assert decode_program(msgspec.json.encode(engine.program), "program.json") == engine.program
+
+
+def test_without_the_flag_nothing_changes(engine: GpuEngine) -> None:
+    """Not a byte of the plan, but for what the flag adds."""
+    plan = engine.program.plan
+    assert plan is not None
+    without = make_plan(plan_program(engine.program, LIMITS, Tuner(TARGET)), TARGET, {})
+    assert b'"runs"' not in msgspec.json.encode(without) and without.counters(2) == 2 * COUNTERS
+    added = {name for name in plan.objects if name.startswith("step_")}
+    assert plan.objects.keys() - without.objects.keys() == added and len(added) == 2
+    stripped = [msgspec.structs.replace(phase, runs=()) for phase in plan.phases]
+    assert msgspec.json.encode(stripped) == msgspec.json.encode(without.phases)
+
+
+@contextmanager
+def on_device(multiprocessors: int, launcher: Callable[..., None] = launch) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpret, "_MULTIPROCESSORS", multiprocessors)
+        patch.setattr(interpret, "launch", launcher)
+        yield
+
+
+def answers(engine: GpuEngine, multiprocessors: int, launcher: Callable[..., None] = launch) -> list[Any]:
+    """Tokens of two requests one behind the other and their log probabilities, to the last bit."""
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=4)
+    with on_device(multiprocessors, launcher):
+        with LLM(engine.manifest, engine.executor()) as llm:
+            found = [llm.generate([prompt], params)[0] for prompt in (PROMPT, PROMPT[:2])]
+    return [(one.token_ids, one.logprobs) for one in found]
+
+
+@pytest.fixture(scope="module")
+def launched(engine: GpuEngine) -> list[Any]:
+    """What launches one by one answer."""
+    return answers(engine, TARGET.multiprocessors - 1)
+
+
+def test_the_same_bits_as_launches(engine: GpuEngine, launched: list[Any]) -> None:
+    entries: list[str] = []
+
+    def noted(spec: LaunchSpec, *rest: Any) -> None:
+        entries.append(spec.entry)
+        launch(spec, *rest)
+
+    assert answers(engine, TARGET.multiprocessors, noted) == launched
+    assert entries.count("step") == 2 * 2 * 3, "two runs, in three decode steps of each request"
+
+
+@pytest.mark.parametrize(("programs", "seed"), [(7, 2), *soak((2, 1), (16, 3))])
+def test_whoever_goes_on_the_bits_are_the_same_and_nothing_races(
+    programs: int, seed: int, engine: GpuEngine, launched: list[Any]
+) -> None:
+    """Fewer programs than tiles, and more than any stage has; all that they touch is ordered by what they count."""
+    random, ran = Random(seed), []
+
+    def racing(spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        if not spec.resident or len(ran) == 2:  # the runs of one step
+            return launch(spec, grid, args)
+        ran.append(spec)
+        every = [(spec, (1, 1, 1), lambda _: args)]
+        return run_racing(programs, every, Lockstep(random.choice), programs=True)
+
+    assert answers(engine, TARGET.multiprocessors, racing) == launched
+    assert len(ran) == 2
+
+
+def _without_a_wait(spec: LaunchSpec) -> LaunchSpec:
+    lines = spec.source.splitlines(keepends=True)
+    at = next(n for n, line in enumerate(lines) if "await_count(step_ptr + 1" in line)
+    return replace(spec, source="".join([*lines[:at], *lines[at + 1 :]]))
+
+
+def _waits_for_too_many(spec: LaunchSpec) -> LaunchSpec:
+    return replace(spec, source=spec.source.replace("await_count(step_ptr + 0, 6)", "await_count(step_ptr + 0, 7)"))
+
+
+def _counts_without_release(spec: LaunchSpec) -> LaunchSpec:
+    return replace(spec, source=spec.source.replace('sem="release"', 'sem="relaxed"'))
+
+
+@pytest.mark.parametrize(
+    ("planted", "error"),
+    [(_without_a_wait, Race), (_waits_for_too_many, StuckError), (_counts_without_release, Race)],
+)
+def test_a_planted_fault_shows(planted: Callable[[LaunchSpec], LaunchSpec], error: type, engine: GpuEngine) -> None:
+    def racing(spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        if not spec.resident:
+            return launch(spec, grid, args)
+        changed = planted(spec)
+        assert changed.source != spec.source
+        lockstep = Lockstep(Random(0).choice)
+        lockstep.patience = 2000
+        return run_racing(3, [(changed, (1, 1, 1), lambda _: args)], lockstep, programs=True)
+
+    with pytest.raises(error):
+        answers(engine, TARGET.multiprocessors, racing)
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def spans(*places: int) -> frozenset[Span]:
+    return frozenset(Span("arena", place, place + 10) for place in places)
+
+
+CHAIN = [
+    Stage("a", 4, spans(0), spans(10)), Stage("b", 2, spans(10), spans(20)),
+    Stage("c", 3, spans(20), spans(30) | {Span("scratch", 0, 8)}), Stage("d", 5, spans(30, 10), spans(0)),
+    Stage("e", 1, spans(0), frozenset({Span("scratch", 4, 6)})),
+]  # fmt: skip
+
+
+def test_a_schedule_waits_for_what_it_must_and_no_more() -> None:
+    made = schedule(CHAIN)
+    assert not list(faults(made))
+    assert [[wait.counter for wait in stage.waits] for stage in made] == [[], [0], [1], [2], [3]]
+    assert [stage.before for stage in made] == [0, 4, 6, 9, 14]
+    apart = schedule([*CHAIN[:1], Stage("other", 2, spans(50), spans(60)), CHAIN[1]])
+    assert [len(stage.waits) for stage in apart] == [0, 0, 1], "what touches nothing of another waits for nothing"
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "words"),
+    [
+        (2, {"waits": ()}, "c touches memory of b and does not wait for it"),
+        (3, {"waits": (Wait(1, 2),)}, "d touches memory of c"),
+        (4, {"waits": ()}, "e touches memory of c"),  # scratch that is used again
+        (2, {"waits": (Wait(1, 1),)}, "c touches memory of b"),
+        (1, {"waits": (Wait(0, 5),)}, "b waits for 5 tiles at counter 0, 4 come before it"),
+        (1, {"waits": (Wait(3, 5), Wait(0, 4))}, "b waits for 5 tiles at counter 3, 0 come before it"),
+        (2, {"waits": (Wait(2, 3),)}, "c waits for 3 tiles at counter 2, 0 come before it"),  # its own
+        (3, {"signal": 0}, "b touches memory of a"),  # a counter that a later stage counts at, too
+        (2, {"before": 5}, "c begins at tile 5, 6 tiles come before it"),
+        (4, {"signal": 31}, "e counts at 31"),
+    ],
+)
+def test_a_planted_fault_of_a_schedule_is_found(stage: int, change: dict[str, Any], words: str) -> None:
+    made = list(schedule(CHAIN))
+    made[stage] = replace(made[stage], **change)
+    assert any(words in fault for fault in faults(made)), list(faults(made))
+
+
+class Stuck(Exception):
+    pass
+
+
+def play(stages: Sequence[Stage], programs: int, random: Random) -> None:
+    """Do the tiles in an order that waits allow. Stuck if no program can go on; Race if memory is touched too early."""
+    flat = [stage for stage in stages for _ in range(stage.tiles)]
+    left = [list(range(program, len(flat), programs)) for program in range(programs)]
+    counters, done = dict.fromkeys(range(32), 0), dict.fromkeys((stage.name for stage in stages), 0)
+    while any(left):
+        ready = [p for p in left if p and all(counters[w.counter] >= w.count for w in flat[p[0]].waits)]
+        if not ready:
+            raise Stuck
+        tile = flat[random.choice(ready).pop(0)]
+        for earlier in stages[: [s.name for s in stages].index(tile.name)]:
+            if done[earlier.name] < earlier.tiles and touches_after(tile, earlier):
+                raise Race
+        counters[tile.signal] += 1
+        done[tile.name] += 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_what_has_no_faults_ends_and_races_in_no_order(data: st.DataObject) -> None:
+    """Schedules of drawn stages, as they are made and with one thing changed; if no fault is found, none shows."""
+    place = st.sets(st.integers(0, 5), max_size=2)
+    drawn = data.draw(st.lists(st.tuples(st.integers(1, 4), place, place), min_size=1, max_size=6))
+    made = list(
+        schedule([Stage(f"s{n}", tiles, spans(*(10 * r for r in reads)), spans(*(10 * w for w in writes)))
+                  for n, (tiles, reads, writes) in enumerate(drawn)])
+    )  # fmt: skip
+    assert not list(faults(made))
+    if data.draw(st.booleans()):
+        number = data.draw(st.integers(0, len(made) - 1))
+        waits = data.draw(st.lists(st.builds(Wait, st.integers(0, len(made) - 1), st.integers(0, 5)), max_size=2))
+        signal = data.draw(st.integers(0, len(made) - 1))
+        made[number] = replace(made[number], waits=tuple(waits), signal=signal)
+    if not list(faults(made)):
+        for programs in (1, 2, 3, 40):
+            play(made, programs, Random(data.draw(st.integers(0, 99))))
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------
+
+
+def of(body: str) -> LaunchSpec:
+    head = "import triton\nimport triton.language as tl\n\nBLOCK = tl.constexpr(4)\n\n\n@triton.jit\n"
+    return LaunchSpec(f"{head}def f(x_ptr):\n{body}", "f", (), (None, None, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    BLOCK = 3\n", "both name BLOCK"),
+        ("    tile_x = 3\n", "has a tile_x"),
+        ("    for a in range(3):\n        if a == 1:\n            return\n", "within a statement"),
+    ],
+)
+def test_sources_without_a_tile_form_say_why(body: str, words: str) -> None:
+    with pytest.raises(NoTileForm, match=words):
+        tile_form(of(body), 0, (1, 1, 1))
+
+
+def test_places_and_sizes_of_the_grid_become_arguments_and_numbers() -> None:
+    head, store = "    if tl.program_id(2) > 1:\n        return\n", "tl.program_id(0) * BLOCK, tl.num_programs(1)"
+    body = f"{head}    tl.store(x_ptr + {store})\n"
+    form = tile_form(of(body), 3, (5, 6, 7))
+    assert form.entry == "f_3" and form.places
+    assert "def f_3(x_ptr, tile_x, tile_y, tile_z):" in form.text and "tile_x * BLOCK_3, 6)" in form.text
+    assert "return" not in form.text and "program" not in form.text
