@@ -10,6 +10,7 @@ once; off: launches that do not overlap. Logits must be the same bits.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -146,6 +147,9 @@ def main() -> int:
                     times[name].append(one.microseconds())
             shown = ", ".join(f"{n} {statistics.median(t):.1f} ({min(t):.1f})" for n, t in times.items())
             print(f"{a.shape} {a.quant}, {batch} sequences, us per step (least): {shown}", flush=True)
+            facts = {"shape": a.shape, "quant": a.quant, "batch": batch}
+            for name, found in times.items():
+                print(json.dumps({**facts, "variant": name, "us": round(statistics.median(found), 2)}), flush=True)
     print("equal logits" if same else "DIFFERENT logits")
     return int(not same)
 
