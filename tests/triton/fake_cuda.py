@@ -95,9 +95,10 @@ class FakeDriver:
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
         free: int = 8 << 30, count: int = 1, dry: bool = False, name: str = "Fake GPU",
+        fill: int = 255,
     ) -> None:  # fmt: skip
-        """dry: kernels do nothing."""
-        self.dry, self.name = dry, name
+        """dry: kernels do nothing. fill: the bytes of memory that nothing has written."""
+        self.dry, self.name, self.fill = dry, name, fill
         self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
         self.memory: dict[int, ctypes.Array[Any]] = {}
         self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
@@ -167,7 +168,7 @@ class FakeDriver:
     def cuMemAlloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802
         raw = (ctypes.c_uint8 * (nbytes + 256))()
         address = -(-ctypes.addressof(raw) // 256) * 256
-        ctypes.memset(address, 255, nbytes)
+        ctypes.memset(address, self.fill, nbytes)
         self.memory[address] = raw
         return 0, address
 
