@@ -72,8 +72,10 @@ def dry(visit: Any) -> Iterator[None]:
         gpu = importlib.import_module("gpu")
         patch.setattr(gpu, "device_limits", lambda: {"name": "none", "copy_gb_s": 1.0, "matmul_tflop_s": 1.0})
         patch.setattr(gpu, "write", make_model.write)
-        patch.setattr(gpu, "BATCHES", (1, 3))
-        patch.setattr(gpu, "OUTPUT", 3)
+        few = {"BATCHES": (1, 3), "OUTPUT": 3, "PREFILL": 24, "DECODE_CONTEXT": 8}
+        few["ENGINE_LIMITS"] = {"max_seq_len": 512, "max_batch_size": 4, "max_step_tokens": 32}  # type: ignore[assignment]
+        for name, value in few.items():
+            patch.setattr(gpu, name, value)
         yield
 
 

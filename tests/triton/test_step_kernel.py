@@ -13,20 +13,29 @@ import msgspec
 import numpy as np
 import pytest
 from building import TARGET, GpuEngine, build
+from fake_cuda import FakeDriver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc import SamplingParams
+from icc.compiler.backends.triton.fallback import without_bad_runs
 from icc.compiler.backends.triton.interpreter import launch
 from icc.compiler.backends.triton.lockstep import Lockstep, StuckError
+from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
 from icc.compiler.backends.triton.plan import PlannedPhase, make_plan, plan_program
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.step_kernel.schedule import Span, Stage, Wait, faults, schedule, touches_after
 from icc.compiler.backends.triton.step_kernel.tiles import NoTileForm, tile_form
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.errors import UsageError, VerifyError
 from icc.compiler.measure import interpret
+from icc.compiler.options import CompileOptions
 from icc.compiler.program.program import decode_program
+from icc.compiler.program.verify import verify_plan
+from icc.runtime.executor.cuda.device import CudaDevice
+from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
-from icc.runtime.format.plan import COUNTERS
+from icc.runtime.format.plan import COUNTERS, CallArg, OperandArg
 from icc.runtime.llm import LLM
 from races import Race
 from rank_races import run_racing
@@ -163,6 +172,73 @@ def test_a_planted_fault_shows(planted: Callable[[LaunchSpec], LaunchSpec], erro
 
     with pytest.raises(error):
         answers(engine, TARGET.multiprocessors, racing)
+
+
+def test_a_run_that_wants_what_is_not_there_is_refused(engine: GpuEngine) -> None:
+    verify_plan(engine.program)
+    plan = engine.program.plan
+    assert plan is not None
+    first, run = plan.phases[0], plan.phases[0].runs[0]
+    args = run.launches[-1].args
+    at = next(n for n, arg in enumerate(args) if isinstance(arg, CallArg))
+    wrong = (*args[:at], CallArg(0, OperandArg("other")), *args[at + 1 :])
+    launches = (*run.launches[:-1], msgspec.structs.replace(run.launches[-1], args=wrong))
+    nowhere = msgspec.structs.replace(run.launches[-1], object="x")
+    for changed, words in (
+        (msgspec.structs.replace(run, launches=launches), "wants operand 'other'"),
+        (msgspec.structs.replace(run, count=99), "has 99 steps"),
+        (
+            msgspec.structs.replace(run, launches=(msgspec.structs.replace(launches[-1], object="x"),)),
+            "object x is not",
+        ),
+    ):
+        phase = msgspec.structs.replace(first, runs=(changed,))
+        bad = msgspec.structs.replace(plan, phases=(phase, *plan.phases[1:]))
+        with pytest.raises(VerifyError, match=f"the run from step 2 on.*{words}"):
+            verify_plan(msgspec.structs.replace(engine.program, plan=bad))
+
+
+def test_programs_are_as_many_as_fit_and_what_does_not_fit_is_launched(engine: GpuEngine) -> None:
+    planned = plan_program(engine.program, LIMITS, Tuner(TARGET), [Shape(1, True)], step_kernel=True)
+    fine = {key: Compiled(spec.entry, b"", 80 << 10, 157, 0, 12000) for key, spec in planned.specs().items()}
+    kept, lines = without_bad_runs(planned, fine, {}, TARGET)
+    assert kept == planned and [line.partition(":")[0] for line in lines] == list(planned.phases[0].untiled)
+    for run in make_plan(kept, TARGET, fine).phases[0].runs:
+        assert run.launches[-1].grid[0].constant == 2 * TARGET.multiprocessors
+    first, second = (spec_key(run.spec) for run in planned.phases[0].runs)
+    spilling, large = (replace(fine[first], **change) for change in ({"spill_bytes": 8}, {"shared_bytes": 300 << 10}))
+    for bad, words in ((spilling, "spills 8 bytes"), (large, "of shared memory"), (None, "planted")):
+        reasons = {} if bad else {first: "planted"}
+        left, lines = without_bad_runs(planned, fine | ({first: bad} if bad else {}), reasons, TARGET)
+        assert [spec_key(run.spec) for run in left.phases[0].runs] == [second]
+        assert lines[0].startswith("linear_q_0, attention_0, linear_q_1, linear_q_2: ") and words in lines[0]
+        assert first not in left.specs() and second in left.specs()
+
+
+@pytest.mark.parametrize(("more", "runs"), [(0, True), (-1, False)])
+def test_a_device_of_fewer_multiprocessors_takes_launches(more: int, runs: bool, engine: GpuEngine) -> None:
+    driver = FakeDriver(engine.objects(), dry=True)
+    driver.multiprocessors = TARGET.multiprocessors + more
+    executor = Player(CudaDevice(engine.engine(), cuda=Cuda(bindings=driver)))
+    device, plan = executor.device, engine.program.plan
+    assert plan is not None
+    launches = [launch.object for launch, _ in device.walker.launches(plan.phases[0])]
+    assert sum(name.startswith("step_") for name in launches) == (2 if runs else 0)
+    executor.close()
+    assert not driver.live and not driver.memory
+
+
+def test_graphs_of_the_executor_give_the_tokens_of_launches(engine: GpuEngine, launched: list[Any]) -> None:
+    driver = FakeDriver(engine.objects())
+    with LLM(engine.manifest, Player(CudaDevice(engine.engine(), cuda=Cuda(bindings=driver)))) as llm:
+        [found] = llm.generate([PROMPT], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+    assert found.token_ids == launched[0][0] and driver.graph_launches > 0
+
+
+@pytest.mark.parametrize("target", ["cpu", "mi300x"])
+def test_other_targets_refuse_the_flag(target: str) -> None:
+    with pytest.raises(UsageError, match=f"--step-kernel is for NVIDIA GPUs: --target {target} is none"):
+        CompileOptions(Path("m"), Path("e"), target=target, step_kernel=True)
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
