@@ -22,7 +22,7 @@ from sizes import soak
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FOLDERS = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "triton")]
-TINY = (128, 1, 2, 1, 256, 512, False)  # hidden, layers, heads, KV heads, inner, vocabulary, tied
+TINY = (128, 1, 2, 1, 256, 1024, False)  # hidden, layers, heads, KV heads, inner, vocabulary, tied
 LEAST = {"--rounds": "1", "--adapters": "2", "--seconds": "0.2"}  # instead of what a part asks for
 
 
