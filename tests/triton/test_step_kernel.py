@@ -38,6 +38,7 @@ from races import Race
 from rank_races import run_racing
 from sizes import soak
 
+pytestmark = pytest.mark.slow
 LIMITS = Limits(max_seq_len=40, max_batch_size=2, max_step_tokens=8)
 PROMPT = [5, 9, 23, 7, 11]
 
