@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.batch import PLAN_ARRAYS, BatchLimits
@@ -116,15 +116,13 @@ class Walker:
 
     def arguments(self, launch: Launch, *calls: Call) -> tuple[LaunchArgument, ...]:
         """What a launch is given: one of a call, of a run's calls, or, without any, of what comes before or after."""
-        return tuple(
-            self._argument(arg.arg, calls[arg.call])
-            if isinstance(arg, CallArg)
-            else self._argument(arg, calls[0] if calls else None)
-            for arg in launch.args
-        )
+        return tuple(self._argument(arg, calls) for arg in launch.args)
 
-    def _argument(self, arg: LaunchArg, call: Call | None) -> LaunchArgument:
+    def _argument(self, arg: LaunchArg, calls: Sequence[Call]) -> LaunchArgument:
+        call = calls[0] if calls else None
         match arg:
+            case CallArg():
+                return self._argument(arg.arg, calls[arg.call :])
             case StepCountersArg():
                 return LaunchArgument("", "counters", 4 * COUNTERS * self._limits.seqs)
             case SizeArg():

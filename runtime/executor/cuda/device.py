@@ -245,7 +245,9 @@ class CudaDevice:
 
     def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call | None) -> ReadyLaunch:
         """A launch of a loaded kernel for a step of the program or what surrounds them, for the timing of kernels."""
-        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, call), self._address)
+        return ReadyLaunch(
+            function, found, launch, self.walker.arguments(launch, *(() if call is None else (call,))), self._address
+        )
 
     def take_scratch(self, nbytes: int) -> None:
         """At least so much scratch memory, for the timing of kernels that the engine does not have."""
