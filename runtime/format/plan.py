@@ -244,6 +244,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for launch in launches:
                     if launch.object:
                         users[launch.object][kernel] = None
+            for run in phase.runs:  # the last launch is of all calls
+                kernels = (call.kernel for call in self.calls[run.first : run.first + run.count])
+                users[run.launches[-1].object].update(dict.fromkeys(kernels))
         return [
             {
                 "object": name,

@@ -73,6 +73,8 @@ def test_a_layer_is_a_run_and_the_rest_says_why_not(engine: GpuEngine) -> None:
     assert plan is not None and [bool(phase.runs) for phase in plan.phases] == [True, False, False]
     [grid] = {run.launches[-1].grid for run in plan.phases[0].runs}
     assert grid[0].constant == TARGET.multiprocessors == plan.phases[0].runs[0].multiprocessors
+    users = {row["object"]: row["kernels"] for row in plan.resources()}
+    assert users[plan.phases[0].runs[0].launches[-1].object] == attended
     assert decode_program(msgspec.json.encode(engine.program), "program.json") == engine.program
 
 
