@@ -4,12 +4,14 @@
 
 The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
 waits for the one before it; next: attention lets the next begin behind its last loop; first: all let the next begin at
-once; off: launches that do not overlap. Logits must be the same bits.
+once; off: launches that do not overlap; step: a layer's launches as one kernel (--step-kernel; of one sequence alone).
+Logits must be the same bits.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -37,7 +39,7 @@ from icc.runtime.format.load import open_engine
 
 LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_step_tokens": 16}
 ROUNDS, STEPS = 9, 20
-VARIANTS = ("off", "wait", "next", "first")
+VARIANTS = ("off", "wait", "next", "first", "step")
 
 
 @contextmanager
@@ -70,7 +72,7 @@ class Steps:
         self.device, shape = player.device, Shape(batch, True)
         tuner = Tuner(TARGETS[target], load_tuned(TARGETS[target]))
         with variant(name):
-            planned = plan_program(program, limits, tuner, [shape])
+            planned = plan_program(program, limits, tuner, [shape], step_kernel=name == "step")
         compiled = compile_specs(planned.specs().values(), TARGETS[target])
         plan = make_plan(planned, TARGETS[target], compiled)
         device = self.device
@@ -79,7 +81,7 @@ class Steps:
             key: device.cuda.function(compiled[key].binary, found.entry, found.shared_bytes)
             for key, found in plan.objects.items()
         }
-        walker = Walker(device.program, plan, device.cache, device.limits)
+        walker = Walker(device.program, plan, device.cache, device.limits, device.cuda.multiprocessors())
         self._ready = [
             ReadyLaunch(functions[launch.object], plan.objects[launch.object], launch, arguments, device._address)
             for launch, arguments in walker.launches(plan.phases[0])
@@ -146,6 +148,9 @@ def main() -> int:
                     times[name].append(one.microseconds())
             shown = ", ".join(f"{n} {statistics.median(t):.1f} ({min(t):.1f})" for n, t in times.items())
             print(f"{a.shape} {a.quant}, {batch} sequences, us per step (least): {shown}", flush=True)
+            facts = {"shape": a.shape, "quant": a.quant, "batch": batch}
+            for name, found in times.items():
+                print(json.dumps({**facts, "variant": name, "us": round(statistics.median(found), 2)}), flush=True)
     print("equal logits" if same else "DIFFERENT logits")
     return int(not same)
 
@@ -160,7 +165,16 @@ def _engine(a: Any, batches: list[int]) -> Path:
     if not (model / "model.safetensors").is_file():
         make_model.write("few", model, device="cuda")
     if not (engine / "engine.json").is_file():
-        icc.compile(model, engine, target=a.target, quant=a.quant, force=True, max_batch_size=max(batches), **LIMITS)
+        icc.compile(
+            model,
+            engine,
+            target=a.target,
+            quant=a.quant,
+            force=True,
+            step_kernel=True,
+            max_batch_size=max(batches),
+            **LIMITS,
+        )
     return engine
 
 
@@ -170,7 +184,8 @@ def _compile_all(engine: Path, target: str, batches: list[int]) -> None:
     program, tuner, specs = program_of(opened), Tuner(TARGETS[target], load_tuned(TARGETS[target])), {}
     for name in VARIANTS:
         with variant(name):
-            planned = plan_program(program, opened.manifest.limits, tuner, [Shape(b, True) for b in batches])
+            shapes = [Shape(b, True) for b in batches]
+            planned = plan_program(program, opened.manifest.limits, tuner, shapes, step_kernel=name == "step")
         specs |= planned.specs()
     compile_specs(specs.values(), TARGETS[target])
 

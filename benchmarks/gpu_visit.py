@@ -11,8 +11,9 @@ Triton and Python are the machine's.
     python benchmarks/gpu_visit.py --target h200 --prepare build/visit-objects
 
 compiles, without a GPU, the kernels of the engines that are timed; with ICC_CARRIED_OBJECTS=build/visit-objects the
-visit takes these, so that it times what this machine's Triton made, whatever the GPU machine's is. The status is the
-number of parts that failed.
+visit takes these, so that it times what this machine's Triton made, whatever the GPU machine's is. With --before FILE,
+the JSON of an earlier visit (WORK/visit.json, or OUT.json), what became slower by more than the noise and answers that
+changed are named in the table and at the end. The status is the number of parts that failed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from visit_figures import compared
+from visit_figures import found as figures_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -51,11 +55,14 @@ class Part:
 
 @dataclass
 class Outcome:
-    """How a part ended: "passed", "failed", "late" (ended by its limit) or "left out", and its last lines."""
+    """How a part ended: "passed", "failed", "late" (ended by its limit) or "left out", its last lines, and what it
+    measured (visit_figures.py)."""
 
     status: str
     seconds: float
     tail: list[str]
+    figures: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, bool] = field(default_factory=dict)
 
 
 _GPU_TEST = "{python} -m pytest -q -p no:cacheprovider --no-header"
@@ -137,10 +144,13 @@ PARTS = (
 
 
 class Visit:
-    """The parts of a visit and what is known of them. work: where the state, logs and engines are; out: the table."""
+    """The parts of a visit and what is known of them. work: where the state, logs and engines are; out: the table,
+    beside which the state is kept, too. before: the parts of an earlier visit, as its JSON has them."""
 
-    def __init__(self, parts: Sequence[Part], target: str, work: Path, out: Path) -> None:
-        self._parts, self._target, self._work, self._out = parts, target, work, out
+    def __init__(
+        self, parts: Sequence[Part], target: str, work: Path, out: Path, before: Mapping[str, Any] | None = None
+    ) -> None:
+        self._parts, self._target, self._work, self._out, self._before = parts, target, work, out, before
         self._state = work / "visit.json"
         self.outcomes: dict[str, Outcome] = {}
         if self._state.is_file():
@@ -164,6 +174,8 @@ class Visit:
             print(
                 f"{part.name}: {found.status} after {found.seconds:.0f} s\n" + "\n".join(found.tail[-25:]), flush=True
             )
+        if self._before is not None:
+            print("beside the visit before:\n" + "\n".join(self.compared()), flush=True)
         return sum(found.status in ("failed", "late") for found in self.outcomes.values())
 
     def _run(self, part: Part, seconds: float) -> Outcome:
@@ -178,13 +190,30 @@ class Visit:
                 status = _ended(words, output, start + seconds - time.monotonic(), environment)
                 if status != "passed":
                     break
-        lines = log.read_text(errors="replace").splitlines()
-        return Outcome(status, round(time.monotonic() - start, 1), lines[-TAIL:])
+        text = log.read_text(errors="replace")
+        found = figures_of(text, self._written(part, names))
+        seconds = round(time.monotonic() - start, 1)
+        return Outcome(status, seconds, text.splitlines()[-TAIL:], dict(found.figures), dict(found.answers))
+
+    def _written(self, part: Part, names: Mapping[str, str]) -> Iterator[Path]:
+        """The files of figures that its commands name."""
+        for command in part.commands:
+            words = shlex.split(command)
+            if "--out" in words:
+                yield Path(words[words.index("--out") + 1].format(**names)).with_suffix(".json")
 
     def _save(self) -> None:
-        text = json.dumps({name: asdict(found) for name, found in self.outcomes.items()}, indent=1)
-        _replace(self._state, text + "\n")
+        text = json.dumps(self._state_now(), indent=1) + "\n"
+        _replace(self._state, text)
+        _replace(self._out.with_suffix(".json"), text)
         _replace(self._out, self.table())
+
+    def _state_now(self) -> dict[str, Any]:
+        return {name: asdict(found) for name, found in self.outcomes.items()}
+
+    def compared(self) -> list[str]:
+        """This visit beside the one before, in lines."""
+        return compared(self._state_now(), self._before or {})
 
     def table(self) -> str:
         """All parts, and what each printed last."""
@@ -193,6 +222,8 @@ class Visit:
         for part in self._parts:
             found = self.outcomes.get(part.name, Outcome("not run", 0.0, []))
             rows.append(f"| {part.name} | {part.answers} | {found.status} | {found.seconds:.0f} |")
+        if self._before is not None:
+            rows += ["\n## Beside the visit before\n", *(f"- {line}" for line in self.compared())]
         for part in self._parts:
             if lines := self.outcomes.get(part.name, Outcome("", 0.0, [])).tail:
                 rows += [f"\n## {part.name}\n", "```", *lines, "```"]
@@ -272,6 +303,18 @@ def this_target() -> str:
     return found.name
 
 
+def read_before(file: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The parts of an earlier visit; ends with a line where the file holds none."""
+    try:
+        parts = json.loads(file.read_text())
+        known = {name: part for name, part in parts.items() if "status" in part}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        parser.error(f"--before {file}: {error}")
+    if not known:
+        parser.error(f"--before {file}: there is no part of a visit in it")
+    return known
+
+
 def main() -> int:
     """Run the visit, list its parts, or prepare it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -279,6 +322,7 @@ def main() -> int:
     parser.add_argument("--target", default="", help="default: the machine's GPU")
     parser.add_argument("--work", type=Path, default=Path("build/gpu-visit"))
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-visit-TARGET.md")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="JSON of an earlier visit to compare with")
     parser.add_argument("--only", default="", help="parts, by name")
     parser.add_argument("--again", action="store_true", help="also what has passed")
     parser.add_argument("--list", action="store_true")
@@ -287,6 +331,7 @@ def main() -> int:
     a = parser.parse_args()
     if unknown := set(filter(None, a.only.split(","))) - {part.name for part in PARTS}:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; --list shows all")
+    before = read_before(a.before, parser) if a.before else None
     if a.list:
         print("\n".join(f"{part.name:12} {part.seconds:4} s  {part.answers}" for part in PARTS))
         return 0
@@ -302,7 +347,8 @@ def main() -> int:
     parts = [part for part in PARTS if not a.only or part.name in a.only.split(",")]
     if a.again:
         (work / "visit.json").unlink(missing_ok=True)
-    return Visit(parts, target, work, a.out or HERE / "results" / f"gpu-visit-{target}.md").run(60 * a.minutes)
+    out = a.out or HERE / "results" / f"gpu-visit-{target}.md"
+    return Visit(parts, target, work, out, before).run(60 * a.minutes)
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ class Compilation:
         options, target = self.options, self.request.target
         program = self._with_speculation(built, stage)
         report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
-        report = replace(report, refused=list(built.refused))
+        report = replace(report, refused=list(built.refused), launched=list(built.launched))
         if options.adapter_slots is not None:
             report = replace(report, model=published_name(self.request.options.model))
         if not self.is_delta:
@@ -363,7 +363,8 @@ def trace(
         forms = measure.lower_forms(request.forms) if request.forms else ()
     if earlier is not None:
         earlier.check_model(graph.info)
-    backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic, options.isa, options.os)
+    kernels = options.deterministic, options.isa, options.os, options.step_kernel
+    backend = backend_for(request.target, graph.info.weight_dtype, *kernels)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, texts)

@@ -90,6 +90,8 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
         table.add_row(f"batch {tree['batch']}", guesses if tree["parents"] else "none pay (see --spec-guesses)")
     if report.refused:
         table.add_row("refused", "\n".join(f"tiling {line}" for line in report.refused))
+    if report.launched:
+        table.add_row("launched", "\n".join(report.launched))
     if options.quant != "none":
         table.add_row("kept", "\n".join(report.kept) or "nothing: every linear is quantized")
     console.print(table)

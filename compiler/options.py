@@ -61,7 +61,8 @@ class CompileOptions:
     reads them; "" for none. spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "assistant:DIR",
     "dflash:DIR", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix" or "none". spec_guesses: the size of the tree of
     draft heads at every batch size, instead of what its cost says. deterministic: a request's logits have the same bits
-    whatever else is in its steps; on a CPU they always do. lora: an adapter that is merged first. adapters: see
+    whatever else is in its steps; on a CPU they always do. step_kernel: decode steps of one sequence launch a layer's
+    kernels as one, on NVIDIA GPUs. lora: an adapter that is merged first. adapters: see
     AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each with parts of the
     weights; where both are given, they are the same ranks. sequence_parallel: what they would all do alike of a prompt
     is divided by rows. pipeline_parallel: each with some layers. prefix: system prompts, or beginnings of
@@ -246,6 +247,9 @@ class CompileOptions:
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
     )
+    step_kernel: bool = setting(
+        False, "NVIDIA GPUs: the launches of a layer as one kernel, for one sequence.", calibration=False
+    )
     like: Path | None = setting(
         None,
         "Write what differs from this engine, with its options, to open beside it.",
@@ -289,6 +293,7 @@ class CompileOptions:
         _choice("--task", self.task, tuple(TASKS))
         find_quantization(self.quant)
         head_format(self.quant_head)
+        self._check_step_kernel()
         read_cache_option(self.kv_cache)
         _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
         policy = self.eviction
@@ -449,6 +454,10 @@ class CompileOptions:
     def _resolve_target(self) -> None:
         if self.target == targets.AUTO:
             object.__setattr__(self, "target", find_target(self.target).name)
+
+    def _check_step_kernel(self) -> None:
+        if self.step_kernel and find_target(self.target).backend != "cuda":
+            raise UsageError(f"--step-kernel is for NVIDIA GPUs: --target {self.target} is none", "leave it out")
 
     def _check_stages(self) -> None:
         if (self.pipeline_parallel or 1) == 1:

@@ -52,7 +52,8 @@ class LayerRows:
 class CompileReport:
     """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: what the
     roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. refused:
-    tilings of GPU kernels that a check refused, and why. tuned: blocks of the CPU products that --tune chose instead of
+    tilings of GPU kernels that a check refused, and why. launched: kernels that --step-kernel left as launches of
+    their own, and why. tuned: blocks of the CPU products that --tune chose instead of
     the default. allocation: what --quant auto chose, and what else there
     was; see Allocation. caches: what --kv-bits chose, likewise; bytes are of a sequence of full length.
     options: those that are not as by default; see recorded.py. model: of an engine with room for adapters, what was
@@ -84,13 +85,14 @@ class CompileReport:
     options: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     refused: list[str] = field(default_factory=list)
+    launched: list[str] = field(default_factory=list)
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
         """report.json."""
         facts = asdict(self)
         facts.pop("engine_bytes")
-        for name in ("given", "allocation", "caches", "model", "refused"):
+        for name in ("given", "allocation", "caches", "model", "refused", "launched"):
             if not facts[name]:
                 facts.pop(name)
         return json.dumps(facts, indent=1).encode() + b"\n"

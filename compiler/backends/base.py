@@ -24,12 +24,14 @@ class Built:
     """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and what a GPU must have.
 
     refused: tilings of GPU kernels that a check refused, so that others were taken, each with the reason.
+    launched: kernels that --step-kernel left as launches of their own, each with the reason.
     """
 
     program: Program
     libraries: tuple[Library, ...] = ()
     gpu: GpuFacts | None = None
     refused: tuple[str, ...] = ()
+    launched: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

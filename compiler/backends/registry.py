@@ -7,12 +7,18 @@ from .base import Backend
 
 
 def backend_for(
-    target: Target, weights: str, deterministic: bool = False, isa: str | None = None, os: str | None = None
+    target: Target,
+    weights: str,
+    deterministic: bool = False,
+    isa: str | None = None,
+    os: str | None = None,
+    step_kernel: bool = False,
 ) -> Backend:
     """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
 
     deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
-    isa, os: the levels and systems of a CPU target, where not those that it has.
+    isa, os: the levels and systems of a CPU target, where not those that it has. step_kernel: on CUDA, runs of launches
+    of a step of one sequence are also made as one.
     """
     if target.backend == "cpu":
         from .cpu.backend import CpuBackend
@@ -20,4 +26,4 @@ def backend_for(
         return CpuBackend(target, weights, isa, os)
     from .triton.backend import TritonBackend
 
-    return TritonBackend(target, weights, deterministic)
+    return TritonBackend(target, weights, deterministic, step_kernel and target.backend == "cuda")

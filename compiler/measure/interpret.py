@@ -15,7 +15,7 @@ from ...runtime.format.batch import BLOCK_TABLES, GPU_INPUTS, SAMPLED
 from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
-from ...runtime.format.plan import COUNTERS, RANK
+from ...runtime.format.plan import RANK
 from ...runtime.format.program import Program
 from ..backends.triton.interpreter import TORCH_TYPES, launch
 from ..backends.triton.spec import LaunchSpec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .interpret_ranks import Meeting
 
 _LOGITS_BYTES = 1 << 40  # of every token of a step, whatever they take
+_MULTIPROCESSORS = 1 << 30  # programs that wait for each other run as one
 
 
 class InterpretDevice:
@@ -49,7 +50,7 @@ class InterpretDevice:
         self.program, self.plan, self._section = program, program.plan, section
         self.limits = batch_limits(program, limits, _LOGITS_BYTES)
         self.cache, self.host = _memory(program.kv, num_blocks), _memory(program.kv, host_blocks)
-        self._walker, self._specs = Walker(program, self.plan, self.cache, self.limits), specs
+        self._walker, self._specs = Walker(program, self.plan, self.cache, self.limits, _MULTIPROCESSORS), specs
         self._weights = {name: _memory_of(data) for name, data in packed.items()}
         listed = (*GPU_INPUTS, *program.inputs, *SAMPLED)
         self._sides = [host_arrays(listed, self.limits) for _ in range(self.turns)]
@@ -63,7 +64,7 @@ class InterpretDevice:
             "arena": _poisoned(program.arena_bytes_per_token * self.limits.tokens),
             "kv": _poisoned(self.cache.nbytes),
             "scratch": _poisoned(self.plan.scratch_bytes),
-            "counters": torch.zeros(4 * COUNTERS * self.limits.seqs, dtype=torch.uint8),
+            "counters": torch.zeros(4 * self.plan.counters(self.limits.seqs), dtype=torch.uint8),
             "logits": _poisoned(self.logits.nbytes),
         }
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}

@@ -99,7 +99,7 @@ def _has_experts(graph: Graph) -> bool:
 def plan_program(planned: PlannedGraph, options: CompileOptions, target: Target) -> PlannedCompile:
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
     graph = planned.graph
-    backend = backend_for(target, graph.info.weight_dtype, options.deterministic)
+    backend = backend_for(target, graph.info.weight_dtype, options.deterministic, step_kernel=options.step_kernel)
     limits = make_limits(graph, replace(options, target=target.name))
     lowering = lower_options(graph, options, backend, limits)
     if options.kv_bits is not None:

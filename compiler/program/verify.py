@@ -13,7 +13,7 @@ from math import prod
 from ...runtime.format.batch import OPERANDS, declaration_problem
 from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
-from ...runtime.format.plan import KVArg, LaunchPlan, OperandArg
+from ...runtime.format.plan import Call, CallArg, KVArg, LaunchArg, LaunchPlan, OperandArg, Run
 from ...runtime.format.program import LOGITS, Buffer, WeightEntry
 from ...runtime.format.programs import section_problem
 from ..errors import VerifyError
@@ -76,6 +76,21 @@ def verify_plan(program: Program) -> None:
         _require(same, where, "its call has other operands, another kernel or another layer")
         problem = next(_launch_problems(plan, number), "")
         _require(not problem, where, problem)
+    for run in (run for phase in plan.phases for run in phase.runs):
+        problem = next(_run_problems(plan, run), "")
+        _require(not problem, f"the run from step {run.first} on", problem)
+
+
+def _run_problems(plan: LaunchPlan, run: Run) -> Iterator[str]:
+    calls = plan.calls[run.first : run.first + run.count]
+    if len(calls) < run.count:
+        yield f"has {run.count} steps, {len(calls)} are there"
+    for launch in run.launches:
+        if launch.object not in plan.objects:
+            yield f"object {launch.object} is not in the plan"
+        for arg in launch.args:
+            if isinstance(arg, CallArg):
+                yield from _arg_problems(arg.arg, calls[arg.call], "its phase")
 
 
 def _launch_problems(plan: LaunchPlan, number: int) -> Iterator[str]:
@@ -88,10 +103,14 @@ def _launch_problems(plan: LaunchPlan, number: int) -> Iterator[str]:
             if launch.object not in plan.objects and not (launch.exchange and launch.exchange.only):
                 yield f"object {launch.object} is not in the plan"
             for arg in launch.args:
-                if isinstance(arg, OperandArg) and arg.name not in call.operands:
-                    yield f"a launch in {kind} wants operand {arg.name!r}"
-                if isinstance(arg, KVArg) and call.layer < 0:
-                    yield f"a launch in {kind} wants a KV layer"
+                yield from _arg_problems(arg, call, kind)
+
+
+def _arg_problems(arg: LaunchArg, call: Call, kind: str) -> Iterator[str]:
+    if isinstance(arg, OperandArg) and arg.name not in call.operands:
+        yield f"a launch in {kind} wants operand {arg.name!r}"
+    if isinstance(arg, KVArg) and call.layer < 0:
+        yield f"a launch in {kind} wants a KV layer"
 
 
 def _require(holds: bool, where: str, problem: str) -> None:

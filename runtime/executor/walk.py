@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..format.batch import PLAN_ARRAYS, BatchLimits
@@ -10,9 +10,11 @@ from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
 from ..format.operands import BufferOperand, Operand, WeightOperand
 from ..format.plan import (
+    COUNTERS,
     AreaArg,
     BatchArg,
     Call,
+    CallArg,
     CountersArg,
     KVArg,
     Launch,
@@ -24,6 +26,7 @@ from ..format.plan import (
     SamplingArg,
     ScratchArg,
     SizeArg,
+    StepCountersArg,
 )
 from ..format.program import Program
 
@@ -72,8 +75,11 @@ class Walker:
     """Binds the launches of a program's plan to the sizes of a step, and those of a KV layer to its place in the cache
     and to the arrays of its group. section: see `Section`; "" is the program."""
 
-    def __init__(self, program: Program, plan: LaunchPlan, cache: KVMemory, limits: BatchLimits) -> None:
-        self._program = program
+    def __init__(
+        self, program: Program, plan: LaunchPlan, cache: KVMemory, limits: BatchLimits, multiprocessors: int = 0
+    ) -> None:
+        """multiprocessors: of the device; runs that need more are launched one by one."""
+        self._program, self._multiprocessors = program, multiprocessors
         self._plan = plan
         self._buffers = {b.name: b for b in program.buffers}
         self._cache, self._limits = cache, limits
@@ -81,10 +87,24 @@ class Walker:
     def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[LaunchArgument, ...]]]:
         """All launches of a step in order. A section that runs behind a step has nothing before or after its own."""
         around = self._program.samples_in(section)
-        steps = [(call, launch) for call in self._calls(section) for launch in phase.launches[call.kernel]]
-        before = [(None, launch) for launch in phase.before if around]
-        after = [(None, launch) for launch in phase.after if around]
-        return [(launch, self.arguments(launch, call)) for call, launch in (*before, *steps, *after)]
+        before = [((), launch) for launch in phase.before if around]
+        after = [((), launch) for launch in phase.after if around]
+        steps = self._steps(phase, section)
+        return [(launch, self.arguments(launch, *calls)) for calls, launch in (*before, *steps, *after)]
+
+    def _steps(self, phase: Phase, section: str) -> Iterator[tuple[tuple[Call, ...], Launch]]:
+        """The launches of a section's steps, each with its call, or with those of its run."""
+        numbers, at = self._program.steps_of(section), 0
+        runs = {run.first: run for run in phase.runs if run.multiprocessors <= self._multiprocessors}
+        while at < len(numbers):
+            first = numbers[at]
+            run = runs.get(first)
+            if run is not None and numbers[at : at + run.count] == list(range(first, first + run.count)):
+                count, launches = run.count, run.launches
+            else:
+                count, launches = 1, phase.launches[self._plan.calls[first].kernel]
+            yield from ((self._plan.calls[first : first + count], launch) for launch in launches)
+            at += count
 
     def walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> Iterator[BoundLaunch]:
         """The launches of one step whose grid is not empty. sizes: the `SIZES` of the batch."""
@@ -94,15 +114,17 @@ class Walker:
                 count = launch.exchange.count.value(sizes) if launch.exchange else 0
                 yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z), count)
 
-    def arguments(self, launch: Launch, call: Call | None) -> tuple[LaunchArgument, ...]:
-        """What a launch is given: one of a call, or, without one, of what comes before or after them."""
-        return tuple(self._argument(arg, call) for arg in launch.args)
+    def arguments(self, launch: Launch, *calls: Call) -> tuple[LaunchArgument, ...]:
+        """What a launch is given: one of a call, of a run's calls, or, without any, of what comes before or after."""
+        return tuple(self._argument(arg, calls) for arg in launch.args)
 
-    def _calls(self, section: str) -> list[Call]:
-        return [self._plan.calls[number] for number in self._program.steps_of(section)]
-
-    def _argument(self, arg: LaunchArg, call: Call | None) -> LaunchArgument:
+    def _argument(self, arg: LaunchArg, calls: Sequence[Call]) -> LaunchArgument:
+        call = calls[0] if calls else None
         match arg:
+            case CallArg():
+                return self._argument(arg.arg, calls[arg.call :])
+            case StepCountersArg():
+                return LaunchArgument("", "counters", 4 * COUNTERS * self._limits.seqs)
             case SizeArg():
                 return LaunchArgument(arg.name)
             case ScratchArg():

@@ -20,6 +20,7 @@ HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, t
 
 
 COUNTERS = 256  # integers per sequence that are zero between any two launches, for programs that end together
+STEP_COUNTERS = 32  # more of them, for programs that wait for each other
 
 
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,9 +133,24 @@ class SampledArg(_Argument, frozen=True, tag="sampled"):
     name: str
 
 
-LaunchArg = (
+_CallArg = (
     OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | CountersArg | AreaArg | OutputArg | SamplingArg | SampledArg
 )
+
+
+class CallArg(_Argument, frozen=True, tag="call"):
+    """In a `Run`: an argument of one of its calls, by its number in the run."""
+
+    call: int
+    arg: _CallArg
+
+
+class StepCountersArg(_Argument, frozen=True, tag="step_counters"):
+    """In a `Run`: `STEP_COUNTERS` integers, all zero, for programs that wait for each other; the launch leaves them
+    so."""
+
+
+LaunchArg = _CallArg | CallArg | StepCountersArg
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -175,11 +191,21 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return any(term.size == "num_moves" for dim in self.grid for term in dim.terms)
 
 
-class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be launched in place of the launches of calls [first, first + count), if the device has so many
+    multiprocessors: programs of it wait for each other, and all must be there at once."""
+
+    first: int
+    count: int
+    multiprocessors: int
+    launches: tuple[Launch, ...]
+
+
+class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence.
 
     before: what comes before the program's steps (tokens of the step before are filled in). after: what comes after
-    them (sampling).
+    them (sampling). runs: by rising first call.
     """
 
     max_tokens: int
@@ -187,6 +213,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launches: dict[str, tuple[Launch, ...]]
     before: tuple[Launch, ...]
     after: tuple[Launch, ...]
+    runs: tuple[Run, ...] = ()
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -204,6 +231,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return phase
         raise LookupError(f"no phase for {num_tokens} tokens of {num_seqs} sequences")
 
+    def counters(self, seqs: int) -> int:
+        """How many integers that are zero between launches steps of up to so many sequences need."""
+        return COUNTERS * seqs + STEP_COUNTERS * any(phase.runs for phase in self.phases)
+
     def resources(self) -> list[dict[str, object]]:
         """A row per object: registers and spilled bytes per thread, shared memory, occupancy, faults, its kernels."""
         users: dict[str, dict[str, None]] = {name: {} for name in self.objects}
@@ -213,6 +244,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for launch in launches:
                     if launch.object:
                         users[launch.object][kernel] = None
+            for run in phase.runs:  # the last launch is of all calls
+                kernels = (call.kernel for call in self.calls[run.first : run.first + run.count])
+                users[run.launches[-1].object].update(dict.fromkeys(kernels))
         return [
             {
                 "object": name,

@@ -17,7 +17,7 @@ from icc.runtime.settings import named_by_role, setting, settings
 CALIBRATES_NOT = {"adapters", 
     "target", "kv_cache", "kv_bits", "state_cache", "kv_policy", "max_batch_size", "max_step_tokens", "spec",
     "spec_guesses", "deterministic", "tune", "tensor_parallel", "pipeline_parallel", "expert_parallel", "isa", "os",
-    "sequence_parallel",
+    "sequence_parallel", "step_kernel",
 }  # fmt: skip
 
 

@@ -56,6 +56,54 @@ def test_a_part_that_does_not_fit_is_not_begun(visit: Any, tmp_path: Path) -> No
     assert one.run(40) == 0 and one.outcomes["long"].status == "passed"
 
 
+def _measured(visit: Any, work: Path, speed: float, us: float, right: bool, before: Any = None) -> tuple[Any, str]:
+    """A visit whose first part prints its figures, and whose second writes them to the file that --out names."""
+    work.mkdir()
+    rows = [{"check": "logits", "passed": right}, {"kernel": "linear", "phase": "d1", "us": us}]
+    row = {"quant": "rtn4", "batch": 1, "decode_tok_s": speed, "of_bandwidth": 0.4}
+    prints, writes = work / "prints.py", work / "writes.py"
+    prints.write_text(f"import json; print(json.dumps({row!r}))")
+    writes.write_text(f"import json, sys; open(sys.argv[2] + '.json', 'w').write(json.dumps({rows!r}))")
+    parts = [
+        visit.Part("speed", "prints", 30, (f"{{python}} {prints}",)),
+        visit.Part("kernels", "writes", 30, (f"{{python}} {writes} --out {{work}}/kernels",)),
+    ]
+    out = work / "table.md"
+    one = visit.Visit(parts, "h200", work, out, before)
+    assert one.run(600) == 0
+    return json.loads(out.with_suffix(".json").read_text()), out.read_text()
+
+
+def test_a_visit_is_compared_with_the_one_before(
+    visit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, table = _measured(visit, tmp_path / "first", 1111.0, 40.0, True)
+    assert before["speed"]["figures"] == {"rtn4 1 decode_tok_s": 1111.0} and "visit before" not in table
+    assert before["kernels"]["answers"] == {"logits": True}
+    _, table = _measured(visit, tmp_path / "same", 1100.0, 41.0, True, before)
+    assert "## Beside the visit before\n\n- 2 figures compared, 5 % is noise" in table
+    _, table = _measured(visit, tmp_path / "worse", 900.0, 60.0, False, before)
+    assert "- speed: rtn4 1 decode_tok_s: 1111 before, 900 now, 1.23x slower" in table
+    assert "- kernels: linear d1 us: 40 before, 60 now, 1.50x slower" in table
+    assert "- kernels: logits: right before, wrong now" in table and table.count("slower") == 2
+    assert "1.23x slower" in capsys.readouterr().out
+    lines = visit.compared({"a": {"status": "late"}}, {"a": {"status": "passed"}, "b": {"status": "passed"}})
+    assert lines == ["a: passed before, late now", "0 figures compared, 5 % is noise"]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"a": 3}'])
+def test_an_earlier_visit_that_is_none_is_refused(
+    text: str | None, visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "before.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["gpu_visit.py", "--list", "--before", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        visit.main()
+    assert ended.value.code == 2 and f"--before {file}: " in capsys.readouterr().err
+
+
 def test_parts_name_scripts_and_options_that_there_are(visit: Any) -> None:
     for part in visit.PARTS:
         for command in part.commands:

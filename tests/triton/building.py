@@ -89,14 +89,15 @@ def build(
     exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
     kv_dtypes: Mapping[int, str] | None = None,
     target: Target = TARGET, adapters: str = "", tensors: int = 1, experts: int = 1,
-    draft_layer: str = "",
+    draft_layer: str = "", step_kernel: bool = False,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
     heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
     engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
     layers whose cache has a type of its own. adapters: the room for them, as --adapters has it. tensors, experts: ranks
-    that these are divided among. draft_layer: a layer that guesses, as --spec has it.
+    that these are divided among. draft_layer: a layer that guesses, as --spec has it. step_kernel: steps of one
+    sequence launch a layer's kernels as one.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, task="generate" if pooling is None else "embed")  # one trace, whatever the limits
@@ -122,7 +123,7 @@ def build(
     lowering = LowerOptions(kv or backend.kv_dtype, backend.profile, block_size, **kept)
     lowered = lower(graph, lowering, adapted=adapted)
     verify_lowered(lowered.program, backend.refusal)
-    planned = plan_program(lowered.program, limits, Tuner(target), (), deterministic)
+    planned = plan_program(lowered.program, limits, Tuner(target), (), deterministic, step_kernel)
     program = msgspec.structs.replace(
         lowered.program,
         plan=make_plan(planned, target, {}),

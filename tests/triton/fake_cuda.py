@@ -95,13 +95,15 @@ class FakeDriver:
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
         free: int = 8 << 30, count: int = 1, dry: bool = False, name: str = "Fake GPU",
+        fill: int = 255,
     ) -> None:  # fmt: skip
-        """dry: kernels do nothing."""
-        self.dry, self.name = dry, name
+        """dry: kernels do nothing. fill: the bytes of memory that nothing has written."""
+        self.dry, self.name, self.fill = dry, name, fill
         self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
         self.memory: dict[int, ctypes.Array[Any]] = {}
         self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
         self.queue: list[Callable[[], None]] = []
+        self.multiprocessors = 132
         self.draining = Lock()  # one thread at a time runs what is on the stream
         self.captured: list[Callable[[], None]] | None = None
         self.graph_launches = self.eager_launches = self.warps_launched = 0
@@ -147,6 +149,8 @@ class FakeDriver:
         return 0, self.name.encode() + b"\0\0"
 
     def cuDeviceGetAttribute(self, kind: str, device: int) -> tuple[int, int]:  # noqa: N802
+        if kind.endswith("MULTIPROCESSOR_COUNT"):
+            return 0, self.multiprocessors
         return 0, self.capability[kind.endswith("MINOR")]
 
     def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
@@ -164,7 +168,7 @@ class FakeDriver:
     def cuMemAlloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802
         raw = (ctypes.c_uint8 * (nbytes + 256))()
         address = -(-ctypes.addressof(raw) // 256) * 256
-        ctypes.memset(address, 255, nbytes)
+        ctypes.memset(address, self.fill, nbytes)
         self.memory[address] = raw
         return 0, address
 

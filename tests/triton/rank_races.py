@@ -59,12 +59,16 @@ class RankLaunches(Launch):
 
 
 def run_racing(
-    ranks: int, launches: Sequence[tuple[LaunchSpec, tuple[int, ...], Arguments]], lockstep: Lockstep
+    ranks: int,
+    launches: Sequence[tuple[LaunchSpec, tuple[int, ...], Arguments]],
+    lockstep: Lockstep,
+    programs: bool = False,
 ) -> None:
-    """Run the launches on every rank, in lockstep. Race if two programs touch the same byte and nothing orders them."""
+    """Run the launches on every rank, in lockstep. Race if two programs touch the same byte and nothing orders them.
+    programs: the ranks are the programs of each launch, which wait for each other."""
     found = RankLaunches(ranks)
     owners: list[int] = []
-    with _watching(found, owners, lockstep):
+    with _watching(found, owners, lockstep, ranks if programs else 0):
 
         def run(rank: int) -> None:
             for spec, grid, arguments in launches:
@@ -81,7 +85,8 @@ def run_racing(
 
 
 @contextmanager
-def _watching(found: RankLaunches, owners: list[int], lockstep: Lockstep) -> Iterator[None]:
+def _watching(found: RankLaunches, owners: list[int], lockstep: Lockstep, programs: int) -> Iterator[None]:
+    """programs: how many a launch has, each of which a rank runs; 0: every rank runs all of its launches."""
     import triton.runtime.interpreter as interpreter
 
     native, builder = interpreter._interpreter, interpreter.interpreter_builder  # type: ignore[attr-defined]
@@ -91,6 +96,9 @@ def _watching(found: RankLaunches, owners: list[int], lockstep: Lockstep) -> Ite
         owners.extend([lockstep.running] * (len(found.programs) - len(owners)))
 
     def set_place(x: int, y: int, z: int) -> None:
+        if programs:
+            dim(programs, 1, 1)
+            x = lockstep.running
         place(x, y, z)
         found.program(lockstep.running)
         own()
@@ -111,7 +119,7 @@ def _watching(found: RankLaunches, owners: list[int], lockstep: Lockstep) -> Ite
         return native.store(ptrs, value, mask)
 
     def atomic(op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        assert str(scope).endswith("SYSTEM"), scope
+        assert str(scope).endswith("GPU" if programs else "SYSTEM"), scope
         result = rmw(op, ptr, val, mask, sem, scope)  # others may have run meanwhile
         found.synchronize(lockstep.running, int(ptr.data.flat[0]), str(sem).lower())
         own()

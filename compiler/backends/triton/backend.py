@@ -32,11 +32,13 @@ from .tiling.tuned import load_tuned
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """`weights` is the checkpoint's element type; products compute in it. deterministic: see `plan_program`."""
+    """`weights` is the checkpoint's element type; products compute in it. deterministic, step_kernel: see
+    `plan_program`."""
 
     target: Target
     weights: str
     deterministic: bool = False
+    step_kernel: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -72,7 +74,7 @@ class TritonBackend:
         return self._plan(program, limits, self._tuner()).scratch_bytes
 
     def _plan(self, program: Program, limits: Limits, tuner: Tuner) -> Planned:
-        return plan_program(program, limits, tuner, (), self.deterministic)
+        return plan_program(program, limits, tuner, (), self.deterministic, self.step_kernel)
 
     def _tuner(self) -> Tuner:
         return Tuner(self.target, load_tuned(self.target))
@@ -95,4 +97,5 @@ class TritonBackend:
             msgspec.structs.replace(program, plan=plan),
             gpu=GpuFacts(self.target.arch, needed, self.deterministic),
             refused=tuple(map(str, objects.refused)),
+            launched=objects.dropped,
         )

@@ -10,9 +10,9 @@ from ...program.program import Program
 from ...targets import Target
 from ..errors import CodegenError, KernelRefused
 from .bounds.addresses import IndexFault
-from .objects.compile import Compiled, compile_specs
+from .objects.compile import Compiled, compile_specs, spec_key
 from .objects.cubin import check_launch
-from .plan import Planned
+from .plan import Planned, resident
 from .reach import plan_faults
 from .tiling.choice import RefusedTiling, Tuner
 
@@ -21,12 +21,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Objects:
-    """A plan and its objects by name. faults: by object, accesses that are not shown to lie in their buffers."""
+    """A plan and its objects by name. faults: by object, accesses that are not shown to lie in their buffers. dropped:
+    what a step kernel was not made of, and why."""
 
     planned: Planned
     compiled: Mapping[str, Compiled]
     faults: Mapping[str, tuple[str, ...]]
     refused: tuple[RefusedTiling, ...]
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass
@@ -47,13 +49,14 @@ class TilingSearch:
         while True:
             planned = self.plan(tuner)
             self._compile(planned)
+            planned, dropped = without_bad_runs(planned, self.compiled, self.reasons, self.target)
             refused = refusals(planned, self.compiled, self.reasons, self.target)
             if not refused:  # all objects are there: their IR says where they reach
                 faults = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
                 refused = refusals(planned, self.compiled, self.reasons, self.target)
                 if not refused:
                     compiled = {key: self.compiled[key] for key in planned.specs()}
-                    return Objects(planned, compiled, faults, tuner.refused)
+                    return Objects(planned, compiled, faults, tuner.refused, dropped)
             tuner = replace(tuner, refused=(*tuner.refused, *refused))
 
     def _compile(self, planned: Planned) -> None:
@@ -90,6 +93,27 @@ def refusals(
                 if all((r.key, r.config) != (refusal.key, refusal.config) for r in found):
                     found.append(refusal)
     return found
+
+
+def without_bad_runs(
+    planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
+) -> tuple[Planned, tuple[str, ...]]:
+    """The plan without runs whose object is refused, and a line for each, and for each kernel that is in no run."""
+    phases, lines = [], dict[str, None]()
+    for phase in planned.phases:
+        kept = []
+        for run in phase.runs:
+            key = spec_key(run.spec)
+            fault = reasons.get(key) or resource_fault(compiled[key], True, target)
+            if not fault and not resident(compiled[key], run.spec.num_warps, target):
+                fault = f"does not fit into a multiprocessor of {target.name}"
+            if fault:
+                lines[f"{', '.join(stage.name for stage in run.stages)}: {fault}"] = None
+            else:
+                kept.append(run)
+        lines |= dict.fromkeys(f"{kernel}: {reason}" for kernel, reason in phase.untiled.items())
+        phases.append(replace(phase, runs=tuple(kept)))
+    return replace(planned, phases=tuple(phases)), tuple(lines)
 
 
 def resource_fault(compiled: Compiled, decode: bool, target: Target) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phase, ScratchArg
+from ....runtime.format.plan import Call, Extent, KernelObject, Launch, LaunchPlan, Phase, Run, ScratchArg
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
@@ -21,7 +21,8 @@ from .kernels.sample import SampleKernel
 from .kernels.table import TRITON_KERNELS
 from .objects.compile import Compiled, spec_key
 from .objects.loops import loop_faults
-from .spec import Arg, LaunchSpec, Shape, StepKernel, TritonKernel
+from .spec import ONE, Arg, LaunchSpec, Shape, StepKernel, TritonKernel
+from .step_kernel.runs import PlannedRun, StepRuns
 from .tiling.choice import Config, Tuner
 
 _MIXED = (16, 64, 256, 512, 1024)
@@ -35,7 +36,8 @@ class PlannedPhase:
     """The specs of every kernel in one phase, and of what comes before and after the program's steps.
 
     Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
-    specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer.
+    specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer. runs: what may be
+    launched as one; untiled: why other kernels are in none, by kernel.
     """
 
     shape: Shape
@@ -45,6 +47,8 @@ class PlannedPhase:
     areas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     made: Mapping[str, TritonKernel] = field(default_factory=dict)
     picks: Mapping[str, tuple[str, Config]] = field(default_factory=dict)
+    runs: tuple[PlannedRun, ...] = ()
+    untiled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kernels(self) -> dict[str, tuple[LaunchSpec, ...]]:
@@ -70,7 +74,10 @@ class Planned:
 
     def specs(self) -> dict[str, LaunchSpec]:
         """Every object to compile, by name."""
-        return {key: spec for phase in self.phases for key, spec in phase.all().items()}
+        runs = [spec for phase in self.phases for run in phase.runs for spec in (*run.ahead, run.spec)]
+        return {key: spec for phase in self.phases for key, spec in phase.all().items()} | {
+            spec_key(spec): spec for spec in runs
+        }
 
 
 def phase_shapes(limits: Limits) -> list[Shape]:
@@ -93,11 +100,17 @@ def kernel_of(step: Step) -> StepKernel[Any]:
 
 
 def plan_program(
-    program: Program, limits: Limits, tuner: Tuner, shapes: Sequence[Shape] = (), deterministic: bool = False
+    program: Program,
+    limits: Limits,
+    tuner: Tuner,
+    shapes: Sequence[Shape] = (),
+    deterministic: bool = False,
+    step_kernel: bool = False,
 ) -> Planned:
     """All launches of all phases (or of `shapes`); raises CodegenError naming a kernel that some phase lacks.
 
     deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
+    step_kernel: runs of launches of a step of one sequence may also be launched as one (step_kernel/).
     """
     kernels: dict[str, TritonKernel] = {name: kernel_of(step) for name, step in program.kernel_steps.items()}
     around: dict[str, TritonKernel] = {BEFORE: PendingKernel()}
@@ -121,16 +134,28 @@ def plan_program(
             ]
             if len(tuner.taken) > first:
                 picks[name] = tuner.taken[first]
-            return tuple(map(dependent, specs) if tuner.target.dependent_launch else specs)
+            return tuple(specs)
 
-        specs = {name: plan_kernel(name, kernel) for name, kernel in kernels.items()}
-        before = plan_kernel(BEFORE, around[BEFORE])
-        after = plan_kernel(AFTER, around[AFTER]) if AFTER in around else ()
+        def launched(specs: tuple[LaunchSpec, ...]) -> tuple[LaunchSpec, ...]:
+            return tuple(map(dependent, specs)) if tuner.target.dependent_launch else specs
+
+        plain = {name: plan_kernel(name, kernel) for name, kernel in kernels.items()}
+        before = launched(plan_kernel(BEFORE, around[BEFORE]))
+        after = launched(plan_kernel(AFTER, around[AFTER])) if AFTER in around else ()
         made = {**kernels, **around}
         areas = {name: kernel.scratch(chosen, limits, tuner) for name, kernel in made.items()}
-        phases.append(PlannedPhase(shape, specs, before, after, areas, made, picks))
+        specs = {name: launched(found) for name, found in plain.items()}
+        phase = PlannedPhase(shape, specs, before, after, areas, made, picks)
+        phases.append(_with_runs(phase, StepRuns(program, shape, plain, areas), launched) if step_kernel else phase)
     calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
     return Planned(calls, tuple(phases), scratch_bytes)
+
+
+def _with_runs(
+    phase: PlannedPhase, found: StepRuns, launched: Callable[[tuple[LaunchSpec, ...]], tuple[LaunchSpec, ...]]
+) -> PlannedPhase:
+    runs = tuple(replace(run, ahead=launched(run.ahead), spec=launched((run.spec,))[0]) for run in found.find())
+    return replace(phase, runs=runs, untiled=found.refusals) if runs else phase
 
 
 def _lay_out(areas: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -170,7 +195,8 @@ def make_plan(
     for phase in planned.phases:
         launches = {name: _launches(specs) for name, specs in phase.specs.items()}
         around = _launches(phase.before), _launches(phase.after)
-        phases.append(Phase(phase.shape.max_tokens, phase.shape.decode, launches, *around))
+        runs = tuple(_run(run, target, compiled) for run in phase.runs)
+        phases.append(Phase(phase.shape.max_tokens, phase.shape.decode, launches, *around, runs))
     return LaunchPlan(objects, planned.calls, tuple(phases), planned.scratch_bytes)
 
 
@@ -178,6 +204,14 @@ def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:
     return tuple(
         Launch(spec_key(s) if s.source else "", tuple(a.value for a in s.args), s.grid, s.exchange) for s in specs
     )
+
+
+def _run(run: PlannedRun, target: Target, compiled: Mapping[str, Compiled]) -> Run:
+    """A run whose programs fill the target's multiprocessors; one each, where the object is not known."""
+    found = compiled.get(spec_key(run.spec))
+    programs = target.multiprocessors * (resident(found, run.spec.num_warps, target) if found else 1)
+    specs = (*run.ahead, replace(run.spec, grid=(Extent(programs), ONE, ONE)))
+    return Run(run.first, run.count, target.multiprocessors, _launches(specs))
 
 
 def _with_figures(plain: KernelObject, compiled: Compiled, target: Target, faults: tuple[str, ...]) -> KernelObject:
@@ -194,6 +228,11 @@ def _with_figures(plain: KernelObject, compiled: Compiled, target: Target, fault
 
 def occupancy(compiled: Compiled, warps: int, target: Target) -> float:
     """Resident warps over the most that a multiprocessor holds, limited by registers, shared memory and warps."""
+    return round(resident(compiled, warps, target) * warps / target.max_warps, 3)
+
+
+def resident(compiled: Compiled, warps: int, target: Target) -> int:
+    """Programs that a multiprocessor holds at once."""
     registers = -(-compiled.registers // 8) * 8 * target.warp_size * warps
     blocks = target.max_warps // warps
     if registers:
@@ -203,4 +242,4 @@ def occupancy(compiled: Compiled, warps: int, target: Target) -> float:
             target.shared_memory_kib * 1024 + target.reserved_shared
         )  # of a multiprocessor; one block may take the rest
         blocks = min(blocks, held // (compiled.shared_bytes + target.reserved_shared))
-    return round(blocks * warps / target.max_warps, 3)
+    return blocks

@@ -64,7 +64,8 @@ def plan_faults(program: Program, limits: Limits, planned: Planned, ir: Mapping[
                 for s in specs
                 if s.source and s.entry not in _COUNTED
             }
-    parsed = {key: parse(text) for key, text in ir.items()}
+    # what a step kernel touches its stages touch, which are launches as well
+    parsed = {key: parse(ir[key]) for key in {key for key, _, _ in largest}}
     seen: dict[str, list[object]] = {}
     for (key, _, kernel), (phase, spec) in largest.items():
         every = reach.faults(phase, kernel, spec, calls.get(kernel, [None]), parsed[key], seen.setdefault(key, []))

@@ -40,7 +40,8 @@ class LaunchSpec:
     """One launch: `entry` of the rendered `source`. A grid dimension is symbolic in the batch.
 
     `dependent`: whether the kernel waits itself for the one before it (dependent.py). exchange: what a communicator may
-    do instead; if it is the only way, there is no source.
+    do instead; if it is the only way, there is no source. resident: whether its programs wait for each other, and so
+    must all be there at once: as many as there is room for, whose number changes nothing.
     """
 
     source: str
@@ -51,6 +52,7 @@ class LaunchSpec:
     num_stages: int = 2
     dependent: bool = False
     exchange: Exchange | None = None
+    resident: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ...format.batch import GPU_INPUTS, SAMPLED
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.kv import KVMemory
 from ...format.load import Engine
-from ...format.plan import COUNTERS, RANK, Call, KernelObject, Launch
+from ...format.plan import RANK, Call, KernelObject, Launch
 from ...format.program import DRAFTS
 from ..device import DeviceWork
 from ..walk import LaunchArgument, Walker
@@ -76,7 +76,7 @@ class CudaDevice:
         sizes = {
             "arena": program.arena_bytes_per_token * limits.tokens,
             "scratch": self.plan.scratch_bytes,
-            "counters": 4 * COUNTERS * limits.seqs,
+            "counters": 4 * self.plan.counters(limits.seqs),
             "logits": 4 * limits.logit_rows * program.vocab_size,
         }
         device, layout = cuda.facts(), program.kv_of(self._section)
@@ -86,7 +86,7 @@ class CudaDevice:
 
         budget = int((device.free_bytes - fixed) * KV_SHARES["cuda"]) if kv_bytes is None else kv_bytes
         self.cache = KVMemory(layout, tuple(blocks[0]) if blocks else layout.split(budget, one, batch))
-        self.walker = Walker(program, self.plan, self.cache, limits)
+        self.walker = Walker(program, self.plan, self.cache, limits, self._multiprocessors())
         sizes["kv"] = self.cache.nbytes
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
         for space in ("kv", "counters"):
@@ -103,6 +103,10 @@ class CudaDevice:
         self._ready: dict[tuple[int, bool, str], list[ReadyLaunch | ReadyExchange]] = {}
         self._expected: dict[Hashable, Any] = {}
         self._recurring = RecurringWork(cuda)
+
+    def _multiprocessors(self) -> int:
+        """How many the device has, where the plan has launches whose programs must all be there at once; else 0."""
+        return self.cuda.multiprocessors() if any(phase.runs for phase in self.plan.phases) else 0
 
     def _open_sides(self) -> None:
         """The host's buffers: two sets, for the step that runs and the one after it, over one set on the device."""
@@ -241,7 +245,9 @@ class CudaDevice:
 
     def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call | None) -> ReadyLaunch:
         """A launch of a loaded kernel for a step of the program or what surrounds them, for the timing of kernels."""
-        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, call), self._address)
+        return ReadyLaunch(
+            function, found, launch, self.walker.arguments(launch, *(() if call is None else (call,))), self._address
+        )
 
     def take_scratch(self, nbytes: int) -> None:
         """At least so much scratch memory, for the timing of kernels that the engine does not have."""

@@ -112,6 +112,11 @@ class Cuda:
         free, total = self.call("cuMemGetInfo")
         return DeviceFacts(name, (major, minor), self.call("cuDriverGetVersion"), free, total)
 
+    def multiprocessors(self) -> int:
+        """How many the device has: of a part of one (MIG), how many the part has."""
+        kinds = self.api.CUdevice_attribute
+        return int(self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, self._device))
+
     def bandwidth(self) -> float:
         """GB/s of the device's memory by its clock and the width of its bus, as its maker states it."""
         kinds = self.api.CUdevice_attribute
