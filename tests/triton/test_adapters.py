@@ -196,10 +196,12 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
         assert 1 < llm.loop.speculator.counts.accepted < llm.loop.speculator.counts.guesses
 
 
-def test_what_adapters_launch(built: GpuEngine, model: Path) -> None:
+def test_what_adapters_launch(tiny: Any, tmp_path: Path) -> None:
     """A product with A for each value that layers read: q, k and v, o, gate and up, down. B is added in these layers'
     own products. Steps without adapters launch what they launch in an engine without room."""
-    plan, bare = built.program.plan, build(model, "none", LIMITS).program.plan
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "model", dtype="bfloat16")
+    built = build(tmp_path / "model", "none", LIMITS, adapters="2x16")
+    plan, bare = built.program.plan, build(tmp_path / "model", "none", LIMITS).program.plan
     assert plan is not None and bare is not None
     layers = len(built.program.kv.groups[0].layers)
 
