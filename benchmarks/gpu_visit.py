@@ -68,8 +68,9 @@ class Outcome:
 _GPU_TEST = "{python} -m pytest -q -p no:cacheprovider --no-header"
 _FRESH = " ".join(
     f"{ROOT}/tests/triton/test_{name}.py"
-    for name in ("adapters", "micro_rows", "coded_rows", "few_rows", "product_norms", "states", "bmm", "expert_linear")
+    for name in ("adapters", "changes", "micro_rows", "coded_rows", "few_rows", "product_norms", "states", "bmm")
 )
+_FRESH += f" {ROOT}/tests/triton/test_expert_linear.py"
 PARTS = (
     Part("limits", "the rates of reads, copies and products", 60, ("{python} {here}/gpu_visit.py --limits",)),
     Part(

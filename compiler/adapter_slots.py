@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ..runtime.format.adapters import ADAPTER
+from ..runtime.format.adapters import ADAPTER, MAX_RANK
 from .errors import UsageError
 
 __all__ = ["ADAPTER", "ALL_LINEAR", "MAX_RANK", "MAX_SLOTS", "AdapterSlots", "read_adapter_slots"]
 
-MAX_RANK, MAX_SLOTS = 256, 4096
+MAX_SLOTS = 4096
 ALL_LINEAR = "all-linear"  # PEFT's word
 
 

@@ -6,7 +6,8 @@ import re
 
 from .errors import UsageError
 
-STEP_NAMES = ("lower", "fuse-epilogues", "join-norms", "code-rows")  # a test compares them with program/rewrites.py
+# a test compares them with program/rewrites.py
+STEP_NAMES = ("lower", "fuse-epilogues", "join-adapters", "join-norms", "code-rows")
 
 
 def split(passes: str) -> tuple[str, tuple[str, ...]]:

@@ -78,7 +78,22 @@ def _fields(cls: type[Step], extras: int = 0) -> list[str]:
     names = [
         name
         for name in operand_fields(cls)
-        if name not in ("args", "extras", "new", "norm_in", "norm_out", "residual", "results", "coded", "x_coded")
+        if name
+        not in (
+            "args",
+            "extras",
+            "new",
+            "norm_in",
+            "norm_out",
+            "residual",
+            "results",
+            "coded",
+            "x_coded",
+            "low",
+            "up",
+            "shift",
+            "slot",
+        )
     ]
     outputs = [name for name in names if name in cls.OUTPUTS]
     ins = [name for name in names if name not in outputs]

@@ -40,8 +40,8 @@ def opt_command(
     """Print the graph of a checkpoint or of a text file after PASSES.
 
     A pass runs behind those of the compile that ensure what it requires. Behind the passes may stand "lower" and the
-    rewrites of the steps that a graph is lowered to (fuse-epilogues, join-norms, code-rows): then those steps are
-    printed, as --target has them.
+    rewrites of the steps that a graph is lowered to (fuse-epilogues, join-adapters, join-norms, code-rows): then those
+    steps are printed, as --target has them.
 
     A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
     before, the passes, and the graph after.

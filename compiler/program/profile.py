@@ -17,7 +17,8 @@ class Profile:
     layout(format, role): how a weight of a storage format lies in memory for what reads it; raises UnsupportedModel.
     activation: element type of what matrix products and attention read or write; everything else is float32.
     epilogues: whether products can end in a pointwise body; adds: whether those with an expert per row can add to what
-    is there (adapters to the logits), where that is all that they can end in. joins: whether attention itself writes
+    is there (adapters to the logits), where that is all that they can end in. adapts: whether products can add what
+    adapters change themselves. joins: whether attention itself writes
     what a step adds to the cache, and products end in the norm behind them. by_alignment: whether kernels are made for
     the alignment of their operands. screened_bytes: a head of so many values or more is worth screening, where its
     layout for that role can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. kv_align:
@@ -29,6 +30,7 @@ class Profile:
     activation: str = "f32"
     epilogues: bool = False
     adds: bool = False
+    adapts: bool = False
     by_alignment: bool = False
     joins: bool = False
     screened_bytes: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from .adapted_products import JoinAdapters
 from .builder import ProgramBuilder
 from .coded_rows import CodeRows
 from .epilogue import FuseEpilogues
@@ -16,7 +17,7 @@ from .program import Program
 from .rewrite import StepRewrite
 from .verify import verify_steps
 
-REWRITES: tuple[StepRewrite, ...] = (FuseEpilogues(), JoinNorms(), CodeRows())
+REWRITES: tuple[StepRewrite, ...] = (FuseEpilogues(), JoinAdapters(), JoinNorms(), CodeRows())
 LOWER = "lower"  # what reports call the walk over the graph that makes the steps
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import RequestError
-from ..format.adapters import AdapterPlan, AdapterSite
+from ..format.adapters import MAX_RANK, AdapterPlan, AdapterSite
 from .adapter import Adapter, Change, LowRank, RowChange
 from .base_weights import BaseWeights
 
@@ -36,12 +36,20 @@ def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeigh
     or another shape, or of a kind that it cannot compute beside its own weights."""
     sites = {site.parameter: site for site in plan.sites}
     for name, change in spread(plan, adapter.changes, base).items():
-        if problem := _problem(plan, sites.get(name), change, base):
-            raise RequestError(
-                f"adapter {called}: {name}: {problem}",
-                "merge it when the model is compiled (--lora), or compile with the room that it needs (--adapters)",
-                field="adapter",
-            )
+        site = sites.get(name)
+        if problem := _problem(plan, site, change, base):
+            hint = f"merge it when the model is compiled (--lora){_other_room(site, change)}"
+            raise RequestError(f"adapter {called}: {name}: {problem}", hint, field="adapter")
+
+
+def _other_room(site: AdapterSite | None, change: Change) -> str:
+    """Which room for what an engine has none for could be compiled; "" if none could."""
+    if change.start is not None:
+        return ""
+    if change.whole is None or site is None:
+        return ", or compile with the room that it needs (--adapters)"
+    fits = site.n <= MAX_RANK and not site.experts  # each of its rows is a change of rank 1
+    return f", or compile with room for rank {site.n}, which is one for each of its rows (--adapters)" if fits else ""
 
 
 def spread(plan: AdapterPlan, changes: Mapping[str, Change], base: BaseWeights) -> Mapping[str, Change]:

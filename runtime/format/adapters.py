@@ -7,6 +7,7 @@ import msgspec
 from .batch import BatchArray
 
 ADAPTER = BatchArray("adapter", ("T",), fill=-1)  # the slot of the adapter of a token's row, -1 for none
+MAX_RANK = 256
 ADAPTER_SECTION = "adapters"  # the section that runs where a row of a batch has one
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from icc.runtime.adapters.adapter import Adapter, Change, LowRank, RowChange
+from icc.runtime.adapters.adapter import Adapter, Change, LowRank, RowChange, Start
 from icc.runtime.adapters.base_weights import BaseWeights
 from icc.runtime.adapters.fitting import applied, check_fits
 from icc.runtime.errors import RequestError
@@ -112,3 +113,21 @@ def test_rows_of_a_tied_table_are_the_heads_too() -> None:
     assert [site.parameter for site, _ in applied(both, rows, engine(), 1.0)] == ["table", "head"]
     with pytest.raises(RequestError, match="head: the engine has no room for adapters there"):
         check_fits(plan(table), "x", rows, engine())
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (Change(whole=W + 1), f" (--lora), or compile with room for rank {N}, which is one for each of its rows"),
+        (Change(whole=np.ones((300, K), np.float32)), " (--lora)"),  # more rows than any engine has ranks
+        (Change(low_rank=LowRank(A, B, 1.0), start=Start("olora")), " (--lora)"),
+        (Change(low_rank=LowRank(np.ones((17, K), np.float32), np.ones((N, 17), np.float32), 1.0)),
+         " (--lora), or compile with the room that it needs"),
+    ],
+)  # fmt: skip
+def test_the_hint_names_what_would_help(change: Change, hint: str) -> None:
+    site = msgspec.structs.replace(SITE, n=len(change.whole) if change.whole is not None else N)
+    with pytest.raises(RequestError) as refused:
+        check_fits(plan(site), "own", adapter(change), engine())
+    rest = " (--adapters)" if "compile" in hint else ""
+    assert refused.value.hint == f"merge it when the model is compiled{hint}{rest}"

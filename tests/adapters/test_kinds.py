@@ -131,6 +131,26 @@ def test_a_scale_of_magnitudes_is_peft_s(engine: Make, model: Callable[[str], Pa
         assert list(task.generations[0].token_ids) == list(llm.generate([IDS], SCORED, adapter="half")[0].token_ids)
 
 
+def test_a_whole_weight_of_no_more_rows_than_the_rank(
+    engine: Make, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each of its rows is a change of rank 1; where the rank is less, the refusal says which would do."""
+    options = {"target_modules": ["q_proj"], "r": 4, "modules_to_save": ["k_proj"]}
+    path = save_adapter(model("llama"), tmp_path / "adapter", **options)
+    with icc.load(engine("llama", adapters="2x32:q_proj,k_proj")) as llm:
+        base = llm.logits(IDS)
+        llm.load_adapter("own", path)
+        expected = adapted_logits(model("llama"), path, IDS)
+        assert difference(expected, llm.logits(IDS, adapter="own")) < 2e-5
+        assert difference(expected, base) > 1e-3
+    with icc.load(engine("llama", adapters=ROOM["llama"])) as llm, pytest.raises(RequestError) as refused:
+        llm.load_adapter("own", path)
+    assert refused.value.hint == (
+        "merge it when the model is compiled (--lora), or compile with room for rank 32, which is one for each of its "
+        "rows (--adapters)"
+    )
+
+
 def test_what_is_refused(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
     """By the name of the key, and with what would help."""
 

@@ -73,6 +73,44 @@ def test_pissa_by_iterations_is_not_the_same_twice(model: Callable[[str], Path],
     assert "path_initial_model_for_weight_conversion" in (error.value.hint or "")
 
 
+def test_corda_is_refused_until_peft_has_converted_it(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """What the base became follows from inputs that the files do not have: PEFT itself cannot load one without them. As
+    the refusal says, with A and B as they began it becomes LoRA, which has the logits of the model that was trained."""
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora.config import CordaConfig
+    from peft.tuners.lora.corda import preprocess_corda
+
+    config = LoraConfig(
+        target_modules=["q_proj", "down_proj"], r=4, init_lora_weights="corda", corda_config=CordaConfig(verbose=False)
+    )
+    base = AutoModelForCausalLM.from_pretrained(model("llama"), dtype=torch.float32)
+    ids = torch.tensor([IDS])
+    preprocess_corda(base, config, lambda: base(input_ids=ids))
+    trained = get_peft_model(base, config)
+    began, adapter, converted = (tmp_path / name for name in ("began", "adapter", "converted"))
+    trained.save_pretrained(began)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in trained.named_parameters():
+            if "lora_" in name:
+                value += 0.05 * torch.randn(value.shape, generator=random)
+        expected = trained.eval()(input_ids=ids).logits[0]
+    trained.save_pretrained(adapter)
+    with pytest.raises(AdapterError, match="what a text said of its inputs") as error:
+        read_adapter(adapter)
+    assert "path_initial_model_for_weight_conversion" in (error.value.hint or "")
+    with pytest.raises(ValueError, match="eigens"):
+        adapted_logits(model("llama"), adapter, IDS)
+
+    configure(began, init_lora_weights=True)  # without which PEFT would change the base once more
+    trained.save_pretrained(converted, path_initial_model_for_weight_conversion=str(began))
+    graph = load_graph(model("llama"))
+    before = interpret(graph, IDS)
+    merge_adapter(graph, read_adapter(converted))
+    assert difference(expected, interpret(graph, IDS)) < 2e-5
+    assert difference(expected, before) > 1e-3
+
+
 @pytest.mark.parametrize("kind", ["pissa", "olora", "loftq"])
 def test_experts_do_not_begin_so(kind: str, model: Callable[[str], Path], tmp_path: Path) -> None:
     options = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"], "r": 4}

@@ -46,6 +46,19 @@ graph(%token_ids: i64[T], %positions: i64[T] < 24, %logit_rows: i64[L]):
   %3: f32[L, 256] = icc.select_rows(%2, %logit_rows)
   return %3
 """
+ADAPTED = """\
+graph(%token_ids: i64[T], %positions: i64[T] < 24, %logit_rows: i64[L]):
+  %0: f32[T, 32] = icc.embedding(%token_ids, @table: bf16[16, 32])
+  %1: f32[T, 1, 32] = aten.view(%0, [-1, 1, 32])
+  %2: i64[T, 1] = aten.view(%positions, [-1, 1])
+  %3: f32[T, 1, 16] = icc.expert_linear(%1, @A: bf16[4, 16, 32], None, %2)
+  %4: f32[T, 1, 64] = icc.expert_linear(%3, @B: bf16[4, 64, 16], @bias: f32[4, 64], %2)
+  %5: f32[T, 64] = aten.view(%4, [-1, 64])
+  %6: f32[T, 64] = icc.linear(%0, @up: bf16[64, 32], None)
+  %7: f32[T, 64] = icc.pointwise([%6, %5], "t0 = add a0 a1")
+  %8: f32[L, 64] = icc.select_rows(%7, %logit_rows)
+  return %8
+"""
 
 
 def text_after(graph: str, *rewrites: StepRewrite) -> str:
@@ -93,6 +106,26 @@ def test_fuse_epilogues() -> None:
   logits = linear(x=b6, w=@head) {rows=logit_rows, k=32, n=16, stored={format=bf16, role=product}}
 """,
     )
+
+
+def test_join_adapters() -> None:
+    rewrites = find_rewrite("fuse-epilogues"), find_rewrite("join-adapters")
+    assert_expected_inline(
+        text_after(ADAPTED, *rewrites),
+        """\
+  b0 = embedding(ids=token_ids, table=@table) {n=32, table_rows=16, stored={format=bf16, role=table}}
+  b1 = expert_linear(x=b0, w=@A, index=positions) {k=32, n=16, stored={format=bf16, role=product}, experts=4, topk=1, x_per_slot=True}
+  b4 = linear(x=b0, w=@up, low.0=b1, up.0=@B, shift.0=@bias, slot=positions) {k=32, n=64, stored={format=bf16, role=product}, epilogue={body="t0 = add a0 a1", inputs=[{offset=0, stride=1}, {ends=[64], rank=16, slots=4}], width=64}}
+  b5 = select_rows(x=b4) {rows=logit_rows, n=64}
+  logits = pointwise(args.0=b5) {rows=logit_rows, body="t0 = copy a0", shape=[64], walks=[[1], [1]]}
+""",
+    )
+    read_twice = ADAPTED.replace(
+        "%8: f32[L, 64] = icc.select_rows(%7",
+        '%9: f32[T, 64] = icc.pointwise([%7, %5], "t0 = mul a0 a1")\n  %8: f32[L, 64] = icc.select_rows(%9',
+    )
+    assert "low.0" not in text_after(read_twice, *rewrites)
+    assert "low.0" not in text_after(ADAPTED.replace("@bias: f32[4, 64]", "None"), *rewrites)
 
 
 def test_join_norms() -> None:

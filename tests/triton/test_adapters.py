@@ -25,10 +25,11 @@ from icc.runtime.adapters.adapter import Adapter, Change, LowRank, RowChange
 from icc.runtime.adapters.base_weights import BaseWeights
 from icc.runtime.adapters.resident import ResidentAdapters
 from icc.runtime.executor.player import Player
-from icc.runtime.format.adapters import AdapterSite
+from icc.runtime.format.adapters import ADAPTER_SECTION, AdapterSite
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import OutputOperand
-from icc.runtime.format.program import LOGITS
+from icc.runtime.format.plan import Launch, Phase
+from icc.runtime.format.program import LOGITS, Program
 from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
@@ -193,3 +194,25 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
         [guessed] = llm.generate([IDS[:4]], params, adapter="one")
         assert guessed.token_ids == plain.token_ids
         assert 1 < llm.loop.speculator.counts.accepted < llm.loop.speculator.counts.guesses
+
+
+def test_what_adapters_launch(tiny: Any, tmp_path: Path) -> None:
+    """A product with A for each value that layers read: q, k and v, o, gate and up, down. B is added in these layers'
+    own products. Steps without adapters launch what they launch in an engine without room."""
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "model", dtype="bfloat16")
+    built = build(tmp_path / "model", "none", LIMITS, adapters="2x16")
+    plan, bare = built.program.plan, build(tmp_path / "model", "none", LIMITS).program.plan
+    assert plan is not None and bare is not None
+    layers = len(built.program.kv.groups[0].layers)
+
+    def launches(program: Program, phase: Phase, section: str) -> list[Launch]:
+        assert program.plan is not None
+        calls = (program.plan.calls[number].kernel for number in program.steps_of(section))
+        return [launch for kernel in calls for launch in phase.launches[kernel]]
+
+    for phase, without in zip(plan.phases, bare.phases, strict=True):
+        own, adapted = (launches(built.program, phase, section) for section in ("", ADAPTER_SECTION))
+        assert len(adapted) == len(own) + 4 * layers
+        assert [launch.object for launch in own] == [
+            launch.object for call in bare.calls for launch in without.launches[call.kernel]
+        ]

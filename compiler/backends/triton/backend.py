@@ -44,8 +44,8 @@ class TritonBackend:
     def profile(self) -> Profile:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
         return Profile(
-            LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=0,
-            kv_align=KV_ALIGN, coding=self._coding,
+            LAYOUTS.find, activation=self.weights, epilogues=True, adapts=True, by_alignment=True, joins=True,
+            state_chunk=0, kv_align=KV_ALIGN, coding=self._coding,
         )  # fmt: skip
 
     def _coding(self, form: StorageFormat) -> str:

@@ -28,11 +28,21 @@ class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="extra"
     stride: int
 
 
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="change"):
+    """What the adapter of a row adds (S-LoRA): up[slot] low + shift[slot], with `up` [slots, columns, rank] and `low`
+    [rank]; 0 where the row's slot is none. ends: the product's next operands of these names are for the columns up to
+    the first end, those behind them for the columns up to the second, and so on."""
+
+    ends: tuple[int, ...]
+    rank: int
+    slots: int
+
+
 class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What becomes of a product: y [width] = body(inputs), column by column."""
 
     body: Body
-    inputs: tuple[Columns | Extra, ...]
+    inputs: tuple[Columns | Extra | Change, ...]
     width: int
 
 
@@ -41,7 +51,7 @@ class Product(Step, frozen=True, kw_only=True):
 
     DTYPES: ClassVar = {
         "x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES,
-        "x_coded": CODED, "norm_out": (*FLOATS, *CODED),
+        "x_coded": CODED, "norm_out": (*FLOATS, *CODED), "slot": ("i32",),
     }  # fmt: skip
     x: Operand | QuantizedRows
     w: Operand
@@ -88,10 +98,11 @@ class NormOutputs(OperandGroup, frozen=True, tag="norm_outputs"):
 class RowProduct(Product, frozen=True, kw_only=True):
     """Every row with the same matrix. screened: the product gives the logits, of which greedy batches want only the
     largest, and its weight is laid out for that. norm: the op of the norm of its whole rows that comes next, with its
-    eps, coding and operands; "" for none. x_coded: x in 8 bits, where what makes it makes that, too."""
+    eps, coding and operands; "" for none. x_coded: x in 8 bits, where what makes it makes that, too. slot: that of each
+    row's adapter, with the operands of the epilogue's `Change` inputs; None without."""
 
     OUTPUTS: ClassVar = ("y", "norm_out")
-    EXTRA: ClassVar = ("x_coded",)
+    EXTRA: ClassVar = ("x_coded", "slot")
     norm_in: NormInputs | None = None
     norm_out: NormOutputs | None = None
     screened: bool = False
@@ -99,6 +110,15 @@ class RowProduct(Product, frozen=True, kw_only=True):
     eps: float = 0.0
     coding: str = ""
     x_coded: CodedRows | None = None
+    low: tuple[Operand, ...] = ()
+    up: tuple[Operand, ...] = ()
+    shift: tuple[Operand, ...] = ()
+    slot: Operand | None = None
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What adapters add in the epilogue."""
+        return tuple(part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, Change))
 
     @property
     def normed(self) -> Norm | None:
@@ -117,7 +137,20 @@ class RowProduct(Product, frozen=True, kw_only=True):
         normed = self.normed.widths() if self.normed else {}
         inner = {f"norm_in.{name}": normed[name] for name in ("r", "w", "bias") if normed}
         outer = {f"norm_out.{name}": normed[name] for name in ("y", "sum") if normed}
-        return {**self._widths(self.k, self.columns, 1), **inner, **outer}
+        return {**self._widths(self.k, self.columns, 1), **inner, **outer, **self._change_widths()}
+
+    def _change_widths(self) -> dict[str, int]:
+        found: dict[str, int] = {"slot": 1} if self.slot else {}
+        pieces = [(change, n) for change in self.changes for n in change_columns(change)]
+        for number, (change, n) in enumerate(pieces):
+            found |= {f"low.{number}": change.rank, f"up.{number}": change.slots * n * change.rank}
+            found[f"shift.{number}"] = change.slots * n
+        return found
+
+
+def change_columns(change: Change) -> list[int]:
+    """How many columns each piece of a change has."""
+    return [end - begin for begin, end in zip((0, *change.ends), change.ends, strict=False)]
 
 
 @step_type

@@ -58,12 +58,44 @@ class ExtraOperand:
 
 
 @dataclass(frozen=True)
+class ChangePiece:
+    """What adapters add to the columns from `begin` to `end`, with the product's operands of this number."""
+
+    number: int
+    begin: int
+    end: int
+    low_stride: int
+
+    @property
+    def columns(self) -> int:
+        """Rows of a slot of `up`."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ChangeOperand:
+    """steps.Change, as names in the source. wide: whether its operands, of different types, meet in float32."""
+
+    name: str
+    pieces: tuple[ChangePiece, ...]
+    rank: int
+    slots: int
+    wide: bool
+
+
+@dataclass(frozen=True)
 class EpilogueOperands:
-    """Parts of the product, other operands, and each input of the epilogue as a value."""
+    """Parts of the product, other operands, what adapters add, and each input of the epilogue as a value."""
 
     parts: tuple[ColumnPart, ...]
     extras: tuple[ExtraOperand, ...] = ()
+    changes: tuple[ChangeOperand, ...] = ()
     arguments: tuple[TritonValue, ...] = ()
+
+    @property
+    def beside(self) -> int:
+        """How many values there are for each of the result besides the parts of the product."""
+        return len(self.extras) + len(self.changes)
 
 
 def epilogue_operands(step: steps.Product) -> EpilogueOperands:
@@ -73,14 +105,29 @@ def epilogue_operands(step: steps.Product) -> EpilogueOperands:
         return EpilogueOperands((ColumnPart(0, 1, 0),))
     parts: dict[steps.Columns, ColumnPart] = {}
     extras: list[ExtraOperand] = []
+    changes: list[ChangeOperand] = []
     arguments: list[TritonValue] = []
     for operand in epilogue.inputs:
         if isinstance(operand, steps.Columns):
             part = parts.setdefault(operand, ColumnPart(operand.offset, operand.stride, len(parts)))
             arguments.append(TritonValue(part.acc, "f"))
+        elif isinstance(operand, steps.Change):
+            assert isinstance(step, steps.RowProduct)
+            changes.append(_change(step, operand, changes))
+            arguments.append(TritonValue(changes[-1].name, "f"))
         else:
             found = step.extras[len(extras)]
             kind = "i" if found.dtype == "i32" else "f"
             extras.append(ExtraOperand(f"e{len(extras)}", found.stride, operand.stride, kind))
             arguments.append(TritonValue(extras[-1].name, kind))
-    return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(arguments))
+    return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(changes), tuple(arguments))
+
+
+def _change(step: steps.RowProduct, change: steps.Change, before: list[ChangeOperand]) -> ChangeOperand:
+    first = sum(len(other.pieces) for other in before)
+    pieces: list[ChangePiece] = []
+    for begin, end in zip((0, *change.ends), change.ends, strict=False):
+        number = first + len(pieces)
+        pieces.append(ChangePiece(number, begin, end, step.low[number].stride))
+    wide = len({o.dtype for o in (*step.low, *step.up)}) > 1
+    return ChangeOperand(f"change{len(before)}", tuple(pieces), change.rank, change.slots, wide)

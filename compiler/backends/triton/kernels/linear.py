@@ -95,7 +95,7 @@ class ProductKernel(WeightProduct[P]):
         """The facts that its tiling for that many rows depends on."""
         operands, s = epilogue_operands(self.step), self.step
         return ProductFacts(
-            self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
+            self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), operands.beside, rows,
             self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded, self.many_mode(level),
         )  # fmt: skip
 
@@ -127,7 +127,10 @@ class ProductKernel(WeightProduct[P]):
     def _args(self) -> dict[str, Arg]:
         """All operands by their names in the source."""
         extras = {f"extras.{i}": f"e{i}_ptr" for i in range(len(self.step.extras))}
-        args = self.pointers(x="x_ptr", w="w_ptr", bias="b_ptr", index="index_ptr", **extras, y="y_ptr")
+        number = len(self.step.low) if isinstance(self.step, steps.RowProduct) else 0
+        change = {f"{name}.{i}": f"{name}{i}_ptr" for i in range(number) for name in ("low", "up", "shift")}
+        names = {**extras, **change, "slot": "slot_ptr"}
+        args = self.pointers(x="x_ptr", w="w_ptr", bias="b_ptr", index="index_ptr", **names, y="y_ptr")
         return {arg.name: arg for arg in args}
 
     def _spec(

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ....program.coded_rows import MICRO_STEP
 from .body import translate
-from .epilogue import ColumnPart, EpilogueOperands, ExtraOperand, epilogue_operands
+from .epilogue import ChangeOperand, ColumnPart, EpilogueOperands, ExtraOperand, epilogue_operands
 from .norm import NormKernel
 from .product_operands import ProductOperands
 
@@ -121,7 +121,8 @@ class ProductSource(ProductOperands):
         tile = self.tile
         sums = tile.m * tile.n // (32 * tile.warps)
         large = not tile.decode and tile.splits == 1 and not self.op.experts
-        return large and bool(self.extras) and sums * (len(self.parts) + len(self.extras)) > 128
+        beside = self._operands.beside
+        return large and beside > 0 and sums * (len(self.parts) + beside) > 128
 
     @property
     def widen(self) -> str:
@@ -151,6 +152,21 @@ class ProductSource(ProductOperands):
     def extras(self) -> tuple[ExtraOperand, ...]:
         """What the epilogue reads beside the product."""
         return self._operands.extras
+
+    @property
+    def changes(self) -> tuple[ChangeOperand, ...]:
+        """What adapters add to the product."""
+        return self._operands.changes
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether a tile is finished slot by slot, on matrix units, rather than row by row: one of many rows."""
+        return not self.tile.decode and not self.by_row
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a program finishes columns of a single row: it adds up the sums of a split."""
+        return self.tile.splits > 1 and not self.merges
 
     @property
     def lines(self) -> list[str]:

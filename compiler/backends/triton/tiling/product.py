@@ -70,6 +70,12 @@ class ProductFacts:
         return None if self.mode.eight and not self.mode.apart else self.codes
 
     @property
+    def narrow(self) -> bool:
+        """Whether each row has one of several matrices of few columns, as A of an adapter: these lie in caches, and
+        blocks of the rows of each would occupy a few multiprocessors alone."""
+        return self.experts > 0 and self.topk == 1 and self.columns <= 256
+
+    @property
     def few(self) -> bool:
         """Whether the kernel for few rows in float32 runs."""
         return self.rows <= self.mode.few_rows(self) and bool(self.codes and self.codes.few)

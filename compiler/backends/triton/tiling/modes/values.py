@@ -11,6 +11,7 @@ from ..machine import Machine
 from ..product import ProductFacts, ProductMode, Work, decode_tilings, few_tiling, row_heights
 
 ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
+NARROW_ROWS = 512  # that the kernel for few rows may take one by one, rather than sorted into those of each matrix
 CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
 
 
@@ -21,7 +22,8 @@ class DenseMode(ProductMode):
     dense = True
 
     def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        found = [*(decode_tilings(machine, p) if p.rows <= 16 else []), *self._tiles(machine, p)]
+        few = p.rows <= (NARROW_ROWS if p.narrow else 16)
+        found = [*(decode_tilings(machine, p) if few else []), *self._tiles(machine, p)]
         return [config for config in found if config["decode"] or self._keeps_registers(machine, p, config)]
 
     def _tiles(self, machine: Machine, p: ProductFacts) -> list[Config]:
