@@ -12,6 +12,8 @@ import pytest
 from icc import SamplingParams
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.format.manifest import Manifest
+from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.policy import CachePolicy, Window
 from icc.runtime.loop.engine_loop import EngineLoop
 from icc.runtime.loop.fake import FakeExecutor, FakePipeline, context_hash
 from icc.runtime.requests.generation import Generation
@@ -103,12 +105,17 @@ def test_the_chunks_of_a_prompt_overlap(make_loop: Any) -> None:
     assert chunks == [64, 64, 64, 8] and overlaps(loop) == 3  # then one alone decodes
 
 
+@pytest.mark.parametrize("more", [(), (Window(5),)], ids=["all", "window"])
 @pytest.mark.parametrize("flights", [2, 3])
-@pytest.mark.parametrize("seed", range(6))
-def test_whatever_comes_and_goes_changes_no_token(make_loop: Any, flights: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_and_goes_changes_no_token(
+    make_loop: Any, flights: int, seed: int, more: tuple[CachePolicy, ...]
+) -> None:
     """Few blocks, so that some are preempted; prompts that begin alike; some are cancelled in the middle of a step."""
     source = random.Random(seed)
-    loop = make_loop(flights=flights, num_blocks=28, max_batch_size=6, max_step_tokens=80, max_logit_rows=80)
+    groups = [GroupConfig(40, 4, policy=policy) for policy in more]
+    sizes = {"num_blocks": 28, "max_batch_size": 6, "max_step_tokens": 80, "max_logit_rows": 80}
+    loop = make_loop(flights=flights, more_groups=groups, **sizes)
     answers: list[tuple[list[int], Generation]] = []
     for _ in range(300):
         if source.random() < 0.25 and len(answers) < 40:
