@@ -70,29 +70,32 @@ def fused(graph: Graph) -> Graph:
     return graph
 
 
-def row_of(name: str, quant: str) -> Row:
-    """A family in all ways."""
+def rows_of(name: str) -> Iterator[Row]:
+    """A family in all ways, with each kind of weights."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_models.save_tiny(tiny_models.tiny_configs()[name], Path(folder))
-        graph = load_graph(Path(folder), 64)
-        for phase in (
-            pipelines.canonicalize(),
-            pipelines.quantize(quant, "int8", (), ()),
-            pipelines.attention(),
-        ):
-            run_passes(graph, phase, PassContext())
-        alone, ids = fused(graph.copy()), list(IDS)
-        for _ in range(NEW):
-            ids.append(int(interpret(alone, ids)[-1].argmax()))
-        wanted = interpret(alone, ids[:-1])
-        assert wanted[len(IDS) - 1 :].argmax(1).tolist() == ids[len(IDS) :], f"{name}: one rank differs from itself"
-        found: dict[str, Found] = {}
-        for way, division in WAYS.items():
-            own = graph.copy()
-            run_passes(own, [division], PassContext())
-            if own.ranks > 1:
-                found[way] = compared(interpret(fused(own), ids[:-1]), wanted)
-        return Row(name, quant, found)
+        read = load_graph(Path(folder), 64)
+        run_passes(read, pipelines.canonicalize(), PassContext())
+        for quant in QUANTS:
+            graph = read.copy()
+            for phase in (pipelines.quantize(quant, "int8", (), ()), pipelines.attention()):
+                run_passes(graph, phase, PassContext())
+            yield Row(name, quant, divided(graph))
+
+
+def divided(graph: Graph) -> dict[str, Found]:
+    """A graph behind attention in all ways."""
+    alone, ids = fused(graph.copy()), list(IDS)
+    for _ in range(NEW):
+        ids.append(int(interpret(alone, ids)[-1].argmax()))
+    wanted, found = interpret(alone, ids[:-1]), dict[str, Found]()
+    assert wanted[len(IDS) - 1 :].argmax(1).tolist() == ids[len(IDS) :], "one rank differs from itself"
+    for way, division in WAYS.items():
+        own = graph.copy()
+        run_passes(own, [division], PassContext())
+        if own.ranks > 1:
+            found[way] = compared(interpret(fused(own), ids[:-1]), wanted)
+    return found
 
 
 def compared(logits: torch.Tensor, wanted: torch.Tensor) -> Found:
@@ -134,15 +137,14 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no configuration {unknown[0]!r}")
     rows: list[Row] = []
-    for name in options.names or FAMILIES:
-        for quant in QUANTS:
-            rows.append(row_of(name, quant))
-            print(rows[-1], flush=True)
-    lines = "\n".join(table(rows))
-    print(lines)
-    if options.out is not None:
-        before = options.out.read_text().partition(HEADING)[0] if options.out.exists() else ""
-        options.out.write_text(before.rstrip() + ("\n\n" if before.strip() else "") + lines + "\n")
+    for row in (row for name in options.names or FAMILIES for row in rows_of(name)):
+        rows.append(row)
+        print(row, flush=True)
+        if options.out is not None:
+            before = options.out.read_text().partition(HEADING)[0] if options.out.exists() else ""
+            lines = "\n".join(table(rows))
+            options.out.write_text(before.rstrip() + ("\n\n" if before.strip() else "") + lines + "\n")
+    print(*table(rows), sep="\n")
     return int(not all(map(is_well, rows)))
 
 
