@@ -37,7 +37,7 @@ FAMILIES = (
     "llama", "mixtral", "gemma3", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "gpt_oss",
     "qwen3_moe", "phi3", "gpt2", "lfm2-short_convolutions", "bamba-state_space", "jamba-selective_scan",
 )  # fmt: skip
-QUANTS = ("none", "rtn4")
+QUANTS, GROUP = ("none", "rtn4"), 16  # groups that a cut of so small matrices does not part
 IDS, NEW = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12], 12
 WAYS: dict[str, Pass] = {
     "tensors by 2": DivideAmongRanks(2, tensors=True, experts=False),
@@ -78,7 +78,7 @@ def rows_of(name: str) -> Iterator[Row]:
         run_passes(read, pipelines.canonicalize(), PassContext())
         for quant in QUANTS:
             graph = read.copy()
-            for phase in (pipelines.quantize(quant, "int8", (), ()), pipelines.attention()):
+            for phase in (pipelines.quantize(quant, "int8", (), (), GROUP), pipelines.attention()):
                 run_passes(graph, phase, PassContext())
             yield Row(name, quant, divided(graph))
 
