@@ -168,7 +168,7 @@ def test_what_is_compared_with_weights_in_parts(
         assert np.array_equal(llm.logits(IDS), base)
 
 
-@pytest.mark.parametrize("quant", ["rtn4", *soak("int8", "awq4")])
+@pytest.mark.parametrize("quant", soak("rtn4", "int8", "awq4"))
 def test_magnitudes_over_a_quantized_base_in_parts(quant: str, engine: Make, whole: Any) -> None:
     """Norms are those of the codes that ranks have: the logits of one rank."""
     found: list[np.ndarray] = []
