@@ -35,7 +35,6 @@ import tiny_models
 HEADING = "# Greedy tokens of families among ranks"
 FAMILIES = (
     "llama", "mixtral", "gemma3", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "gpt_oss",
-    "qwen3_moe", "phi3", "gpt2", "lfm2-short_convolutions", "bamba-state_space", "jamba-selective_scan",
 )  # fmt: skip
 QUANTS, GROUP = ("none", "rtn4"), 16  # groups that a cut of so small matrices does not part
 IDS, NEW = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12], 12
