@@ -31,6 +31,7 @@ from icc.runtime.errors import IccError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import tiny_models
+from rank_tokens import HEADING as TOKENS_HEADING
 
 IDS = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12]
 BOUND = 2e-5
@@ -124,7 +125,9 @@ def main() -> int:
         told = {way: f"{one.difference:.1e}" for way, one in rows[-1].found.items()}
         print(name, rows[-1].problem or told, flush=True)
         if options.out is not None:
-            options.out.write_text("\n".join(table(rows, options.ranks)) + "\n")
+            others = options.out.read_text().partition(TOKENS_HEADING) if options.out.exists() else ("", "", "")
+            rest = "\n" + "".join(others[1:]) if others[1] else ""  # what rank_tokens.py has written there
+            options.out.write_text("\n".join(table(rows, options.ranks)) + "\n" + rest)
     print(*table(rows, options.ranks), sep="\n")
     return int(any(one.difference > BOUND for row in rows for one in row.found.values()))
 

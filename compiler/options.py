@@ -425,9 +425,6 @@ class CompileOptions:
                 "and are of the same ranks",
                 "give both the same number",
             )
-        if self.adapter_slots is not None and self.adapter_slots.dora:
-            hint = f"leave +dora out: {self.adapters.replace('+dora', '')}, or compile for one rank"  # type: ignore[union-attr]
-            raise UsageError("--adapters +dora does not work with several ranks: each has a part of a row", hint)
         target = find_target(self.target)
         most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
         if self.ranks > most:

@@ -50,8 +50,9 @@ def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
     from .adapters.base_weights import BaseWeights
     from .adapters.bases import model_of
     from .adapters.resident import ResidentAdapters
+    from .format.load import weights_of_other_ranks
 
-    base = BaseWeights(engine.program.weights, engine.weights.view)
+    base = BaseWeights(engine.program.weights, engine.weights.view, [w.view for w in weights_of_other_ranks(engine)])
     return ResidentAdapters(executor.adapters, executor, base, model=model_of(engine))
 
 

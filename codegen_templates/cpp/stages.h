@@ -4,8 +4,28 @@
 #pragma once
 
 constexpr size_t RANK_PIPES = 24 << 10;  // bytes from the control block, whose memory goes on behind it
+constexpr size_t RANK_RING = 32 << 10;   // bytes from the control block, of what rank 0 posts and how much of it each rank has done
 constexpr size_t RANK_GROUP = 1 << 10;    // bytes from a group's control block to the next one's; the first is that of all
 static_assert(sizeof(RankControl) <= RANK_GROUP, "a control block lies before the next");
+
+// What rank 0 posts. Ranks do it one after the other, each when it has done what came before, so that several are under way.
+struct alignas(128) StageCommand {
+    int32_t command, section, turn, num_tokens, num_seqs, num_logit_rows, greedy, num_moves, has_trees, weight, only;
+    int64_t asked, offset, nbytes, source;  // as of RankControl
+};
+
+struct alignas(64) RankDone {
+    std::atomic<int32_t> count;  // commands that a rank has done; wraps around, as RankControl's `posted` does
+    std::atomic<int32_t> sleepers;
+};
+
+struct RankRing {
+    static constexpr uint32_t MOST = 16;  // commands that may wait
+    static constexpr int TURNS = 8;       // steps that may be under way, each with arrays of its own
+    StageCommand commands[MOST];
+    RankDone done[64];
+};
+static_assert(sizeof(RankRing) <= 8 << 10, "as rank_memory.py says");
 
 // The ranks of a stage as its collectives see them, and all ranks.
 struct StageRanks : Ranks {
@@ -15,6 +35,21 @@ struct StageRanks : Ranks {
 
     // Of a group of one rank, which meets nobody, that of all.
     RankControl* group(int stage) const { return (RankControl*)((char*)whole + (count > 1 ? stage * RANK_GROUP : 0)); }
+
+    RankRing& ring() const { return *(RankRing*)((char*)whole + RANK_RING); }
+
+    // Of the commands that were posted, and the one that is posted next.
+    StageCommand& command(int32_t number) const { return ring().commands[(uint32_t)number % RankRing::MOST]; }
+
+    // Until all other ranks have done so many of the commands; false where one is gone.
+    bool wait_done(int32_t number) const {
+        for (int r = 1; r < all; ++r) {
+            RankDone& rank = ring().done[r];
+            for (int32_t done; (int32_t)((uint32_t)(done = rank.count.load(std::memory_order_acquire)) - (uint32_t)number) < 0;)
+                if (!rank_wait(*whole, rank.count, rank.sleepers, done)) return false;
+        }
+        return !whole->stopped.load(std::memory_order_acquire);
+    }
 };
 
 struct RankPipe {

@@ -49,12 +49,14 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
         called = site.parameter
         base, base_row = _base(site, builder)
         n, k = site.shape[-2:]
+        base_axis, base_cuts = (0, ()) if site.base_cut is None or not base else site.base_cut
         sites.append(
             AdapterSite(
                 called, n, k, pool(site.a), pool(site.b), site.row, site.experts,
                 columns=factors(called, "columns", site.columns), rows=factors(called, "rows", site.rows),
                 gguf=list(site.gguf), gguf_rows=factors(called, "gguf_rows", site.gguf_rows), table=site.table,
                 tied=site.tied, bias=pool(site.bias), gain=pool(site.gain), base=base, base_row=base_row,
+                base_axis=base_axis, base_cuts=[list(ranges) for ranges in base_cuts],
                 base_bias=factors(called, "own_bias", None if site.own_bias is None else site.own_bias.load()),
             )
         )  # fmt: skip

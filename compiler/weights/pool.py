@@ -58,7 +58,8 @@ class PoolSite:
     gain: names of pools among the graph's weights. row: the first of the rows of each slot of `a` that are this site's.
     columns [K], rows [N]: float32 factors that the weight's columns and rows were multiplied with since; None for ones.
     experts: the weight's matrices, 0 where it is one. base: the weight itself, where its values may be asked for at run
-    time; own_bias: what the layer adds. table, tied, gguf, gguf_rows: see AdapterSite.
+    time, of ranks the first one's part; base_cut: the axis of it that ranks divide and what each has, None where all
+    have the same. own_bias: what the layer adds. table, tied, gguf, gguf_rows: see AdapterSite.
     """
 
     parameter: str
@@ -76,4 +77,5 @@ class PoolSite:
     bias: str = ""
     gain: str = ""
     base: Weight | None = None
+    base_cut: tuple[int, Cuts] | None = None
     own_bias: Weight | None = None

@@ -22,9 +22,9 @@ from torch import fx
 from ...compiler.adapter_slots import ADAPTER, AdapterSlots
 from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...compiler.ops import OPS, traits_of
-from ...compiler.weights.handles import Weight
+from ...compiler.weights.handles import SortedColumns, Transposed, Weight
 from ...compiler.weights.pool import AdapterPool, PoolCut, PoolSite
-from ...compiler.weights.shards import cut_of, undivided
+from ...compiler.weights.shards import Shard, cut_of, undivided
 from ..quantize.fold import COLUMN_FACTORS, ROW_FACTORS
 from ..quantize.select import plain_name
 
@@ -108,11 +108,12 @@ class Room:
         own = None if is_table or experts else node.args[2]
         few = weight.shape[0] <= self._slots.rank  # as a head that scores has: new ones are a change of that rank
         asked = not experts and (is_table or few or _is_late(node) or self._slots.dora)
-        here = weight is stored and graph.stages == 1  # rank 0, which is asked, may have a part of it, or nothing
+        joined = weight is stored or (isinstance(stored, Shard) and not isinstance(weight, (SortedColumns, Transposed)))
         return PoolSite(
             self._parameters[node], tuple(weight.shape), "", "", experts=weight.shape[0] if experts else 0,
             columns=node.meta.get(COLUMN_FACTORS), rows=node.meta.get(ROW_FACTORS), tied=tied,
-            base=weight if asked and here else None, own_bias=None if own is None else undivided(graph.weight(own)),  # type: ignore[arg-type]
+            base=stored if asked and joined else None, base_cut=cut_of(stored) if asked and joined else None,
+            own_bias=None if own is None else undivided(graph.weight(own)),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _gain(self, node: fx.Node, site: PoolSite, before: fx.Node) -> fx.Node | None:

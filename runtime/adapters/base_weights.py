@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
 
+from ..format.adapters import AdapterSite
 from ..format.bfloat16 import bf16_values
 from ..format.program import WeightEntry
 
@@ -21,14 +22,18 @@ _TOLERANCE = {
 _NUMPY = {"f32": np.float32, "bf16": np.uint16, "f16": np.float16}
 
 
+View = Callable[[str], np.ndarray]
+
+
 class BaseWeights:
     """Rows of matrices [n, k] by the weight's name, for layouts of dense values and of integer codes.
 
-    entries: the weights of the program. view: the packed bytes of one, uint8.
+    entries: the weights of the program. view: the packed bytes of one, uint8. others: the same of the other ranks, in
+    their order, each of which has parts; KeyError of what one has nothing of.
     """
 
-    def __init__(self, entries: Mapping[str, WeightEntry], view: Callable[[str], np.ndarray]) -> None:
-        self._entries, self._view = entries, view
+    def __init__(self, entries: Mapping[str, WeightEntry], view: View, others: Sequence[View] = ()) -> None:
+        self._entries, self._view, self._others = entries, view, others
 
     def format(self, name: str) -> str:
         """How a weight is packed; "" for one that there is not."""
@@ -48,28 +53,51 @@ class BaseWeights:
         n, k = entry.shape
         return _READERS[entry.format](self._view(name), n, k, first, count)
 
+    def of_site(self, site: AdapterSite, first: int, count: int) -> np.ndarray:
+        """Rows [first, first + count) of the weight of a site as float32 [count, k], whoever has them."""
+        n, k = self._entries[site.base].shape
+        read = _READERS[self._entries[site.base].format]
+        if not site.base_cuts:
+            return read(next(self._holders(site.base)), n, k, site.base_row + first, count)
+        found = np.empty((count, site.k), np.float32)
+        for ranges, packed in zip(site.base_cuts, self._holders(site.base), strict=False):
+            rows = read(packed, n, k, site.base_row + first, count) if site.base_axis else None
+            at = 0
+            for begin, end in ranges:
+                if rows is not None:
+                    found[:, begin:end] = rows[:, at : at + end - begin]
+                elif (low := max(begin, first)) < (high := min(end, first + count)):
+                    own = site.base_row + at + low - begin
+                    found[low - first : high - first] = read(packed, n, k, own, high - low)
+                at += end - begin
+        return found
+
+    def _holders(self, name: str) -> Iterator[np.ndarray]:
+        """A weight as each rank has it that has any of it."""
+        for view in (self._view, *self._others):
+            try:
+                yield view(name)
+            except KeyError:
+                continue
+
     def differing(
-        self, name: str, first: int, values: np.ndarray, rounding: bool, columns: np.ndarray | float
+        self, site: AdapterSite, values: np.ndarray, rounding: bool, columns: np.ndarray | float
     ) -> np.ndarray | None:
-        """Which rows of `values` [count, k] are not those from row `first` on, as they are stored: their numbers.
+        """Which rows of `values` [n, k] are not those of a site's weight, as they are stored: their numbers.
 
         rounding: whether codes of 8 bits count as equal to what they may come from. columns: factors that the stored
         columns have. None where that cannot be told.
         """
-        tolerance = _TOLERANCE.get(self.format(name)) if self.readable(name) else None
-        if tolerance is None or (tolerance > _ROUNDED and not rounding) or values.shape[1:] != (self.width(name),):
+        tolerance = _TOLERANCE.get(self.format(site.base)) if self.readable(site.base) else None
+        if tolerance is None or (tolerance > _ROUNDED and not rounding) or values.shape[1:] != (site.k,):
             return None
         found: list[int] = []
         for begin in range(0, len(values), _ROWS):
             given = values[begin : begin + _ROWS]
-            stored = self.rows(name, first + begin, len(given)) / columns
+            stored = self.of_site(site, begin, len(given)) / columns
             limit = tolerance * np.abs(given).max(axis=1, keepdims=True)
             found += (begin + np.nonzero((np.abs(given - stored) > limit).any(axis=1))[0]).tolist()
         return np.array(found, np.int64)
-
-    def width(self, name: str) -> int:
-        """Columns of a matrix."""
-        return self._entries[name].shape[-1]
 
 
 Reader = Callable[[np.ndarray, int, int, int, int], np.ndarray]

@@ -13,7 +13,7 @@ from .adapter import Adapter, Change, LowRank, RowChange
 from .base_weights import BaseWeights
 
 _LEFT_OUT = {"whole": "a whole weight (modules_to_save)", "start": "a base that was changed first (PiSSA, OLoRA)"}
-_UNREAD = "icc cannot read its weight, which lies in parts with several ranks, or in another order"
+_UNREAD = "icc cannot read its weight, which lies in another order"
 _ROWS = 1024  # of a weight that are read at a time
 
 
@@ -82,7 +82,7 @@ def _by_rows(plan: AdapterPlan, site: AdapterSite, change: Change, base: BaseWei
     if change.rows is not None or whole.shape != (site.n, site.k) or site.rows:
         return change
     columns = base.vector(site.columns) if site.columns else 1.0
-    ids = base.differing(site.base, site.base_row, whole, change.frozen, columns)
+    ids = base.differing(site, whole, change.frozen, columns)
     if ids is None or len(ids) > plan.rank:
         return change
     rows = RowChange(tuple(ids.tolist()), whole[ids]) if len(ids) else None
@@ -175,7 +175,7 @@ def _factor(site: AdapterSite, base: BaseWeights, magnitude: np.ndarray, change:
 
 def _base_rows(site: AdapterSite, base: BaseWeights, first: int, count: int) -> np.ndarray:
     """Rows of the model's own weight, float32 [count, k], without the factors that it has in the engine."""
-    found = base.rows(site.base, site.base_row + first, count)
+    found = base.of_site(site, first, count)
     if site.columns:
         found = found / base.vector(site.columns)
     return found / base.vector(site.rows)[first : first + count, None] if site.rows else found

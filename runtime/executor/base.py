@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..batch.scheduled import ScheduledBatch
 from ..format.adapters import AdapterPlan
@@ -137,6 +137,29 @@ class MergingExecutor(Protocol):
 
 
 @runtime_checkable
+class PipelinedExecutor(Protocol):
+    """An executor whose parts work one behind the other, so that several steps may be under way: a part begins the next
+    step while those behind it still work at the one before. All do steps in the order in which they began.
+
+    flights: how many steps may be under way; 1 where it makes no difference.
+    """
+
+    @property
+    def flights(self) -> int:
+        """How many steps may be under way."""
+        ...
+
+    def begin(self, batch: ScheduledBatch, greedy: bool) -> Any:
+        """Begin a step; returns when its first part is done. greedy: of each logit row only the largest is wanted."""
+        ...
+
+    def end(self, ticket: Any) -> tuple[list[int], np.ndarray | None]:
+        """Wait for the oldest step that was begun: the token of the largest logit of each row, as `step_greedy` gives
+        it, or else no tokens and the logits, valid until as many steps are begun as may be under way."""
+        ...
+
+
+@runtime_checkable
 class SectionExecutor(Protocol):
     """An executor that runs sections of its program behind a step, see `Section`."""
 
@@ -169,6 +192,11 @@ class LayeredExecutor(Executor, SectionExecutor, Protocol):
 def greedy(executor: Executor) -> GreedyExecutor | None:
     """The executor, if it has a step of its own where only the largest logit of each row is wanted."""
     return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None
+
+
+def pipelined(executor: Executor) -> PipelinedExecutor | None:
+    """The executor, if several steps may be under way."""
+    return executor if isinstance(executor, PipelinedExecutor) and executor.flights > 1 else None
 
 
 def merging(executor: Executor) -> MergingExecutor | None:

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 
 class Ticket(NamedTuple):
-    """A step under way: whose turn it is, how many logit rows it has, whether the host wants their logits."""
+    """A step under way: whose turn it is, how many logit rows it has, whether the host wants their logits, or only the
+    largest of each row."""
 
     turn: int
     rows: int
     host_samples: bool
+    greedy: bool = False
 
 
 D = TypeVar("D", bound=Device)
@@ -70,6 +72,7 @@ class Player(Generic[D]):
         self.inputs = tuple(array for array in device.program.inputs if array.name != DRAFT_HIDDEN)
         self.adapters = device.program.adapters
         self.samples = device.plan is not None
+        self.flights = 1 if self.samples else device.turns
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
         self.most_wanted = device.most_wanted if isinstance(device, Merger) else 0
@@ -121,6 +124,18 @@ class Player(Generic[D]):
         ticket = self._start(batch, None, wanted=wanted)
         self.device.wait(ticket.turn)
         return self.device.logits[: ticket.rows]
+
+    def begin(self, batch: ScheduledBatch, greedy: bool) -> Ticket:
+        """Begin a step; see PipelinedExecutor."""
+        return self._start(batch, None, wanted=int(greedy))._replace(greedy=greedy)
+
+    def end(self, ticket: Ticket) -> tuple[list[int], np.ndarray | None]:
+        """Wait for a step; see PipelinedExecutor."""
+        self.device.wait(ticket.turn)
+        if ticket.greedy:
+            assert self._chooser is not None
+            return self._chooser.largest(ticket.rows), None
+        return [], self.device.logits[: ticket.rows]
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Ticket:
         """Start a step; see SamplingExecutor."""

@@ -47,7 +47,9 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     checkpoint calls another layer with the same matrix, be it a site or not; "" for none. bias: the pool of a vector
     [n] that is added, too. gain: the pool of a vector [n] of factors less 1, with which what the layer gives without an
     adapter is multiplied (DoRA). base: the weight of the program that has the parameter's values from row `base_row`
-    on, where they may be asked for; base_bias: a float32 weight [n], what the layer adds by itself.
+    on, where they may be asked for; base_cuts: by rank, its ranges of the axis `base_axis` of [n, k], which lie one
+    behind the other there; empty where a rank that has the weight has all of it. base_bias: a float32 weight [n], what
+    the layer adds by itself.
     """
 
     parameter: str
@@ -67,6 +69,8 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     gain: str = ""
     base: str = ""
     base_row: int = 0
+    base_axis: int = 0
+    base_cuts: list[list[tuple[int, int]]] = []
     base_bias: str = ""
 
 

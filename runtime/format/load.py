@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from .decoding import COPY_AGAIN, decode
 from .digest import check_seal
 from .files import DigestPieces, EngineFiles
 from .isa import cpu_flags, select_library
-from .manifest import FORMAT_VERSION, KERNEL_ABI, MAIN, READ_VERSIONS, Library, Manifest
+from .manifest import FORMAT_VERSION, KERNEL_ABI, MAIN, READ_VERSIONS, Library, Manifest, rank_program
 from .present import MANIFEST_FILE, check_present
 from .program import Program
 from .programs import check_agreement, read_program
@@ -107,17 +107,29 @@ class Opening(msgspec.Struct, frozen=True):
         except BaseException:
             self.drop()
             raise
-        from .weights import MappedWeights  # imports numpy
-
-        weights: MappedWeights | None = None
-        for name, mapped in self.mapped.items():
-            weights = MappedWeights(mapped, name, weights)
-        assert weights is not None
+        weights = _layered(self.mapped)
         return Engine(self.path, self.manifest, self.program, weights, self.library, self.files)
 
     def drop(self) -> None:
         """The engine is not wanted."""
         self.files.drop()
+
+
+def weights_of_other_ranks(engine: Engine) -> list[MappedWeights]:
+    """What ranks 1 and up of an engine have, which they compare with their digests themselves."""
+    manifest, files = engine.manifest, engine.files
+    programs = map(rank_program, range(1, manifest.ranks))
+    return [_layered({name: files.map(name) for name in manifest.weight_files(program)}) for program in programs]
+
+
+def _layered(mapped: Mapping[str, memoryview]) -> MappedWeights:
+    from .weights import MappedWeights  # imports numpy
+
+    weights: MappedWeights | None = None
+    for name, content in mapped.items():
+        weights = MappedWeights(content, name, weights)
+    assert weights is not None
+    return weights
 
 
 def own_files(manifest: Manifest) -> list[str]:

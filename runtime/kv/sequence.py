@@ -109,7 +109,7 @@ class CachedSequence:
     own_from: int = 0
     use_cache: bool = True  # whether it takes what others have computed
     num_computed_tokens: int = 0
-    num_scheduled_tokens: int = 0  # behind those, in the step under way
+    num_scheduled_tokens: int = 0  # behind those, in all steps under way
     num_saved_tokens: int = 0
     publish_at: int = 0  # how many tokens must be computed before another block is full
     first_turn: int = 0  # tokens of the conversation's first turn, with which others are likely to begin

@@ -60,7 +60,7 @@ class EngineLoop:
         self._pinned: PinnedPrefixes | None = None
         self.requests = RequestTable(Intake(manifest, tokenizer, tail, executor.inputs), self._make_scheduler)
         self._stepper = Stepper(executor)
-        self._flight: Flight | None = None  # a step that runs ahead of its scheduling
+        self._flights: list[Flight] = []  # steps under way, the oldest first
 
     def _make_scheduler(self) -> Scheduler:
         executor = self.executor
@@ -150,7 +150,8 @@ class EngineLoop:
     def step(self) -> list[Output]:
         """Finish one step; outputs of the requests that got a token or ended. Nothing if there is no work.
 
-        A device that samples gets the next step before this one's tokens are looked at, where those do not decide it.
+        A device that samples gets the next step before this one's tokens are looked at, where those do not decide it;
+        one whose parts work one behind the other gets steps of other requests meanwhile.
         If a step fails, its requests begin anew in an empty cache, in groups (see `Trial`), and the one that fails
         alone ends with "error". If the device has failed for good, all do, and the exception goes on.
         """
@@ -168,30 +169,44 @@ class EngineLoop:
             return []
         now = time.perf_counter()
         # the step that runs ahead has overwritten what draft heads would read
-        rows = result.rows if self._flight is None else None
+        rows = None if self._flights else result.rows
         self._ask(lambda speculator: self._tell(speculator, result), None)
         self._ask(lambda speculator: speculator.learn(result.batch, result.outcomes, rows, now - start), None)
         outputs, broken = self._deliver(result, now)
         return outputs if broken is None else outputs + self._recover(broken, result.batch)
 
     def _run(self) -> StepResult | None:
-        """Run the next step, and start the one after it where that can be; None if there is nothing to run."""
-        if self._flight is None:
-            self._flight = self._start(self.requests.schedule(self._drafts()))
-        flight = self._flight
-        if flight is None:
-            self.requests.update(())
-            return None
+        """Finish the oldest step under way, having started those that need not wait for it; None if there is nothing to
+        run."""
+        if not self._flights:
+            batch = self.requests.schedule(self._drafts(), self._most_flights)
+            if not batch.sequences:
+                self.requests.update(())
+                return None
+            self._flights.append(self._start(batch))
+        flight = self._flights[0]
         self.last_step_tokens = flight.batch.num_tokens
-        ahead = self.requests.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
-        following = None if ahead is None else self._start(ahead)
+        while (following := self._following(flight)) is not None:
+            self._flights.append(self._start(following))
         result = self._stepper.finish(flight, self.requests.live)
-        self._flight = following
+        del self._flights[0]
         return result
 
-    def _start(self, batch: ScheduledBatch) -> Flight | None:
-        if not batch.sequences:
+    @property
+    def _most_flights(self) -> int:
+        """How many steps of different requests may be under way: one where a step is guessed from the one before, or
+        its requests are suspected."""
+        return 1 if self.speculator is not None or self.requests.trial.running else self._stepper.flights
+
+    def _following(self, flight: Flight) -> ScheduledBatch | None:
+        """The step to start while `flight` and perhaps others are under way; None to wait for that one first."""
+        if self._stepper.flights > 1:
+            return self.requests.schedule_beside(self._most_flights)
+        if len(self._flights) > 1 or not flight.on_device or not self._may_run_ahead(flight):
             return None
+        return self.requests.schedule_ahead()
+
+    def _start(self, batch: ScheduledBatch) -> Flight:
         speculator = self.speculator
         if speculator is None:
             return self._stepper.start(batch, self.requests.live)
@@ -284,7 +299,7 @@ class EngineLoop:
     def _begin_anew(self) -> None:
         """Forget every step and everything that is computed; nothing is scheduled then."""
         self._stepper.drop()
-        self._flight = None
+        self._flights.clear()
         self.requests.begin_anew()
 
     def _fail_all(self) -> None:

@@ -186,6 +186,44 @@ class FakeDevice(FakeExecutor):
         return sequence._replace(token_ids=(max(int(self._last.token_ids[-1 - sequence.token_ids[0]]), 0),))
 
 
+class FakePipeline(FakeExecutor):
+    """A FakeExecutor of two stages, each with a cache of its own: the first runs a step when it is begun, the second
+    when somebody waits for it. events: (stage, number of the step), in the order in which they ran."""
+
+    def __init__(self, flights: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        self.flights, self._first = flights, FakeExecutor(**options)
+        self._under_way: deque[tuple[int, ScheduledBatch, bool]] = deque()
+        self.events: list[tuple[int, int]] = []
+        self.most_under_way = 0
+
+    def begin(self, batch: ScheduledBatch, greedy: bool) -> int:
+        """The first stage runs the step at once."""
+        assert len(self._under_way) < self.flights
+        number = len(self._first.batches)
+        self._first.step(batch)
+        self.events.append((0, number))
+        self._under_way.append((number, batch, greedy))
+        self.most_under_way = max(self.most_under_way, len(self._under_way))
+        return number
+
+    def end(self, ticket: int) -> tuple[list[int], np.ndarray | None]:
+        """The second stage runs the oldest step. One that fails takes those behind it with it."""
+        if not self._under_way:
+            raise OSError("a step before this one has failed")
+        number, batch, greedy = self._under_way.popleft()
+        assert number == ticket, "steps end in another order than they began"
+        self.events.append((1, number))
+        try:
+            logits = self.step(batch)
+        except BaseException:
+            self._under_way.clear()
+            raise
+        if not greedy:
+            return [], logits
+        return [_draw(row, None) for row in logits], None
+
+
 def _draw(logits: np.ndarray, row: SamplingRow | None) -> int:
     if not np.isfinite(logits).all():
         return -1

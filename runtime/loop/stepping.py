@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
-from ..executor.base import Executor, greedy, merging
+from ..executor.base import Executor, greedy, merging, pipelined
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
 from ..requests.request import Request
@@ -59,7 +59,8 @@ class Stepper:
     def __init__(self, executor: Executor) -> None:
         self._executor, self._vocab_size = executor, executor.vocab_size
         self._greedy, self._merging = greedy(executor), merging(executor)
-        self._device = sampling(executor)
+        self._device, self._pipeline = sampling(executor), pipelined(executor)
+        self.flights = 1 if self._pipeline is None else self._pipeline.flights  # of different requests, at once
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
     def start(
@@ -70,6 +71,9 @@ class Stepper:
         with_choices: bool = False,
     ) -> Flight:
         """Start a step of some of the requests that have not ended."""
+        if self._pipeline is not None:
+            self._tickets.append(self._pipeline.begin(batch, self._greedy is not None and _all_greedy(batch, requests)))
+            return Flight(batch, (), self._tickets[-1], typical, with_choices)
         if self._device is None:
             return Flight(batch, typical=typical, with_choices=with_choices)
         rows = [row for sequence in batch.sequences for row in _rows(sequence, requests, typical)]
@@ -78,10 +82,13 @@ class Stepper:
 
     def drop(self) -> None:
         """Forget all steps under way, after a failure: the device must have none when it is given the next."""
-        while self._device is not None and self._tickets:
+        while self._tickets:
             ticket, *self._tickets = self._tickets
             with suppress(Exception):
-                self._device.collect(ticket)
+                if self._pipeline is not None:
+                    self._pipeline.end(ticket)
+                elif self._device is not None:
+                    self._device.collect(ticket)
 
     def works(self) -> bool:
         """Whether the device can run anything at all: one token, into a cache that holds nothing."""
@@ -143,8 +150,11 @@ class Stepper:
                 if 0 < wanted <= min(self._merging.most_wanted, self._vocab_size - 1):
                     return [], None, self._merging.step_largest(flight.batch, wanted)
             return [], None, self._executor.step(flight.batch)
-        assert self._device is not None
         self._tickets.remove(flight.ticket)
+        if self._pipeline is not None:
+            tokens, logits = self._pipeline.end(flight.ticket)
+            return tokens, None, logits
+        assert self._device is not None
         sampled = self._device.collect(flight.ticket)
         return sampled.token_ids.tolist(), sampled, sampled.logits
 

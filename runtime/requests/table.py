@@ -160,9 +160,9 @@ class RequestTable:
         request = self.live.get(request_id)
         return request if isinstance(request, Generation) else None
 
-    def schedule(self, drafts: Mapping[int, Draft]) -> ScheduledBatch:
+    def schedule(self, drafts: Mapping[int, Draft], flights: int = 1) -> ScheduledBatch:
         """The next step: who runs in it, who lost its place for it, and whose guesses it verifies."""
-        batch = self.scheduler.schedule(drafts)
+        batch = self.scheduler.schedule(drafts, flights)
         for request_id in self.scheduler.take_preempted():
             self.live[request_id].preempt()
         self._run(batch)
@@ -170,7 +170,13 @@ class RequestTable:
 
     def schedule_ahead(self) -> ScheduledBatch | None:
         """The step after the one under way, if that can be; see `Scheduler.schedule_ahead`."""
-        batch = self.scheduler.schedule_ahead()
+        return self._run_more(self.scheduler.schedule_ahead())
+
+    def schedule_beside(self, flights: int) -> ScheduledBatch | None:
+        """A step beside those under way, if that can be; see `Scheduler.schedule_beside`."""
+        return self._run_more(self.scheduler.schedule_beside(flights))
+
+    def _run_more(self, batch: ScheduledBatch | None) -> ScheduledBatch | None:
         if batch is not None:
             self._run(batch)
         return batch

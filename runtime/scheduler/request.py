@@ -72,7 +72,6 @@ class ScheduledRequest(CachedSequence):
     spec: RequestSpec
     arrival: int
     start: int = 0  # tag of fair queueing
-    num_ahead_tokens: int = 0  # in the step after it, where that was scheduled already
     draft: Draft | None = None  # verified in the step under way
     num_preemptions: int = 0
     beams: Beams | None = None
@@ -97,7 +96,7 @@ class ScheduledRequest(CachedSequence):
 
     @property
     def num_started_tokens(self) -> int:
-        """Tokens that are computed, or will be by the step under way."""
+        """Tokens that are computed, or will be by the steps under way."""
         return self.num_computed_tokens + self.num_scheduled_tokens
 
     @property
@@ -135,4 +134,4 @@ class ScheduledRequest(CachedSequence):
     def stop(self) -> None:
         """It runs no more: nothing of it is in a step."""
         self.draft = None
-        self.num_scheduled_tokens = self.num_ahead_tokens = 0
+        self.num_scheduled_tokens = 0

@@ -16,6 +16,8 @@ from .step import StepBudget
 
 # a request preempted this often is let in again only when the worst case of all that runs with it fits
 PATIENCE = 4
+# tokens of a step that shares the device with others under way: fewer read the weights for too little
+LEAST_SHARE = 64
 
 
 class Scheduler:
@@ -40,7 +42,7 @@ class Scheduler:
         self._arrivals = 0
         self.num_preemptions = self.num_swaps = 0  # swaps: preemptions whose KV went to host memory
         self._preempted: list[int] = []  # since they were last asked for
-        self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
+        self._steps: list[ScheduledBatch] = []  # scheduled and not updated, the oldest first
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -107,18 +109,24 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def schedule(self, drafts: Mapping[int, Draft] | None = None) -> ScheduledBatch:
+    def schedule(self, drafts: Mapping[int, Draft] | None = None, flights: int = 1) -> ScheduledBatch:
         """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`.
 
         `drafts` are guesses for requests that decode, by request id. They get what room is left: no request is
         preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's guesses.
+        flights: so many steps are to be under way, of which `schedule_beside` gives the others; then there are no
+        guesses.
         """
         assert not self._steps, "schedule() called twice without update()"
-        step = self._new_step()
-        preempted = self._schedule_decodes(step, {} if self.kv.evicts else drafts or {})
-        for request in self._running:
-            if request.num_scheduled_tokens == 0:
-                self._take(step, request)
+        if flights > 1 and self._divides:
+            preempted = self._make_room()
+            step = self._fill_share(flights)
+        else:
+            step = self._new_step()
+            preempted = self._schedule_decodes(step, {} if self.kv.evicts else drafts or {})
+            for request in self._running:
+                if request.num_scheduled_tokens == 0:
+                    self._take(step, request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
             self._admit_waiting(step, self.config.max_batch_size - len(self._running) - self._num_unused_places)
         return self._begin(step.sequences)
@@ -160,7 +168,8 @@ class Scheduler:
                 short.append((request, started + 1))
         if short and not self.kv.can_grow(short):
             return None
-        step, rows = self._new_step(ahead=True), self._steps[0].last_rows()
+        step, rows = self._new_step(), self._steps[0].last_rows()
+        waiting = sum(request.beams is not None and not request.num_unscheduled for request in self._running)
         for request, num_tokens in short:
             if not request.num_unscheduled:
                 self.kv.grow(request, num_tokens)
@@ -168,9 +177,30 @@ class Scheduler:
         unfinished.sort(key=lambda request: request.num_unscheduled > 1)  # as each request can run one token
         for request in unfinished:
             self._take(step, request)
-        waiting = sum(request.beams is not None and not request.num_unscheduled for request in self._running)
         taken = len(answering) + len(unfinished) + waiting + self._num_unused_places
         self._admit_waiting(step, self.config.max_batch_size - taken)
+        return self._begin(step.sequences) if step.sequences else None
+
+    def schedule_beside(self, flights: int) -> ScheduledBatch | None:
+        """A step more while others are under way, at most `flights` in all: of sequences of which no step samples a
+        token, and of chunks of prompts behind those that run. None where there are none, blocks are missing, or
+        requests go on in several ways.
+
+        For devices that run steps one after the other but begin the next one in some of their parts while others
+        still work at the one before: no token that is needed may be missing, and blocks change hands in the order of
+        steps.
+        """
+        assert self._steps, "schedule_beside() without schedule()"
+        if len(self._steps) >= flights or not self._divides or any(request.draft for request in self._running):
+            return None
+        decoding = [(r, r.num_computed_tokens + 1) for r in self._running if r.num_remaining == 1 and r.num_unscheduled]
+        short = [pair for pair in decoding if not self.kv.holds(*pair)]
+        if short and not self.kv.can_grow(short):
+            return None
+        for request, num_tokens in short:
+            self.kv.grow(request, num_tokens)
+        step = self._fill_share(flights)
+        self._admit_waiting(step, self.config.max_batch_size - len(self._running) - self._num_unused_places)
         return self._begin(step.sequences) if step.sequences else None
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
@@ -179,10 +209,10 @@ class Scheduler:
         Returns the requests that ended. Outcomes of requests that ended since `schedule` are ignored.
         """
         assert self._steps, "update() without schedule()"
-        del self._steps[0]
-        for request in self._running:
-            request.num_computed_tokens += request.num_scheduled_tokens
-            request.num_scheduled_tokens, request.num_ahead_tokens = request.num_ahead_tokens, 0
+        for sequence in self._steps.pop(0).sequences:
+            if (request := self._member(sequence)) is not None:
+                request.num_computed_tokens += sequence.num_known
+                request.num_scheduled_tokens -= sequence.num_known
         finished = [done for outcome in outcomes if (done := self._apply(outcome)) is not None]
         for request in self._running:
             if request.draft is not None:
@@ -254,8 +284,35 @@ class Scheduler:
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
 
-    def _new_step(self, ahead: bool = False) -> StepBudget:
-        return StepBudget(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole, ahead)
+    def _new_step(self, tokens: int | None = None) -> StepBudget:
+        most = self.config.max_step_tokens
+        return StepBudget(most if tokens is None else min(most, tokens), self.config.max_logit_rows, self.kv.whole)
+
+    @property
+    def _divides(self) -> bool:
+        """Whether what there is to run may be divided among steps that are under way together."""
+        return not (self._beams or self.kv.evicts or self.kv.whole)
+
+    def _fill_share(self, flights: int) -> StepBudget:
+        """A step of an even share of what can run now: one token of each of some requests that decode, for which there
+        are blocks, and chunks of prompts, of which what waits is to fill two rounds of all flights."""
+        share = -(-sum(request.num_unscheduled <= 1 for request in self._running) // flights)
+        work = sum(request.num_unscheduled for request in self._running)
+        work += sum(len(request.tokens) for request in self._waiting)
+        step = self._new_step(max(LEAST_SHARE, share, -(-work // (2 * flights))))
+        free = [request for request in self._running if request.num_unscheduled]
+        for request in [request for request in free if request.num_remaining == 1][:share]:
+            step.add(request, step.chunk(request))
+        for request in free:
+            if request.num_remaining > 1:
+                self._take(step, request)
+        return step
+
+    def _member(self, sequence: ScheduledSequence) -> ScheduledRequest | None:
+        """Who ran in a step; None if it has ended since."""
+        if (beams := self._beams.get(sequence.request_id)) is not None:
+            return beams.members.get(sequence.beam)
+        return self._requests.get(sequence.request_id)
 
     def _begin(self, sequences: Sequence[ScheduledSequence]) -> ScheduledBatch:
         """A step of these, with all that is due before it. Without any it is not run, and all stays due."""

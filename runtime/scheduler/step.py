@@ -11,9 +11,9 @@ from .request import ScheduledRequest
 class StepBudget:
     """The step under construction and what is left of its budgets."""
 
-    def __init__(self, tokens: int, logit_rows: int, whole: bool = False, ahead: bool = False) -> None:
-        """whole: a request runs all of its tokens in one step, or none. ahead: another step is under way."""
-        self._whole, self._ahead = whole, ahead
+    def __init__(self, tokens: int, logit_rows: int, whole: bool = False) -> None:
+        """whole: a request runs all of its tokens in one step, or none."""
+        self._whole = whole
         self.tokens = tokens
         self.logit_rows = logit_rows
         self.sequences: list[ScheduledSequence] = []
@@ -40,10 +40,7 @@ class StepBudget:
             num_logits = count
         else:
             num_logits = int(count == request.num_unscheduled and not request.folded)
-        if self._ahead:
-            request.num_ahead_tokens = count
-        else:
-            request.num_scheduled_tokens = count
+        request.num_scheduled_tokens += count
         self.tokens -= count
         self.logit_rows -= num_logits
         token_ids = tuple(request.tokens[start : start + count])
@@ -70,7 +67,7 @@ class StepBudget:
     def add_pending(self, requests: Sequence[ScheduledRequest], rows: Mapping[int, int]) -> None:
         """Schedule the tokens that the step under way samples for these requests, from its logit rows by request."""
         for request in requests:
-            request.num_ahead_tokens = 1
+            request.num_scheduled_tokens += 1
             number = request.spec.request_id
             token, start, prompt = (pending_token(rows[number]),), len(request.tokens), len(request.spec.token_ids)
             tables, extras = request.frozen_tables(), request.spec.extras

@@ -14,7 +14,6 @@ from icc.runtime.executor.cpu.ranked import RankedDevice
 from icc.runtime.format.load import open_engine
 from icc.runtime.llm import LLM
 from peft_models import adapted_logits, save_adapter
-from safetensors.torch import load_file, save_file
 from sizes import soak
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 7, 90]
@@ -128,22 +127,59 @@ def test_scales_of_a_quantized_base(engine: Make, model: Callable[[str], Path], 
     assert np.array_equal(found[0], found[1])
 
 
-def test_what_lies_in_parts_is_refused_by_name(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    room = "2x16:all-linear,lm_head,embed_tokens"
-    path = save_adapter(model("llama"), tmp_path / "own", r=4, target_modules=["q_proj"], trainable_token_indices=[5])
-    with icc.load(engine("llama", adapters=room, **TENSORS), threads=2) as llm:
-        with pytest.raises(
-            icc.IccError, match=r"embed_tokens\.weight: icc cannot read its weight, which lies in parts"
-        ):
-            llm.load_adapter("own", path)
-        assert llm.adapters is not None and not llm.adapters.names
+ROOM = "2x16+dora:all-linear,lm_head,embed_tokens"
+WHOLE = {  # what is compared with weights that lie in parts
+    "dora": {"r": 4, "target_modules": PROJECTIONS, "use_dora": True},
+    "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [5, 101]},
+    "table and head": {"r": 4, "target_modules": ["embed_tokens", "lm_head", "v_proj"]},  # both are saved whole, too
+}
 
 
-def test_a_head_and_a_table_that_are_divided(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Words are divided among ranks: the head's change too, the table's is whole."""
-    path = save_adapter(model("llama"), tmp_path / "own", r=4, target_modules=["embed_tokens", "lm_head", "v_proj"])
-    file = path / "adapter_model.safetensors"  # PEFT adds both matrices as they were, which lie in parts here
-    save_file({name: value for name, value in load_file(file).items() if "lora_" in name}, file)
-    with icc.load(engine("llama", adapters="2x16:all-linear,lm_head,embed_tokens", **TENSORS), threads=2) as llm:
-        llm.load_adapter("own", path)
-        assert difference(adapted_logits(model("llama"), path, IDS), llm.logits(IDS, adapter="own")) < 2e-5
+@pytest.fixture(scope="module")
+def whole(engine: Make, model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Adapters by name, and the answers of one rank."""
+    folder = tmp_path_factory.mktemp("whole")
+    paths = {name: save_adapter(model("llama"), folder / name, 3, **options) for name, options in WHOLE.items()}
+    with icc.load(engine("llama", adapters=ROOM)) as llm:
+        return paths, _answers_by_name(llm, paths)
+
+
+def _answers_by_name(llm: LLM, paths: dict[str, Path]) -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = {}
+    for name, path in paths.items():
+        llm.load_adapter(name, path)
+        found[name] = [answer.token_ids for answer in llm.generate(PROMPTS, PARAMS, adapter=name)]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [TENSORS, *soak(STAGES, FOUR, {"tensor_parallel": 4}, BY_ROWS)])
+def test_what_is_compared_with_weights_in_parts(
+    ranks: dict[str, int], engine: Make, model: Callable[[str], Path], whole: Any
+) -> None:
+    """Magnitudes, rows of a table and of a head, whole tables: rank 0 reads what the others have of the weights. The
+    answers are those of one rank, the logits PEFT's; without an adapter those of an engine that has no room."""
+    paths, wanted = whole
+    with icc.load(engine("llama", **ranks), threads=2) as plain:
+        base = plain.logits(IDS)
+    with icc.load(engine("llama", adapters=ROOM, **ranks), threads=2) as llm:
+        assert _answers_by_name(llm, paths) == wanted
+        for name, path in paths.items():
+            assert difference(adapted_logits(model("llama"), path, IDS), llm.logits(IDS, adapter=name)) < 2e-5, name
+        assert np.array_equal(llm.logits(IDS), base)
+
+
+@pytest.mark.parametrize("quant", soak("rtn4", "int8", "awq4"))
+def test_magnitudes_over_a_quantized_base_in_parts(quant: str, engine: Make, whole: Any) -> None:
+    """Norms are those of the codes that ranks have: the logits of one rank."""
+    found: list[np.ndarray] = []
+    options = {
+        "adapters": "2x16+dora",
+        "quant": quant,
+        **({"calib_sequences": 2, "calib_length": 32} if quant == "awq4" else {}),
+    }
+    for ranks in ({}, TENSORS):
+        with icc.load(engine("llama", **options, **ranks), threads=2) as llm:
+            llm.load_adapter("dora", whole[0]["dora"])
+            found.append(llm.logits(IDS, adapter="dora"))
+            assert difference(llm.logits(IDS), found[-1]) > 1e-3
+    assert difference(*found) < 1e-3  # rows are rounded to 8 bits, by other maxima

@@ -257,7 +257,6 @@ def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
     [
         ({"tensor_parallel": 2, "expert_parallel": 4}, "--tensor-parallel 2 and --expert-parallel 4 differ"),
         ({"tensor_parallel": 0}, "--tensor-parallel must be at least 1"),
-        ({"tensor_parallel": 2, "adapters": "2x8+dora"}, "--adapters +dora does not work with several ranks"),
         ({"sequence_parallel": True}, "--sequence-parallel divides what ranks of --tensor-parallel do alike"),
         (
             {"tensor_parallel": 2, "sequence_parallel": True, "target": "h100"},

@@ -14,8 +14,10 @@ import icc
 import numpy as np
 import pytest
 from icc.compiler.options import CompileOptions
+from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.errors import UsageError
 from icc.runtime.executor.cpu.ranked import RankedDevice
+from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import read_manifest
 from icc.runtime.llm import LLM
 from sizes import soak
@@ -59,14 +61,66 @@ def test_stages_keep_every_bit(name: str, options: dict[str, str], compiled: Com
         assert tokens(llm) == wanted
 
 
+def test_stages_work_at_different_steps(compiled: Compiled) -> None:
+    """Rank 0 begins a step before the one before has ended: the tokens of one rank, drawn ones and logits too, with
+    prompts in chunks; what is cancelled in the middle, and a cache with room for two, leave the others as they are."""
+    one = compiled("llama", max_seq_len=64).engine
+    two = compiled("llama", max_seq_len=64, pipeline_parallel=2).engine
+    ids = list(range(3, 60))
+    with icc.load(one) as llm:
+        wanted, drawn, logits = tokens(llm), tokens(llm, SAMPLED), llm.logits(ids)
+    with icc.load(two, threads=2) as llm:
+        if ranked(llm).turns == 1:
+            pytest.skip("each stage needs a core of its own")
+        under_way = _watched(llm)
+        assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
+        assert np.array_equal(llm.logits(ids), logits)
+        assert max(under_way) == 2
+        started = [llm.loop.add(prompt, GREEDY)[0] for prompt in PROMPTS]
+        for _ in range(5):
+            llm.loop.step()
+        llm.loop.end(started[1])
+        while llm.loop.has_work():
+            llm.loop.step()
+        assert [tuple(s.token_ids) for s in started if s is not started[1]] == [*wanted[:1], *wanted[2:]]
+        layout, limits = ranked(llm).program.kv, llm.manifest.limits
+        one_sequence = KVMemory(layout, layout.blocks_needed(limits, 1)).nbytes
+    with icc.load(two, threads=2, kv_bytes=2 * one_sequence) as llm:
+        under_way = _watched(llm)
+        assert tokens(llm) == wanted and max(under_way) == 2
+    with icc.load(two, threads=2, spec="ngram") as llm:
+        under_way = _watched(llm)
+        assert tokens(llm) == wanted and max(under_way) == 1
+
+
+def _watched(llm: LLM) -> list[int]:
+    """How many steps are under way whenever one has begun."""
+    found, begin = list[int](), llm.executor.begin  # type: ignore[attr-defined]
+
+    def watching(batch: ScheduledBatch, greedy: bool) -> Any:
+        found.append(len(llm.loop.scheduler.under_way))
+        return begin(batch, greedy)
+
+    llm.executor.begin = watching  # type: ignore[attr-defined]
+    return found
+
+
 @pytest.mark.parametrize("count", [4, *soak(3, 7)])
-def test_more_stages_than_cores(count: int, compiled: Compiled) -> None:
-    """Of 4, two begin inside of a layer: what crosses there lies in wider rows."""
+def test_more_stages_than_cores(count: int, compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4, two begin inside of a layer: what crosses there lies in wider rows. One step is under way; if all had cores
+    of their own, as many as there are stages."""
     with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
         wanted = tokens(llm)
     with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=count).engine) as llm:
         assert len(ranked(llm).group.pids) == count - 1  # type: ignore[union-attr]
-        assert tokens(llm) == wanted
+        assert tokens(llm) == wanted and ranked(llm).turns == (count if len(os.sched_getaffinity(0)) >= count else 1)
+    cpus = sorted(os.sched_getaffinity(0))
+    places = [[cpus[rank % len(cpus)]] for rank in range(count)]
+    monkeypatch.setattr("icc.runtime.executor.cpu.ranked.cores_by_rank", lambda *_: places)
+    with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=count).engine) as llm:
+        under_way = _watched(llm)
+        assert tokens(llm) == wanted and tokens(llm) == wanted
+        assert max(under_way) == count
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from icc.runtime.format.manifest import (
 )
 from icc.runtime.format.program import Program, Step, WeightEntry
 from icc.runtime.llm import LLM
-from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor, FakePipeline, context_hash
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
 
@@ -202,7 +202,7 @@ def byte_tokenizer_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture(params=[FakeExecutor, FakeDevice])
+@pytest.fixture(params=[FakeExecutor, FakeDevice, FakePipeline])
 def make_llm(request: Any, toy_manifest: Callable[..., Manifest], byte_tokenizer_file: Path) -> Callable[..., LLM]:
     """An LLM over a fake; `drafter` None decodes plainly."""
 

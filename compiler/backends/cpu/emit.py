@@ -69,7 +69,8 @@ class ProgramParams:
     """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
     that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
     inputs that come before those the program declares. together: whether this is one rank's of several. stages: how
-    many groups of ranks run only the steps that say so; 0 where all run all. least_rows: from how many rows on ranks
+    many groups of ranks run only the steps that say so; 0 where all run all. own_inputs: how many inputs the program
+    declares. least_rows: from how many rows on ranks
     divide them; 0: never."""
 
     steps: tuple[StepParams, ...]
@@ -80,6 +81,7 @@ class ProgramParams:
     together: bool = False
     stages: int = 0
     least_rows: int = 0
+    own_inputs: int = 0
     fixed_inputs: tuple[str, ...] = tuple(array.name for array in OPERANDS)
     max_inputs: int = 10
     max_outputs: int = 4
@@ -222,5 +224,7 @@ def emit_source(program: Program, isa: Isa) -> str:
     together = any(isinstance(step, Collective) for step in found.values())
     last = max((step.stage for step in program.steps if isinstance(step, Transfer)), default=-1)
     steps, sections = _steps(program, functions), _sections(program)
-    table = ProgramParams(steps, sections, instead, layers, group_bytes, together, last + 1, _least_rows(program))
+    table = ProgramParams(
+        steps, sections, instead, layers, group_bytes, together, last + 1, _least_rows(program), len(program.inputs)
+    )
     return "\n".join([*parts, render(table.template, table)])

@@ -24,6 +24,8 @@ from .memory import AnonymousMemory, choose_blocks
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from .rank_memory import StepArrays
 else:
     from ...late import np
 
@@ -87,7 +89,7 @@ class CpuDevice:
         self._arrays = plain_arrays(arrays_of(program), self.limits) if arrays is None else arrays
         old = [array.row_bytes for s in program.sections for array in s.outputs.values() if array.at == DRAFTS]
         self._drafts = zeroed(self.limits.logit_rows * sum(old)) if old else None  # of engines of format 2
-        self._batches = self._views()
+        self._batches = self._views(self._arrays, self._logits)
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._section, self._asked = section, self._logit_rows
         self._offsets = {buffer.name: buffer.offset for buffer in program.buffers}
@@ -103,22 +105,31 @@ class CpuDevice:
                 self._kv.address,
                 self.cache.num_blocks,
             )
-        if program.inputs:
-            own = [address_of(self._arrays[array.name]) for array in program.inputs]
+        self._bind_inputs([self._arrays])
+
+    def _bind_inputs(self, turns: Sequence[Mapping[str, memoryview]]) -> None:
+        if self.program.inputs:
+            assert self._handle is not None
+            own = [address_of(arrays[array.name]) for arrays in turns for array in self.program.inputs]
             self._library.bind_inputs(self._handle, own)
+
+    def _turn_views(self, turns: Sequence[StepArrays]) -> list[Array[IccBatch]]:
+        """Steps that may be under way together, each as `_views`; what the program declares is bound for all."""
+        self._bind_inputs([turn.arrays for turn in turns])
+        return [self._views(turn.arrays, self._logits if turn.logits is None else turn.logits) for turn in turns]
 
     def _counts(self) -> Iterable[tuple[KVGroup, int]]:
         return zip(self.cache.layout.groups, self.cache.num_blocks, strict=True)
 
-    def _views(self) -> Array[IccBatch]:
-        """The step as the kernels of each KV group see it: with the group's part of the arrays that are divided."""
+    def _views(self, arrays: Mapping[str, memoryview], logits: memoryview) -> Array[IccBatch]:
+        """A step as the kernels of each KV group see it: with the group's part of the arrays that are divided."""
         views = (IccBatch * self.limits.groups)()
         for group, view in enumerate(views):
-            view.max_blocks, view.logits = self.limits.table_stride, address_of(self._logits)
+            view.max_blocks, view.logits = self.limits.table_stride, address_of(logits)
             view.drafts = None if self._drafts is None else address_of(self._drafts)
             for array in CPU_INPUTS:
                 part = group * self.limits.group_bytes(array)
-                setattr(view, array.name, address_of(self._arrays[array.name]) + part)
+                setattr(view, array.name, address_of(arrays[array.name]) + part)
         return views
 
     @property
@@ -177,6 +188,11 @@ class CpuDevice:
             batch.num_moves, batch.greedy = sizes["num_moves"], work.wanted == 1
             batch.parents = self._parents if work.trees else None
             batch.logit_rows = self._logit_rows
+        self._call(section, behind)
+
+    def _call(self, section: int | None, behind: bool) -> None:
+        """The library's step, or one of its sections. behind: on rows of the step before."""
+        assert self._handle is not None
         if section is None:
             self._library.step(self._handle, self._batches)
         else:

@@ -118,8 +118,8 @@ class KernelLibrary:
         return handle
 
     def bind_inputs(self, handle: int, inputs: list[int]) -> None:
-        """Where the inputs lie that the program declares, in its order; they must outlive the handle. EngineFormatError
-        of a library that knows none."""
+        """Where the inputs lie that the program declares, in its order, of one turn after the other; they must outlive
+        the handle. EngineFormatError of a library that knows none."""
         pointers = self._inputs = (c_void_p * len(inputs))(*inputs)  # the library keeps its address
         try:
             bind = self._library.icc_inputs
@@ -151,8 +151,33 @@ class KernelLibrary:
         join.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int64)
         join(handle, rank, count, threads, memory.control, memory.slots, memory.slot_bytes)
 
-    def follow(self, handle: int, batches: Array[IccBatch]) -> int:
-        """Carry out what rank 0 posts, until it ends (0) or a rank is gone (2)."""
+    @property
+    def has_turns(self) -> bool:
+        """Whether ranks of a pipeline may have several steps under way, of which each has arrays of its own."""
+        return hasattr(self._library, "icc_begin")
+
+    def begin(self, handle: int, section: int, turn: int, batches: Array[IccBatch]) -> None:
+        """Begin a step, or a section (-1: none) in its place, over the arrays of a turn: this rank's part of it is done
+        then. IccError with the library's code if it fails."""
+        begin = self._library.icc_begin
+        begin.restype, begin.argtypes = c_int32, (c_void_p, c_int32, c_int32, POINTER(IccBatch))
+        if code := begin(handle, section, turn, batches):
+            raise IccError(f"a step failed in the kernel library with code {code}")
+
+    def end(self, handle: int, turn: int) -> None:
+        """Wait until all ranks have done what was begun last in a turn. IccError where one is gone."""
+        end = self._library.icc_end
+        end.restype, end.argtypes = c_int32, (c_void_p, c_int32)
+        if end(handle, turn):
+            raise IccError("a rank is gone")
+
+    def follow(self, handle: int, batches: Array[IccBatch], turns: int = 1) -> int:
+        """Carry out what rank 0 posts, until it ends (0) or a rank is gone (2). batches: of each turn one for each KV
+        group."""
+        if self.has_turns:
+            follow = self._library.icc_follow_turns
+            follow.restype, follow.argtypes = c_int32, (c_void_p, POINTER(IccBatch), c_int32)
+            return int(follow(handle, batches, turns))
         self._library.icc_follow.restype, self._library.icc_follow.argtypes = c_int32, (c_void_p, POINTER(IccBatch))
         return int(self._library.icc_follow(handle, batches))
 

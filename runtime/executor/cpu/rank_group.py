@@ -12,11 +12,12 @@ from .rank_memory import RankMemory
 
 
 class CpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See RankHello. isa: of the library. threads, cores: of the kernels."""
+    """See RankHello. isa: of the library. threads, cores: of the kernels. turns: steps that may be under way."""
 
     isa: str
     threads: int
     cores: list[int] | None
+    turns: int = 1
 
 
 class RankGroup(RankProcesses):

@@ -6,21 +6,28 @@ import ctypes
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...batch.packed import CODES
 from ...format.batch import BatchArray, BatchLimits
 
-_CONTROL = 32 << 10  # bytes, of RankControl in codegen_templates/cpp/ranks.h
+_CONTROL = 40 << 10  # bytes, of RankControl and RankRing in codegen_templates/cpp
 _SLOT = 1 << 20  # bytes of what a rank gives the others at a time; each has two
 _LINE = 64
 _GROUP = 1 << 10  # bytes from the control block of a stage of several ranks to the next one's, see stages.h
-_ASKED = "asked"  # the rows that a section is asked for
+_ASKED, _LOGITS = "asked", "logits"  # the rows that a section is asked for; what the last of a pipeline writes
+
+
+class StepArrays(NamedTuple):
+    """What a step is given, by name, and its logits, where all ranks see them."""
+
+    arrays: Mapping[str, memoryview[Any]]
+    logits: memoryview | None
 
 
 class RankMemory:
     """Anonymous memory of `count` ranks, each of which maps it: a control block, two slots per rank, then the arrays of
-    a step by name. It has no name that another process could open.
+    a step by name, for each of `turns` steps that may be under way. It has no name that another process could open.
 
     asked: int32 [logit_rows], where rank 0 puts the rows that it asks a section for.
 
@@ -35,17 +42,17 @@ class RankMemory:
         limits: BatchLimits,
         descriptor: int | None = None,
         logits_bytes: int = 0,
+        turns: int = 1,
     ) -> None:
         self.count, self.slot_bytes = count, _SLOT
-        places: dict[str, tuple[int, int, Any]] = {}
+        places: dict[tuple[int, str], tuple[int, int, Any]] = {}
         at = _CONTROL + 2 * count * _SLOT
-        for array in arrays:
-            nbytes = limits.nbytes(array)
-            places[array.name] = at, nbytes, CODES[array.dtype]
-            at += -(-max(nbytes, 4) // _LINE) * _LINE
-        places[_ASKED] = at, 4 * limits.logit_rows, "i"
-        at += -(-4 * limits.logit_rows // _LINE) * _LINE
-        rows_at, at = at, at + logits_bytes
+        sizes = [(array.name, limits.nbytes(array), CODES[array.dtype]) for array in arrays]
+        sizes += [(_ASKED, 4 * limits.logit_rows, "i"), (_LOGITS, logits_bytes, "B")]
+        for turn in range(turns):
+            for name, nbytes, code in sizes:
+                places[turn, name] = at, nbytes, code
+                at += -(-max(nbytes, 4) // _LINE) * _LINE
         if descriptor is None:
             descriptor = os.memfd_create("icc-ranks", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, at)
@@ -53,14 +60,19 @@ class RankMemory:
         self._map = mmap.mmap(descriptor, at, flags=mmap.MAP_SHARED)
         self._bytes = memoryview(self._map)
         self._anchor: ctypes.Array[ctypes.c_char] | None = (ctypes.c_char * at).from_buffer(self._map)
-        self.logits = self._bytes[rows_at:at] if logits_bytes else None
         self.control = ctypes.addressof(self._anchor)
         self.slots = self.control + _CONTROL
-        arrays_by_name = {
-            name: self._bytes[first : first + nbytes].cast(code) for name, (first, nbytes, code) in places.items()
+        parts = {
+            place: self._bytes[first : first + nbytes].cast(code) for place, (first, nbytes, code) in places.items()
         }
-        self.asked: memoryview[Any] = arrays_by_name.pop(_ASKED)
-        self.arrays: Mapping[str, memoryview[Any]] = arrays_by_name
+        self.asked: memoryview[Any] = parts[0, _ASKED]
+        self.turns = [
+            StepArrays(
+                {array.name: parts[turn, array.name] for array in arrays},
+                parts[turn, _LOGITS] if logits_bytes else None,
+            )
+            for turn in range(turns)
+        ]
 
     def stage(self, values: bytes | memoryview) -> None:
         """Put bytes into the slots, as many as fit there, while no rank runs anything."""

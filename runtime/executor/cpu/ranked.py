@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from ...format.manifest import rank_program
 from ..device import DeviceWork
 from .cores import usable_cores
 from .device import CpuDevice, arrays_of
+from .library import IccBatch, KernelLibrary
 from .memory import available_bytes
 from .rank_group import CpuRankHello, RankGroup, cores_by_rank
 from .rank_memory import RankMemory
@@ -26,9 +27,15 @@ else:
     from ...late import np
 
 
+MOST_TURNS = 8  # of RankRing in codegen_templates/cpp/stages.h
+
+
 class RankedDevice(CpuDevice):
     """Rank 0, which has the batches and samples; its library posts what the others do. DeviceError where one of them is
     gone: the engine must be loaded again then.
+
+    Of a pipeline whose ranks have cores of their own, as many steps may be under way as it has stages: `run` returns
+    when rank 0 has done its part of a step, which the others go on with.
 
     threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice.
     """
@@ -49,13 +56,18 @@ class RankedDevice(CpuDevice):
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         main = engine.manifest.main
         parts = main.parts if main.is_stage else count
-        self._shared = RankMemory(count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits))
+        own_cores = all(place is not None for place in places)
+        self.turns = _turns(engine) if own_cores else 1
+        self._shared = RankMemory(
+            count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits), turns=self.turns
+        )
         # of stages each touches the caches of its own layers alone: together, all of them once
         super().__init__(
             engine, each, memory // parts, section, own,
-            arrays=self._shared.arrays, logits=self._shared.logits,
+            arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
         )  # fmt: skip
         assert self._handle is not None and engine.library is not None
+        self._sides, self._turn = self._turn_views(self._shared.turns), 0
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
         self._lock = RLock()  # what ranks are told comes one after the other, from whatever thread
@@ -63,7 +75,7 @@ class RankedDevice(CpuDevice):
             CpuRankHello(
                 path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
                 count=count, isa=engine.library.isa, verify=engine.files.verifies, threads=each, cores=places[rank],
-                num_blocks=list(self.cache.num_blocks), section=section,
+                num_blocks=list(self.cache.num_blocks), section=section, turns=self.turns,
             )
             for rank in range(1, count)
         ]  # fmt: skip
@@ -85,6 +97,36 @@ class RankedDevice(CpuDevice):
         """Copy `nbytes` bytes from byte `source` of the KV caches of all ranks to their byte `target`."""
         with self._telling() as handle:
             self._library.copy_on_ranks(handle, source, target, nbytes)
+
+    def arrays(self, turn: int) -> Mapping[str, memoryview]:
+        """As CpuDevice; turns have their own."""
+        return self._shared.turns[turn].arrays
+
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
+        """All ranks read the arrays where they are: those of this turn."""
+        if self.turns == 1:
+            return
+        self._turn = turn
+        self._arrays, self._batches = self._shared.turns[turn].arrays, self._sides[turn]
+        self._parents, self._logit_rows = (address_of(self._arrays[name]) for name in ("parents", "logit_rows"))
+
+    def wait(self, turn: int) -> None:
+        """Until all ranks have done the step of this turn, of which `logits` are then."""
+        if self.turns > 1:
+            with self._telling() as handle:
+                self._library.end(handle, turn)
+            logits = self._shared.turns[turn].logits
+            assert logits is not None
+            self._logits = logits
+
+    def _call(self, section: int | None, behind: bool) -> None:
+        if self.turns == 1:
+            super()._call(section, behind)
+            return
+        with self._telling() as handle:
+            self._library.begin(handle, -1 if section is None else section, self._turn, self._batches)
+        if behind:
+            self.wait(self._turn)
 
     def run(self, work: DeviceWork) -> None:
         """One call of the library, on all ranks."""
@@ -120,6 +162,8 @@ class RankedDevice(CpuDevice):
         for first in range(0, len(raw), most):
             piece = raw[first : first + most]
             with self._telling() as handle:
+                for turn in range(self.turns if self.turns > 1 else 0):  # they may use what it is put into
+                    self._library.end(handle, turn)
                 self._shared.stage(piece)
                 self._library.write_on_ranks(handle, weight, offset + first, len(piece), only)
 
@@ -155,13 +199,14 @@ class FollowingDevice(CpuDevice):
     def __init__(self, engine: Engine, hello: CpuRankHello, descriptor: int) -> None:
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         nbytes = _logits_bytes(engine, limits)
-        self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor, nbytes)
+        self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor, nbytes, hello.turns)
         cores = None if hello.cores is None else frozenset(hello.cores)
         super().__init__(
             engine, hello.threads, section=hello.section, cores=cores, num_blocks=hello.num_blocks,
-            arrays=self._shared.arrays, logits=self._shared.logits,
+            arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
         )  # fmt: skip
         assert self._handle is not None
+        self._sides = self._turn_views(self._shared.turns)
         self._library.join_ranks(self._handle, hello.rank, hello.count, hello.threads, self._shared)
 
     def follow(self) -> int:
@@ -169,7 +214,18 @@ class FollowingDevice(CpuDevice):
         assert self._handle is not None
         if self._cores is not None:
             self._cores.enter()
-        return self._library.follow(self._handle, self._batches)
+        every = (IccBatch * (len(self._batches) * len(self._sides)))(*(batch for side in self._sides for batch in side))
+        return self._library.follow(self._handle, every, len(self._sides))
+
+
+def _turns(engine: Engine) -> int:
+    """How many steps may be under way: as many as there are stages of one rank each; 1 of other divisions, and of
+    libraries that end each step before the next."""
+    main, library = engine.manifest.main, engine.library
+    if not main.is_stage or main.parts > 1 or library is None:
+        return 1
+    turns = min(engine.manifest.ranks, MOST_TURNS)
+    return turns if KernelLibrary(engine.files.read(library.path), library.path).has_turns else 1
 
 
 def _logits_bytes(engine: Engine, limits: BatchLimits) -> int:
