@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..runtime.errors import MissingExtraError, install
 from .backends.cpu.isa import find_isas
-from .backends.cpu.toolchain import by_zig_alone
 from .backends.cxx import find_compiler, find_zig
 from .calibration import check_text
 from .engine.output import check_file, check_output
@@ -142,7 +141,7 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
     check_output(options.output, options.force)
     if target.backend == "cpu":
         find_compiler()
-        if any(by_zig_alone(isa) for isa in find_isas(target.arch, options.isa, options.os)):
+        if any(isa.needs_zig for isa in find_isas(target.arch, options.isa, options.os)):
             find_zig()
 
 

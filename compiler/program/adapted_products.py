@@ -22,7 +22,7 @@ from .builder import ProgramBuilder
 from .profile import Profile
 from .rewrite import StepRewrite
 from .steps.base import FLOATS, QuantizedRows, Step
-from .steps.linear import Change, Columns, Epilogue, ExpertLinear, Extra, RowProduct
+from .steps.linear import AdapterChange, Columns, Epilogue, ExpertLinear, Extra, RowProduct
 
 _COPY = Body.parse("t0 = copy a0")
 
@@ -75,7 +75,7 @@ def _change_of(step: Step) -> ExpertLinear | None:
 
 
 def _extras(step: Step) -> list[BufferOperand]:
-    """The buffers that a product without a `Change` reads beside its own columns, one element for each."""
+    """The buffers that a product without an `AdapterChange` reads beside its own columns, one element for each."""
     if not isinstance(step, RowProduct) or step.epilogue is None or step.slot is not None:
         return []
     parts = (part for part in step.epilogue.inputs if isinstance(part, Extra))
@@ -100,14 +100,14 @@ def _joined(product: Step, found: dict[Operand, list[ExpertLinear]]) -> RowProdu
     """The product, which makes these extra operands itself."""
     assert isinstance(product, RowProduct) and product.epilogue is not None
     rest, extras = list(product.extras), list[Operand]()
-    inputs: list[Columns | Extra | Change] = []
+    inputs: list[Columns | Extra | AdapterChange] = []
     made: list[ExpertLinear] = []
     for part in product.epilogue.inputs:
         extra = rest.pop(0) if isinstance(part, Extra) else None
         if extra is not None and extra in found:
             pieces = found[extra]
             ends = (piece.y.offset - extra.offset + piece.n for piece in pieces)
-            inputs.append(Change(tuple(ends), pieces[0].k, pieces[0].experts))
+            inputs.append(AdapterChange(tuple(ends), pieces[0].k, pieces[0].experts))
             made += pieces
         else:
             inputs.append(part)

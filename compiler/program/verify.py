@@ -13,7 +13,7 @@ from math import prod
 from ...runtime.format.batch import OPERANDS, declaration_problem
 from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
-from ...runtime.format.plan import Call, CallArg, KVArg, LaunchArg, LaunchPlan, OperandArg, Run
+from ...runtime.format.plan import Call, CallArg, KernelRun, KVArg, LaunchArg, LaunchPlan, OperandArg
 from ...runtime.format.program import LOGITS, Buffer, WeightEntry
 from ...runtime.format.programs import section_problem
 from ..errors import VerifyError
@@ -81,7 +81,7 @@ def verify_plan(program: Program) -> None:
         _require(not problem, f"the run from step {run.first} on", problem)
 
 
-def _run_problems(plan: LaunchPlan, run: Run) -> Iterator[str]:
+def _run_problems(plan: LaunchPlan, run: KernelRun) -> Iterator[str]:
     calls = plan.calls[run.first : run.first + run.count]
     if len(calls) < run.count:
         yield f"has {run.count} steps, {len(calls)} are there"

@@ -139,15 +139,15 @@ _CallArg = (
 
 
 class CallArg(_Argument, frozen=True, tag="call"):
-    """In a `Run`: an argument of one of its calls, by its number in the run."""
+    """In a `KernelRun`: an argument of one of its calls, by its number in the run."""
 
     call: int
     arg: _CallArg
 
 
 class StepCountersArg(_Argument, frozen=True, tag="step_counters"):
-    """In a `Run`: `STEP_COUNTERS` integers, all zero, for programs that wait for each other; the launch leaves them
-    so."""
+    """In a `KernelRun`: `STEP_COUNTERS` integers, all zero, for programs that wait for each other; the launch leaves
+    them so."""
 
 
 LaunchArg = _CallArg | CallArg | StepCountersArg
@@ -191,7 +191,7 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return any(term.size == "num_moves" for dim in self.grid for term in dim.terms)
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What may be launched in place of the launches of calls [first, first + count), if the device has so many
     multiprocessors: programs of it wait for each other, and all must be there at once."""
 
@@ -213,7 +213,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     launches: dict[str, tuple[Launch, ...]]
     before: tuple[Launch, ...]
     after: tuple[Launch, ...]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[KernelRun, ...] = ()
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import torch
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.body import Body
-from icc.compiler.program.steps.linear import Change, Columns, Epilogue, Extra
+from icc.compiler.program.steps.linear import AdapterChange, Columns, Epilogue, Extra
 from icc.runtime.format.operands import BufferOperand, WeightOperand
 from interpreting import run_kernel
 from products import Forced, check, rows, weight
@@ -44,7 +44,7 @@ class Adapted:
         self.shift = [torch.randn(SLOTS, size) for size in sizes]
         self.slots = torch.tensor([(2, -1, 0, 1, SLOTS)[row % 5] for row in range(self.count)], dtype=torch.int32)
         types = (kind, self.w.kind, "", "f32", "f32")
-        inputs = (Columns(0, 1), Extra(1), Change(ENDS, rank, SLOTS))
+        inputs = (Columns(0, 1), Extra(1), AdapterChange(ENDS, rank, SLOTS))
         body = Body.parse("t0 = add a0 a1; t1 = add t0 a2")
         step: Any = make_step("linear_q" if bits else "linear", types, k=K, n=N, **self.w.params,
                               epilogue=Epilogue(body, inputs[:2], N))  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc.compiler.backends.triton.spec import LaunchSpec
-from icc.compiler.backends.triton.step_kernel.schedule import Span, Stage, Wait, faults, schedule, touches_after
+from icc.compiler.backends.triton.step_kernel.schedule import Span, TileStage, Wait, faults, schedule, touches_after
 from icc.compiler.backends.triton.step_kernel.tiles import NoTileForm, tile_form
 from races import Race
 
@@ -21,9 +21,9 @@ def spans(*places: int) -> frozenset[Span]:
 
 
 CHAIN = [
-    Stage("a", 4, spans(0), spans(10)), Stage("b", 2, spans(10), spans(20)),
-    Stage("c", 3, spans(20), spans(30) | {Span("scratch", 0, 8)}), Stage("d", 5, spans(30, 10), spans(0)),
-    Stage("e", 1, spans(0), frozenset({Span("scratch", 4, 6)})),
+    TileStage("a", 4, spans(0), spans(10)), TileStage("b", 2, spans(10), spans(20)),
+    TileStage("c", 3, spans(20), spans(30) | {Span("scratch", 0, 8)}), TileStage("d", 5, spans(30, 10), spans(0)),
+    TileStage("e", 1, spans(0), frozenset({Span("scratch", 4, 6)})),
 ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_a_schedule_waits_for_what_it_must_and_no_more() -> None:
     assert not list(faults(made))
     assert [[wait.counter for wait in stage.waits] for stage in made] == [[], [0], [1], [2], [3]]
     assert [stage.before for stage in made] == [0, 4, 6, 9, 14]
-    apart = schedule([*CHAIN[:1], Stage("other", 2, spans(50), spans(60)), CHAIN[1]])
+    apart = schedule([*CHAIN[:1], TileStage("other", 2, spans(50), spans(60)), CHAIN[1]])
     assert [len(stage.waits) for stage in apart] == [0, 0, 1], "what touches nothing of another waits for nothing"
 
 
@@ -61,7 +61,7 @@ class Stuck(Exception):
     pass
 
 
-def play(stages: Sequence[Stage], programs: int, random: Random) -> None:
+def play(stages: Sequence[TileStage], programs: int, random: Random) -> None:
     """Do the tiles in an order that waits allow. Stuck if no program can go on; Race if memory is touched too early."""
     flat = [stage for stage in stages for _ in range(stage.tiles)]
     left = [list(range(program, len(flat), programs)) for program in range(programs)]
@@ -85,7 +85,7 @@ def test_what_has_no_faults_ends_and_races_in_no_order(data: st.DataObject) -> N
     place = st.sets(st.integers(0, 5), max_size=2)
     drawn = data.draw(st.lists(st.tuples(st.integers(1, 4), place, place), min_size=1, max_size=6))
     made = list(
-        schedule([Stage(f"s{n}", tiles, spans(*(10 * r for r in reads)), spans(*(10 * w for w in writes)))
+        schedule([TileStage(f"s{n}", tiles, spans(*(10 * r for r in reads)), spans(*(10 * w for w in writes)))
                   for n, (tiles, reads, writes) in enumerate(drawn)])
     )  # fmt: skip
     assert not list(faults(made))

@@ -60,6 +60,11 @@ class Isa:
         """What its files are called by, without their suffix."""
         return self.name if self.system == LINUX else f"{self.name}-{self.system}"
 
+    @property
+    def needs_zig(self) -> bool:
+        """Whether no compiler that may be installed here makes its libraries."""
+        return self.machine != "x86-64" or self.system != LINUX
+
     def on(self, system: str) -> Isa:
         """The level in libraries for another operating system."""
         if system == LINUX:

@@ -57,11 +57,6 @@ IMPORTS = {
 }
 
 
-def by_zig_alone(isa: Isa) -> bool:
-    """Whether no compiler that may be installed here makes libraries of a level."""
-    return isa.machine != "x86-64" or isa.system != LINUX
-
-
 def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, optimize: str) -> list[list[str]]:
     """The calls that make the library `output`, in order, with paths relative to the directory they run in. Files
     that they leave beside it end in `.o`.
@@ -69,7 +64,7 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
     zig links without any library but the system's own: its libc and libc++ would be built for a minute first, and
     kernels need neither.
     """
-    compiler = find_zig() if by_zig_alone(isa) else find_compiler()
+    compiler = find_zig() if isa.needs_zig else find_compiler()
     if len(compiler) > 1:  # the package
         return _zig_commands(compiler, isa, source, output, optimize)
     cmd = [*compiler, *COMMON_FLAGS, optimize, *isa.flags, f"-frandom-seed={isa.name}"]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import Call, Extent, KernelObject, Launch, LaunchPlan, Phase, Run, ScratchArg
+from ....runtime.format.plan import Call, Extent, KernelObject, KernelRun, Launch, LaunchPlan, Phase, ScratchArg
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
@@ -206,12 +206,12 @@ def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:
     )
 
 
-def _run(run: PlannedRun, target: Target, compiled: Mapping[str, Compiled]) -> Run:
+def _run(run: PlannedRun, target: Target, compiled: Mapping[str, Compiled]) -> KernelRun:
     """A run whose programs fill the target's multiprocessors; one each, where the object is not known."""
     found = compiled.get(spec_key(run.spec))
     programs = target.multiprocessors * (resident(found, run.spec.num_warps, target) if found else 1)
     specs = (*run.ahead, replace(run.spec, grid=(Extent(programs), ONE, ONE)))
-    return Run(run.first, run.count, target.multiprocessors, _launches(specs))
+    return KernelRun(run.first, run.count, target.multiprocessors, _launches(specs))
 
 
 def _with_figures(plain: KernelObject, compiled: Compiled, target: Target, faults: tuple[str, ...]) -> KernelObject:

@@ -28,7 +28,7 @@ class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="extra"
     stride: int
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="change"):
+class AdapterChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="change"):
     """What the adapter of a row adds (S-LoRA): up[slot] low + shift[slot], with `up` [slots, columns, rank] and `low`
     [rank]; 0 where the row's slot is none. ends: the product's next operands of these names are for the columns up to
     the first end, those behind them for the columns up to the second, and so on."""
@@ -42,7 +42,7 @@ class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What becomes of a product: y [width] = body(inputs), column by column."""
 
     body: Body
-    inputs: tuple[Columns | Extra | Change, ...]
+    inputs: tuple[Columns | Extra | AdapterChange, ...]
     width: int
 
 
@@ -99,7 +99,7 @@ class RowProduct(Product, frozen=True, kw_only=True):
     """Every row with the same matrix. screened: the product gives the logits, of which greedy batches want only the
     largest, and its weight is laid out for that. norm: the op of the norm of its whole rows that comes next, with its
     eps, coding and operands; "" for none. x_coded: x in 8 bits, where what makes it makes that, too. slot: that of each
-    row's adapter, with the operands of the epilogue's `Change` inputs; None without."""
+    row's adapter, with the operands of the epilogue's `AdapterChange` inputs; None without."""
 
     OUTPUTS: ClassVar = ("y", "norm_out")
     EXTRA: ClassVar = ("x_coded", "slot")
@@ -116,9 +116,11 @@ class RowProduct(Product, frozen=True, kw_only=True):
     slot: Operand | None = None
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[AdapterChange, ...]:
         """What adapters add in the epilogue."""
-        return tuple(part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, Change))
+        return tuple(
+            part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, AdapterChange)
+        )
 
     @property
     def normed(self) -> Norm | None:
@@ -148,7 +150,7 @@ class RowProduct(Product, frozen=True, kw_only=True):
         return found
 
 
-def change_columns(change: Change) -> list[int]:
+def change_columns(change: AdapterChange) -> list[int]:
     """How many columns each piece of a change has."""
     return [end - begin for begin, end in zip((0, *change.ends), change.ends, strict=False)]
 

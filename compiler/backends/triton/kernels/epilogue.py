@@ -74,7 +74,7 @@ class ChangePiece:
 
 @dataclass(frozen=True)
 class ChangeOperand:
-    """steps.Change, as names in the source. wide: whether its operands, of different types, meet in float32."""
+    """steps.AdapterChange, as names in the source. wide: whether its operands, of different types, meet in float32."""
 
     name: str
     pieces: tuple[ChangePiece, ...]
@@ -111,7 +111,7 @@ def epilogue_operands(step: steps.Product) -> EpilogueOperands:
         if isinstance(operand, steps.Columns):
             part = parts.setdefault(operand, ColumnPart(operand.offset, operand.stride, len(parts)))
             arguments.append(TritonValue(part.acc, "f"))
-        elif isinstance(operand, steps.Change):
+        elif isinstance(operand, steps.AdapterChange):
             assert isinstance(step, steps.RowProduct)
             changes.append(_change(step, operand, changes))
             arguments.append(TritonValue(changes[-1].name, "f"))
@@ -123,7 +123,7 @@ def epilogue_operands(step: steps.Product) -> EpilogueOperands:
     return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(changes), tuple(arguments))
 
 
-def _change(step: steps.RowProduct, change: steps.Change, before: list[ChangeOperand]) -> ChangeOperand:
+def _change(step: steps.RowProduct, change: steps.AdapterChange, before: list[ChangeOperand]) -> ChangeOperand:
     first = sum(len(other.pieces) for other in before)
     pieces: list[ChangePiece] = []
     for begin, end in zip((0, *change.ends), change.ends, strict=False):

@@ -31,7 +31,7 @@ from ....program.steps.base import Step
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape
-from .schedule import Span, Stage, faults, schedule
+from .schedule import Span, TileStage, faults, schedule
 from .tiles import NoTileForm, TileForm, tile_form
 
 _FIXED = {"num_tokens": 1, "num_seqs": 1}  # of a step of one sequence
@@ -41,7 +41,7 @@ _FIXED = {"num_tokens": 1, "num_seqs": 1}  # of a step of one sequence
 class StepSource:
     """What the template is rendered from: the stages with the functions and arguments of each."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[TileStage, ...]
     forms: tuple[TileForm, ...]
     grids: tuple[tuple[int, ...], ...]
     given: tuple[tuple[str, ...], ...]  # by stage: its arguments, as the kernel has them
@@ -79,11 +79,11 @@ class PlannedRun:
     count: int
     ahead: tuple[LaunchSpec, ...]
     spec: LaunchSpec
-    stages: tuple[Stage, ...]
+    stages: tuple[TileStage, ...]
 
 
 @dataclass
-class _Open:
+class _Growing:
     """A run that grows: launches with the number of their call in the run."""
 
     first: int
@@ -131,9 +131,9 @@ class StepRuns:
             return ()
         return tuple(self._made(run) for run in self._open() if len(run.tiled) > 1)
 
-    def _open(self) -> Iterator[_Open]:
+    def _open(self) -> Iterator[_Growing]:
         """Runs of calls whose launches have as many warps each."""
-        run, ends = _Open(0), {section.begin for section in self.program.sections}
+        run, ends = _Growing(0), {section.begin for section in self.program.sections}
         for number, step in enumerate(self.program.steps):
             specs = self.specs[step.kernel]
             tiled = [spec for spec in specs if not _is_move(spec)]
@@ -142,7 +142,7 @@ class StepRuns:
             fits = step.kernel not in self.refusals
             if not fits or step.kernel in run.kernels or len(warps) > 1 or full or number in ends:
                 yield run
-                run = _Open(number if fits else number + 1)
+                run = _Growing(number if fits else number + 1)
             if fits:
                 place = len(run.kernels)
                 run.kernels.append(step.kernel)
@@ -150,7 +150,7 @@ class StepRuns:
                 run.ahead += [(place, spec) for spec in specs if _is_move(spec)]
         yield run
 
-    def _made(self, run: _Open) -> PlannedRun:
+    def _made(self, run: _Growing) -> PlannedRun:
         steps = self.program.steps[run.first : run.first + len(run.kernels)]
         stages = schedule([self._stage(steps[place], spec) for place, spec in run.tiled])
         early = [self._stage(steps[place], spec) for place, spec in run.ahead]
@@ -160,7 +160,7 @@ class StepRuns:
         ahead = tuple(_ahead(place, spec) for place, spec in run.ahead)
         return PlannedRun(run.first, len(run.kernels), ahead, spec, stages)
 
-    def _stage(self, step: Step, spec: LaunchSpec) -> Stage:
+    def _stage(self, step: Step, spec: LaunchSpec) -> TileStage:
         """What a launch reads and writes; of what no operand says, that it is written."""
         reads, writes = set[Span](), set[Span]()
         for arg in spec.args:
@@ -171,7 +171,7 @@ class StepRuns:
         tiles = 1
         for dim in spec.grid:
             tiles *= 0 if _is_move(spec) else dim.value(_FIXED)
-        return Stage(step.kernel, tiles, frozenset(reads), frozenset(writes))
+        return TileStage(step.kernel, tiles, frozenset(reads), frozenset(writes))
 
     def _span(self, step: Step, arg: Arg) -> Span:
         match arg.value:
@@ -204,7 +204,7 @@ def _is_move(spec: LaunchSpec) -> bool:
     return any(term.size == "num_moves" for dim in spec.grid for term in dim.terms)
 
 
-def _too_early(early: Sequence[Stage], stages: Sequence[Stage]) -> Iterator[str]:
+def _too_early(early: Sequence[TileStage], stages: Sequence[TileStage]) -> Iterator[str]:
     """What is launched before a run may touch nothing of those stages of the run that came before it."""
     for stage in early:
         at = next(n for n, other in enumerate(stages) if other.name == stage.name)
@@ -235,7 +235,7 @@ def _of_call(place: int, arg: Arg) -> CallArg | SizeArg | CountersArg:
     return CallArg(place, arg.value)
 
 
-def _spec(tiled: Sequence[tuple[int, LaunchSpec]], stages: tuple[Stage, ...]) -> LaunchSpec:
+def _spec(tiled: Sequence[tuple[int, LaunchSpec]], stages: tuple[TileStage, ...]) -> LaunchSpec:
     """The kernel of a run; its grid is set when it is known how many programs there is room for."""
     args: dict[str, Arg] = {}
     given = []

@@ -35,7 +35,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Stage:
+class TileStage:
     """The tiles of one launch. before: tiles of the stages before it. signal: the counter that each tile adds 1 to."""
 
     name: str
@@ -47,7 +47,7 @@ class Stage:
     signal: int = -1
 
 
-def touches_after(later: Stage, earlier: Stage) -> bool:
+def touches_after(later: TileStage, earlier: TileStage) -> bool:
     """Whether a stage must come behind another: it touches what that one writes, or writes what that one reads."""
     return _meet(later.writes, earlier.reads | earlier.writes) or _meet(later.reads, earlier.writes)
 
@@ -56,9 +56,9 @@ def _meet(some: Iterable[Span], others: Iterable[Span]) -> bool:
     return any(one.meets(other) for one in some for other in others)
 
 
-def schedule(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def schedule(stages: Sequence[TileStage]) -> tuple[TileStage, ...]:
     """The stages with their counters and waits; what another wait has waited for is not waited for again."""
-    made: list[Stage] = []
+    made: list[TileStage] = []
     behind: list[set[int]] = []  # by stage: those that are done when it begins
     before = 0
     for number, stage in enumerate(stages):
@@ -73,7 +73,7 @@ def schedule(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     return tuple(made)
 
 
-def faults(stages: Sequence[Stage]) -> Iterator[str]:
+def faults(stages: Sequence[TileStage]) -> Iterator[str]:
     """What is wrong with a schedule, in words; nothing of it is taken from how `schedule` makes one.
 
     No deadlock, however many programs there are: of all tiles that are not done, look at the first of the list. Its
