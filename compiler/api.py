@@ -55,6 +55,7 @@ class CompileFields(TypedDict, total=False):
     expert_parallel: int | None
     sequence_parallel: bool
     deterministic: bool
+    step_kernel: bool
     like: PathLike | None
     prefix: Sequence[PathLike]
     schema: Sequence[PathLike]

@@ -178,6 +178,8 @@ MICROS = {
     "micro_short__q8_0_m3_n1_staged": QuantMicroParams(
         "q8_0_m3_n1", reader_of(find_format("q8_0")), 3, 1, 2048, False, True
     ),
+    "micro_amx__q4_m16_n2": QuantMicroParams("quant_q4_m16_n2", NIBBLES, 16, 2, 256, False, amx=True),
+    "micro_amx__q8_m32_n2": QuantMicroParams("quant_q8_m32_n2", BYTES, 32, 2, 256, False, amx=True),
     "micro_matrix__q4_m4": QuantMicroParams("quant_q4_m4_n1", NIBBLES, 4, 1, 2048, False, eights=True),
     "micro_matrix__q8_m12": QuantMicroParams("quant_q8_m12_n1", BYTES, 12, 1, 2048, False, eights=True),
     "micro_table__dense": MicroTableParams(

@@ -26,7 +26,7 @@ from cpu_cases import add_linear, add_linear_q
 from cpu_harness import Batch, Builder, Runner, flat_batch
 from icc.compiler.backends.cpu import backend, toolchain
 from icc.compiler.backends.cpu.build import build_libraries
-from icc.compiler.backends.cpu.isa import ALL, AVX2, DOTPROD, I8MM, LEVELS, MAC_LEVELS, Isa, find_isas
+from icc.compiler.backends.cpu.isa import ALL, AMX, AVX2, DOTPROD, I8MM, LEVELS, MAC_LEVELS, Isa, find_isas
 from icc.compiler.errors import UsageError
 from icc.compiler.options import CompileOptions
 from icc.runtime.cli.commands import main
@@ -147,6 +147,9 @@ def test_an_engine_lists_its_libraries_by_system(engine: Path, capsys: pytest.Ca
         assert llm.generate([[5, 6]], icc.SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids
 
 
+ALL_BUT_AMX = tuple(isa for isa in ALL if isa is not AMX)  # Linux alone is asked for tiles
+
+
 @pytest.mark.parametrize(("system", "name"), [("linux", LINUX), ("darwin", MACOS), ("win32", WINDOWS)])
 def test_the_loader_goes_by_system_machine_and_cpu(system: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = [
@@ -154,7 +157,7 @@ def test_the_loader_goes_by_system_machine_and_cpu(system: str, name: str, monke
         for isa in find_isas("x86-64", "x86-64,arm64", "linux,macos,windows")
     ]
     monkeypatch.setattr(sys, "platform", system)
-    for isa in (*ALL, I8MM, DOTPROD):
+    for isa in (*ALL_BUT_AMX, I8MM, DOTPROD):
         assert select_library(libraries, frozenset(isa.cpu_flags)).path == isa.on(name).stem
     others = [library for library in libraries if library.system != name]
     known = ", ".join(dict.fromkeys(library.system for library in others))
@@ -168,7 +171,7 @@ def test_the_loader_goes_by_system_machine_and_cpu(system: str, name: str, monke
 
 def test_systems_are_chosen_by_name() -> None:
     assert find_isas("x86-64", None, None) == find_isas("x86-64", None, "linux") == ALL
-    assert find_isas("x86-64", None, "windows,linux") == (*ALL, *(isa.on(WINDOWS) for isa in ALL))
+    assert find_isas("x86-64", None, "windows,linux") == (*ALL, *(isa.on(WINDOWS) for isa in ALL_BUT_AMX))
     assert find_isas("x86-64", None, "macos") == tuple(isa.on(MACOS) for isa in MAC_LEVELS)  # Macs of both machines
     assert find_isas("x86-64", "avx2", "macos") == (AVX2.on(MACOS),)
     assert find_isas("arm64", None, "macos") == tuple(isa.on(MACOS) for isa in LEVELS["arm64"])

@@ -72,10 +72,10 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
             llm.loop.speculator = Speculator(PlantedDrafter(truth, moved), adaptive=False)
         scheduler, schedule = llm.loop.scheduler, llm.loop.scheduler.schedule
 
-        def disturbed(drafts: Any = None) -> ScheduledBatch:
+        def disturbed(*given: Any) -> ScheduledBatch:
             if scheduler._running:
                 scheduler._preempt(scheduler._running[len(seen) % len(scheduler._running)])
-            seen.append(schedule(drafts))
+            seen.append(schedule(*given))
             return seen[-1]
 
         scheduler.schedule = disturbed  # type: ignore[method-assign]
@@ -109,12 +109,12 @@ def test_states_are_swapped_beside_blocks(kind: str, tiny: Any, tmp_path: Path) 
     with LLM(built.manifest, executor) as llm:
         scheduler, schedule, steps = llm.loop.scheduler, llm.loop.scheduler.schedule, 0
 
-        def disturbed(drafts: Any = None) -> ScheduledBatch:
+        def disturbed(*given: Any) -> ScheduledBatch:
             nonlocal steps
             steps += 1
             if scheduler._running:
                 scheduler._preempt(scheduler._running[steps % len(scheduler._running)])
-            batch = schedule(drafts)
+            batch = schedule(*given)
             swapped.update(group for group, upkeep in enumerate(batch.upkeep) if upkeep.swap_ins)
             return batch
 

@@ -16,6 +16,8 @@ import pytest
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.backends.triton.dependent import dependent
 from icc.compiler.backends.triton.spec import LaunchSpec
+from icc.compiler.backends.triton.step_kernel.runs import step_spec
+from icc.compiler.backends.triton.step_kernel.schedule import Span, TileStage, schedule
 from icc.runtime.format.plan import Extent
 from snapshot_others import OTHERS
 from snapshot_products import PRODUCTS
@@ -24,6 +26,10 @@ FOLDER = Path(__file__).parent / "snapshots"
 TRITON = TEMPLATES / "triton"
 POINTS = PRODUCTS | OTHERS
 SPECS = {name: point.spec() for name, point in POINTS.items()}
+_TWO = [POINTS["softmax__2x17"].spec(), POINTS["cumsum__f32"].spec()]
+_LINES = frozenset([Span("arena", 0, 64)])
+_STAGES = schedule([TileStage("softmax", 1, writes=_LINES), TileStage("cumsum", 1, reads=_LINES)])
+SPECS["step__two"] = step_spec(list(enumerate(_TWO)), _STAGES)
 
 
 def shared_parts() -> dict[str, str]:

@@ -58,10 +58,14 @@ class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
     scale: Annotated[float, Meta(ge=-100, le=100)]
 
 
+# msgspec itself knows no bounds of more than 63 bits
+MarkKey = Annotated[int, Meta(ge=1, extra_json_schema={"maximum": int(WATERMARK["key"][1])})]
+
+
 class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
     """How the answer is marked for `icc detect`; see watermark.settings.Watermark."""
 
-    key: Annotated[int, Meta(ge=1)] | Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=MOST_KEYS)]
+    key: MarkKey | Annotated[list[MarkKey], Meta(min_length=1, max_length=MOST_KEYS)]
     method: Method = "kgw"
     ratio: Annotated[float, Meta(ge=WATERMARK["ratio"][0], le=WATERMARK["ratio"][1])] = 0.25
     bias: Annotated[float, Meta(ge=WATERMARK["bias"][0], le=WATERMARK["bias"][1])] = 2.0

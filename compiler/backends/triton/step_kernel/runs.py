@@ -156,7 +156,7 @@ class StepRuns:
         early = [self._stage(steps[place], spec) for place, spec in run.ahead]
         if found := [*faults(stages), *_too_early(early, stages)]:
             raise CodegenError(f"the step kernel from step {run.first} on: {found[0]}", "this is a gap in icc")
-        spec = _spec(run.tiled, stages)
+        spec = step_spec(run.tiled, stages)
         ahead = tuple(_ahead(place, spec) for place, spec in run.ahead)
         return PlannedRun(run.first, len(run.kernels), ahead, spec, stages)
 
@@ -235,7 +235,7 @@ def _of_call(place: int, arg: Arg) -> CallArg | SizeArg | CountersArg:
     return CallArg(place, arg.value)
 
 
-def _spec(tiled: Sequence[tuple[int, LaunchSpec]], stages: tuple[TileStage, ...]) -> LaunchSpec:
+def step_spec(tiled: Sequence[tuple[int, LaunchSpec]], stages: tuple[TileStage, ...]) -> LaunchSpec:
     """The kernel of a run; its grid is set when it is known how many programs there is room for."""
     args: dict[str, Arg] = {}
     given = []

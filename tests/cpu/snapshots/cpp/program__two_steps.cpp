@@ -35,7 +35,7 @@ struct Handle {
     char* kv[NUM_GROUPS];
     int64_t num_blocks[NUM_GROUPS];
     int threads;
-    pthread_t* ids;
+    Thread* ids;
     char** scratch;
     int32_t* rests;  // [threads][NUM_STEPS]
     const icc_batch* batch;  // of every group
@@ -87,12 +87,12 @@ static void walk(Handle& h, int tid) {
 
 struct Worker { Handle* handle; int tid; };
 
-static void* work(void* arg) {
+static ThreadResult work(void* arg) {
     const Worker me = *(Worker*)arg;
     free(arg);
     for (uint32_t round = 0;; ++round) {  // wraps around, as the gate does
         me.handle->start.wait_past((int32_t)round);
-        if (me.handle->stop) return nullptr;
+        if (me.handle->stop) return {};
         walk(*me.handle, me.tid);
     }
 }
@@ -100,11 +100,11 @@ static void* work(void* arg) {
 static void release(Handle* h, int started) {
     h->stop = true;
     h->start.advance();
-    for (int t = 1; t < started; ++t) pthread_join(h->ids[t], nullptr);
-    for (int t = 0; t < h->threads && h->scratch; ++t) free(h->scratch[t]);
-    free(h->scratch), free(h->ids), free(h->shared), free(h->rests), free(h->next);
+    for (int t = 1; t < started; ++t) join_thread(h->ids[t]);
+    for (int t = 0; t < h->threads && h->scratch; ++t) free_lines(h->scratch[t]);
+    free(h->scratch), free(h->ids), free_lines(h->shared), free(h->rests), free(h->next);
     h->~Handle();
-    free(h);
+    free_lines(h);
 }
 
 extern "C" int32_t icc_abi_version(void) { return ICC_ABI_VERSION; }
@@ -140,7 +140,7 @@ extern "C" void icc_largest(const float* logits, int32_t rows, int64_t width, in
 
 extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks) {
     if (num_threads < 1 || num_threads > Barrier::GROUP * Barrier::MOST) return nullptr;
-    void* memory = aligned_alloc(64, (sizeof(Handle) + 63) / 64 * 64);
+    void* memory = allocate_lines((sizeof(Handle) + 63) / 64 * 64);
     if (!memory) return nullptr;
     Handle* h = new (memory) Handle();
     h->weights = weights, h->arena = (char*)arena;
@@ -150,19 +150,19 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
     }
     h->threads = num_threads, h->barrier.members = num_threads, h->stop = false, h->batch = nullptr;
     if (num_threads > allowed_cores()) h->start.spins = h->barrier.gate.spins = 0;
-    h->ids = (pthread_t*)calloc((size_t)num_threads, sizeof(pthread_t));
+    h->ids = (Thread*)calloc((size_t)num_threads, sizeof(Thread));
     h->scratch = (char**)calloc((size_t)num_threads, sizeof(char*));
-    h->shared = (char*)aligned_alloc(64, ICC_SHARED_BYTES);
+    h->shared = (char*)allocate_lines(ICC_SHARED_BYTES);
     h->rests = (int32_t*)calloc((size_t)num_threads * NUM_STEPS, sizeof(int32_t));
     h->next = (std::atomic<int32_t>*)calloc((size_t)num_threads * NUM_STEPS, sizeof(std::atomic<int32_t>));
     int started = 1;
     bool ok = h->ids && h->scratch && h->shared && h->rests && h->next;
-    for (int t = 0; ok && t < num_threads; ++t) ok = (h->scratch[t] = (char*)aligned_alloc(64, ICC_SCRATCH_BYTES));
+    for (int t = 0; ok && t < num_threads; ++t) ok = (h->scratch[t] = (char*)allocate_lines(ICC_SCRATCH_BYTES));
     for (; ok && started < num_threads; ++started) {
         Worker* worker = (Worker*)malloc(sizeof(Worker));
         if (!worker) { ok = false; break; }
         *worker = {h, started};
-        if (pthread_create(&h->ids[started], nullptr, work, worker)) { free(worker), ok = false; break; }
+        if (!start_thread(h->ids[started], work, worker)) { free(worker), ok = false; break; }
     }
     if (ok) return h;
     release(h, started);
