@@ -102,6 +102,16 @@ class Adapter:
         """The largest of its ranks; 0 if it has no low-rank change."""
         return max((change.low_rank.rank for change in self.changes.values() if change.low_rank), default=0)
 
+    def begin(self, prompt: Sequence[int]) -> int | None:
+        """The position from which it counts: that of the last invocation tokens in the prompt (aLoRA, Greenewald et al.
+        2025, arXiv:2504.12397), None where they are not there; 0 for others."""
+        tokens = self.invocation
+        if not tokens:
+            return 0
+        size = len(tokens)
+        found = (at for at in range(len(prompt) - size, -1, -1) if tuple(prompt[at : at + size]) == tokens)
+        return next(found, None)
+
 
 def named_as(adapter: Adapter, known: Collection[str]) -> Adapter:
     """The adapter with names of weights as the model has them, `known`: PEFT names them from the class that it was

@@ -51,25 +51,10 @@ class Loaded:
     writing: Future[None]
     users: int = 0
 
-    def begin(self, prompt: Sequence[int]) -> int | None:
-        """See `first_adapted`."""
-        return first_adapted(self.adapter, prompt)
-
     def rows(self, begin: int | None, longest: int) -> bytes:
         """The input of a request, int32 [longest]: the slot from `begin` on, -1 before."""
         start = longest if begin is None else begin
         return (array("i", [-1]) * start + array("i", [self.slot]) * (longest - start)).tobytes()
-
-
-def first_adapted(adapter: Adapter, prompt: Sequence[int]) -> int | None:
-    """The position from which an adapter counts: that of the last invocation tokens in the prompt (aLoRA, Greenewald et
-    al. 2025, arXiv:2504.12397), None where they are not there; 0 for others."""
-    tokens = adapter.invocation
-    if not tokens:
-        return 0
-    size = len(tokens)
-    found = (at for at in range(len(prompt) - size, -1, -1) if tuple(prompt[at : at + size]) == tokens)
-    return next(found, None)
 
 
 @dataclass(eq=False)
@@ -165,7 +150,7 @@ class ResidentAdapters:
         another by it: as `own_salt` and `own_from` of CachedSequence. RequestError if there is none of that name."""
         with self._lock:
             adapter = self._check(name)
-        begin = first_adapted(adapter, prompt)
+        begin = adapter.begin(prompt)
         return (b"", 0) if begin is None else (_scaled_key(adapter.digest, scale), begin)
 
     def release(self, loaded: Loaded) -> None:

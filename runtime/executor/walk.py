@@ -73,12 +73,12 @@ class BoundLaunch:
 
 class Walker:
     """Binds the launches of a program's plan to the sizes of a step, and those of a KV layer to its place in the cache
-    and to the arrays of its group. section: see `Section`; "" is the program."""
+    and to the arrays of its group. section: see `Section`; "" is the program. multiprocessors: of the device; runs that
+    need more are launched one by one."""
 
     def __init__(
         self, program: Program, plan: LaunchPlan, cache: KVMemory, limits: BatchLimits, multiprocessors: int = 0
     ) -> None:
-        """multiprocessors: of the device; runs that need more are launched one by one."""
         self._program, self._multiprocessors = program, multiprocessors
         self._plan = plan
         self._buffers = {b.name: b for b in program.buffers}

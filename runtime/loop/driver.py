@@ -141,7 +141,7 @@ class LoopDriver(Generic[AnyTask]):
         if loaded is None:
             return False
         self._placed[task] = loaded
-        begin = loaded.begin(task.query.token_ids)
+        begin = loaded.adapter.begin(task.query.token_ids)
         rows = loaded.rows(begin, self.loop.manifest.limits.max_seq_len)
         task.standing = replace(
             task.standing,

@@ -33,7 +33,7 @@ _STARTS: dict[Method, tuple[int, ...]] = {
     "dual_key_gumbel": (-1,) * 4,
     "synthid": (0,) * 4,
 }
-FORM = "[METHOD:]KEY[,bias=B][,ratio=R][,alpha=A]"
+FORM = "[METHOD:]KEY[+KEY..][,bias=B][,ratio=R][,alpha=A]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,9 @@ def test_an_adapter_that_changes_on_disk_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_where_an_invocation_begins() -> None:
     loaded = Loaded(Adapter(Path("x"), b"", "", (7, 8), {}), b"", 2, None)  # type: ignore[arg-type]
-    assert loaded.begin([1, 7, 8, 3, 7, 8, 9]) == 4
-    assert loaded.begin([7, 8]) == 0 and loaded.begin([8, 7]) is None and loaded.begin([7]) is None
+    assert loaded.adapter.begin([1, 7, 8, 3, 7, 8, 9]) == 4
+    assert (
+        loaded.adapter.begin([7, 8]) == 0 and loaded.adapter.begin([8, 7]) is None and loaded.adapter.begin([7]) is None
+    )
     assert np.frombuffer(loaded.rows(1, 5), np.int32).tolist() == [-1, 2, 2, 2, 2]
     assert np.frombuffer(loaded.rows(None, 3), np.int32).tolist() == [-1] * 3

@@ -144,6 +144,14 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str,
     b.cases.append(Case(name, {}, expect, 1e-5))
 
 
+def small_products() -> Builder:
+    """A program of two small products, of values and of codes."""
+    b, rng = Builder(), np.random.default_rng(0)
+    add_linear(b, rng, 8, 5, "f32", False, "tokens")
+    add_linear_q(b, rng, 16, 17, "q4", 16, False)
+    return b
+
+
 def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_slot: bool) -> None:
     e, k, n, group = 5, 48, 21, 16
     name = f"experts_{'q' + str(bits) if bits else 'bf16'}_top{topk}{'_per_slot' if per_slot else ''}"

@@ -22,7 +22,7 @@ import icc
 import numpy as np
 import pefile
 import pytest
-from cpu_cases import add_linear, add_linear_q
+from cpu_cases import small_products
 from cpu_harness import Batch, Builder, Runner, flat_batch
 from icc.compiler.backends.cpu import backend, toolchain
 from icc.compiler.backends.cpu.build import build_libraries
@@ -55,17 +55,10 @@ EXPORTS = {
 USUAL, RARE = (AVX2.on(WINDOWS), DOTPROD.on(MACOS)), (AVX2.on(MACOS), DOTPROD.on(WINDOWS))
 
 
-def small() -> Builder:
-    b, rng = Builder(), np.random.default_rng(0)
-    add_linear(b, rng, 8, 5, "f32", False, "tokens")
-    add_linear_q(b, rng, 16, 17, "q4", 16, False)
-    return b
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("others") / "kernels"
-    build_libraries(small().program(), folder, [*USUAL, *(RARE if SOAK else ())], optimize="-O1")
+    build_libraries(small_products().program(), folder, [*USUAL, *(RARE if SOAK else ())], optimize="-O1")
     return folder
 
 
@@ -114,7 +107,7 @@ def test_a_library_is_of_its_system_exports_the_interface_and_needs_only_what_a_
 @pytest.mark.parametrize("isa", [USUAL[0], *soak(*USUAL[1:], *RARE)], ids=lambda isa: isa.stem)
 def test_it_is_the_same_bytes_in_any_folder(isa: Isa, built: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere" / "kernels"
-    build_libraries(small().program(), folder, [isa], optimize="-O1")
+    build_libraries(small_products().program(), folder, [isa], optimize="-O1")
     assert sorted(path.name for path in folder.iterdir()) == sorted((f"{isa.stem}.cpp", path_of(isa, folder).name))
     assert path_of(isa, folder).read_bytes() == path_of(isa, built).read_bytes()
 
@@ -174,6 +167,8 @@ def test_systems_are_chosen_by_name() -> None:
     assert find_isas("x86-64", None, "windows,linux") == (*ALL, *(isa.on(WINDOWS) for isa in ALL_BUT_AMX))
     assert find_isas("x86-64", None, "macos") == tuple(isa.on(MACOS) for isa in MAC_LEVELS)  # Macs of both machines
     assert find_isas("x86-64", "avx2", "macos") == (AVX2.on(MACOS),)
+    with pytest.raises(UsageError, match="--isa amx: on Linux alone"):
+        find_isas("x86-64", "amx", "windows,linux")
     assert find_isas("arm64", None, "macos") == tuple(isa.on(MACOS) for isa in LEVELS["arm64"])
     with pytest.raises(UsageError, match="--os linux,bsd: 'bsd' is unknown") as error:
         find_isas("x86-64", None, "linux,bsd")
@@ -291,7 +286,7 @@ def memory_image(builder: Builder, batch: Batch, arena: np.ndarray, steps: int, 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_wine_runs_a_library_for_windows(built: Path, tmp_path: Path, threads: int) -> None:
     """Products, and the digest, as on Linux; the team meets in 200 steps, between which its threads fall asleep."""
-    builder = small()
+    builder = small_products()
     build_libraries(builder.program(), tmp_path / "kernels", [AVX2], optimize="-O1")
     runner = Runner(tmp_path / "kernels/avx2.so", builder)
     floats = runner.arena[: runner.arena.size // 4 * 4].view(np.float32)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_cases import add_linear, add_linear_q
-from cpu_harness import Builder, Runner, flat_batch
+from cpu_cases import small_products
+from cpu_harness import Runner, flat_batch
 from icc.compiler.backends import cxx
 from icc.compiler.backends.cpu import toolchain
 from icc.compiler.backends.cpu.build import build_libraries
@@ -24,20 +24,13 @@ from icc.runtime.system import LINUX
 CLANG = [sys.executable, "-m", "ziglang"]
 
 
-def small() -> Builder:
-    b, rng = Builder(), np.random.default_rng(0)
-    add_linear(b, rng, 8, 5, "f32", False, "tokens")
-    add_linear_q(b, rng, 16, 17, "q4", 16, False)
-    return b
-
-
 @pytest.fixture(scope="module")
 def by_zig(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of libraries of every level."""
     folder = tmp_path_factory.mktemp("zig") / "kernels"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", cxx.ZIG)
-        build_libraries(small().program(), folder, ALL, optimize="-O1")
+        build_libraries(small_products().program(), folder, ALL, optimize="-O1")
     return folder
 
 
@@ -81,7 +74,7 @@ def test_zig_compiles_avx_vnni(by_zig: Path) -> None:
 
 
 def test_a_library_by_zig_computes_what_gxx_says(by_zig: Path, tmp_path: Path) -> None:
-    built = build_libraries(small().program(), tmp_path / "kernels", host_isas(), optimize="-O1")
+    built = build_libraries(small_products().program(), tmp_path / "kernels", host_isas(), optimize="-O1")
     for library in built:
         other = by_zig / f"{library.isa}.so"
         assert ctypes.CDLL(str(other)).icc_abi_version() == KERNEL_ABI["cpu"]
@@ -93,7 +86,7 @@ def test_a_library_by_zig_computes_what_gxx_says(by_zig: Path, tmp_path: Path) -
 
 def _outputs(library: Path) -> dict[str, np.ndarray]:
     """Every buffer after a step of three tokens over an arena of the same random numbers."""
-    runner = Runner(library, small())
+    runner = Runner(library, small_products())
     arena = runner.arena[: runner.arena.size // 4 * 4].view(np.float32)
     arena[:] = np.random.default_rng(1).standard_normal(arena.size)
     try:
@@ -104,5 +97,5 @@ def _outputs(library: Path) -> dict[str, np.ndarray]:
 
 def test_libraries_by_zig_are_the_same_bytes(by_zig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", cxx.ZIG)
-    build_libraries(small().program(), tmp_path / "elsewhere" / "kernels", [AVX2], optimize="-O1")
+    build_libraries(small_products().program(), tmp_path / "elsewhere" / "kernels", [AVX2], optimize="-O1")
     assert (tmp_path / "elsewhere/kernels/avx2.so").read_bytes() == (by_zig / "avx2.so").read_bytes()

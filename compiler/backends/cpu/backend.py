@@ -30,8 +30,8 @@ CPU_PROFILE = Profile(LAYOUTS.find, adds=True, screened_bytes=SCREENED_BYTES)
 
 @dataclass(frozen=True)
 class CpuBackend:
-    """`weights` is the checkpoint's element type. isa, os: levels and systems to compile for
-    instead of the target's, see `find_isas`."""
+    """`weights` is the checkpoint's element type. isa, os: levels and systems to compile for instead of
+    the target's, see `find_isas`."""
 
     target: Target
     weights: str

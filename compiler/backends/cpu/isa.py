@@ -13,7 +13,7 @@ from ...errors import UsageError
 class Block(NamedTuple):
     """A micro-kernel of a product: activation rows, weight tiles (each a stream of its own), and how many bytes ahead
     it prefetches in each stream; None where the number of streams says it. matrix: it multiplies by instructions whose
-    operands are matrices of bytes (see kernels/matrix.py)."""
+    operands are matrices of bytes (see kernels/matrix.py and amx.py)."""
 
     rows: int
     tiles: int
@@ -95,7 +95,7 @@ AMX = replace(
     flags=(*AVX512VNNI.flags, "-mamx-tile", "-mamx-int8"),
     cpu_flags=(*AVX512VNNI.cpu_flags, TILES, "amx_int8"),
     quant_blocks=AVX512VNNI.quant_blocks[:-1],
-    tile_blocks=_blocks((16, 2), (32, 2)),
+    tile_blocks=tuple(Block(rows, 2, matrix=True) for rows in (16, 32)),
     headers=(("panels.h", "panels_amx.h"),),
 )
 AVX512 = Isa(
@@ -168,7 +168,9 @@ def find_isas(arch: str, asked: str | None, systems: str | None = None) -> tuple
     if unknown := sorted(wanted - {*SYSTEMS}):
         raise UsageError(f"--os {systems}: {unknown[0]!r} is unknown", f"choose from: {', '.join(SYSTEMS)}")
     levels = LEVELS[arch] if asked is None else _named(asked)
-    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags) or levels  # Linux alone is asked for tiles
+    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags)  # Linux alone is asked for tiles
+    if not others and wanted != {LINUX}:
+        raise UsageError(f"--isa {asked}: on Linux alone", "name another level, or leave --os out")
     macs = MAC_LEVELS if asked is None and arch == "x86-64" else others
     of_system = {LINUX: levels, MACOS: macs}
     return tuple(isa.on(name) for name in SYSTEMS if name in wanted for isa in of_system.get(name, others))

@@ -97,5 +97,5 @@ class TritonBackend:
             msgspec.structs.replace(program, plan=plan),
             gpu=GpuFacts(self.target.arch, needed, self.deterministic),
             refused=tuple(map(str, objects.refused)),
-            launched=objects.dropped,
+            launched=objects.launched,
         )

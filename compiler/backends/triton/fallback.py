@@ -21,14 +21,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Objects:
-    """A plan and its objects by name. faults: by object, accesses that are not shown to lie in their buffers. dropped:
+    """A plan and its objects by name. faults: by object, accesses that are not shown to lie in their buffers. launched:
     what a step kernel was not made of, and why."""
 
     planned: Planned
     compiled: Mapping[str, Compiled]
     faults: Mapping[str, tuple[str, ...]]
     refused: tuple[RefusedTiling, ...]
-    dropped: tuple[str, ...] = ()
+    launched: tuple[str, ...] = ()
 
 
 @dataclass
@@ -49,14 +49,14 @@ class TilingSearch:
         while True:
             planned = self.plan(tuner)
             self._compile(planned)
-            planned, dropped = without_bad_runs(planned, self.compiled, self.reasons, self.target)
+            planned, launched = without_bad_runs(planned, self.compiled, self.reasons, self.target)
             refused = refusals(planned, self.compiled, self.reasons, self.target)
             if not refused:  # all objects are there: their IR says where they reach
                 faults = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
                 refused = refusals(planned, self.compiled, self.reasons, self.target)
                 if not refused:
                     compiled = {key: self.compiled[key] for key in planned.specs()}
-                    return Objects(planned, compiled, faults, tuner.refused, dropped)
+                    return Objects(planned, compiled, faults, tuner.refused, launched)
             tuner = replace(tuner, refused=(*tuner.refused, *refused))
 
     def _compile(self, planned: Planned) -> None:

@@ -37,6 +37,11 @@ class AdapterChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     rank: int
     slots: int
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The columns [begin, end) of each piece."""
+        return list(zip((0, *self.ends), self.ends, strict=False))
+
 
 class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What becomes of a product: y [width] = body(inputs), column by column."""
@@ -143,16 +148,11 @@ class RowProduct(Product, frozen=True, kw_only=True):
 
     def _change_widths(self) -> dict[str, int]:
         found: dict[str, int] = {"slot": 1} if self.slot else {}
-        pieces = [(change, n) for change in self.changes for n in change_columns(change)]
+        pieces = [(change, end - begin) for change in self.changes for begin, end in change.spans]
         for number, (change, n) in enumerate(pieces):
             found |= {f"low.{number}": change.rank, f"up.{number}": change.slots * n * change.rank}
             found[f"shift.{number}"] = change.slots * n
         return found
-
-
-def change_columns(change: AdapterChange) -> list[int]:
-    """How many columns each piece of a change has."""
-    return [end - begin for begin, end in zip((0, *change.ends), change.ends, strict=False)]
 
 
 @step_type

@@ -100,12 +100,12 @@ class MicroTableParams:
 def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicroParams:
     """The micro-kernel of a block on a level."""
     if block.matrix:
-        return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, False, eights=True)
+        form = "amx" if isa.tile_blocks else "eights"
+        return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, False, **{form: True})
     few = block.rows * block.tiles <= isa.float_sums
     short = isa.short_sums and isinstance(reader, BlockReader)
     sums16 = isa.short_sums and reader.nibbles and not few  # a few rows take their time for reading codes
     forms = {"pairs": in_pairs(reader, isa), "chains": chained(reader, isa), "sums16": sums16}
-    forms["amx"] = block in isa.tile_blocks
     return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short, **forms)
 
 

@@ -126,7 +126,7 @@ def epilogue_operands(step: steps.Product) -> EpilogueOperands:
 def _change(step: steps.RowProduct, change: steps.AdapterChange, before: list[ChangeOperand]) -> ChangeOperand:
     first = sum(len(other.pieces) for other in before)
     pieces: list[ChangePiece] = []
-    for begin, end in zip((0, *change.ends), change.ends, strict=False):
+    for begin, end in change.spans:
         number = first + len(pieces)
         pieces.append(ChangePiece(number, begin, end, step.low[number].stride))
     wide = len({o.dtype for o in (*step.low, *step.up)}) > 1
