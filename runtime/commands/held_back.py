@@ -25,7 +25,7 @@ def held_back(ranks: int) -> Iterator[tuple[str, str]]:
     if slow:
         yield (
             f"{len(slow)} of {len(allowed)} cores are slower ones",
-            "kernels leave them out; --cores and --threads say otherwise",
+            "kernels leave them out; --cores, or more --threads than there are others, say otherwise",
         )
     sockets = {read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id") or "0" for cpu in allowed}
     if len(sockets) > ranks:

@@ -118,12 +118,22 @@ def test_slower_cores_of_a_hybrid_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     }
     assert cores.preferred_cores() == {4, 5, 6, 7} and usable_cores() == 4
     assert [text for text, _ in held.held_back(1)] == ["4 of 8 cores are slower ones"]
+    assert cores.preferred_cores(1) == cores.preferred_cores(4) == {4, 5, 6, 7}, "fast ones first"
+    assert cores.preferred_cores(5) is None, "more threads than there are fast ones take all"
+    host.files |= {"/sys/fs/cgroup/cpu.max": "200000 100000"}
+    assert usable_cores() == 2 and cores.preferred_cores(4) == {4, 5, 6, 7}, "a quota makes no core slower"
     host.files = {}
     assert cores.preferred_cores() is None and usable_cores() == 8 and not [*held.held_back(1)]
 
 
 V1 = {"/proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n0::/\n", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
 NESTED = {"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/cpu.max": "max 100000"}
+V1_OF = "/sys/fs/cgroup/cpu,cpuacct/docker{}/cpu.cfs_{}_us"  # where nobody made links to its controllers
+V1_NESTED = {"/proc/self/cgroup": "5:cpuset:/y\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/z\n0::/\n"} | {
+    V1_OF.format(part, name): value
+    for part, quota in (("", "400000"), ("/x", "300000"))
+    for name, value in (("quota", quota), ("period", "200000"))
+}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +147,12 @@ NESTED = {"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/cpu.max": "max 1
         (NESTED | {"/sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
         (V1 | {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000"}, 1.5),
         (V1 | {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, None),
+        (V1_NESTED, 1.5),
+        (V1_NESTED | {V1_OF.format("/x", "quota"): "-1"}, 2),
+        ({"/proc/self/cgroup": "5:cpuset:/y\n", "/sys/fs/cgroup/y/cpu.max": "100000 100000"}, None),
+        ({"/proc/self/cgroup": "0::/../c:d\n", "/sys/fs/cgroup/../c:d/cpu.max": "400000 100000"}, 4),
+        ({"/sys/fs/cgroup/cpu.max": "100000 0"}, None),
+        ({"/sys/fs/cgroup/cpu.max": ""}, None),
     ],
 )
 def test_quotas_of_control_groups(
@@ -148,6 +164,39 @@ def test_quotas_of_control_groups(
     assert [text for text, _ in held.held_back(1)] == (
         [] if granted is None else [f"a quota of {granted:g} cores' time on 8 cores"]
     )
+
+
+def test_a_quota_and_the_cores_that_a_process_may_use_both_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What taskset and cpusets leave, without hyperthreads of a core that counts already, within the quota."""
+    host = Host(monkeypatch, 8)
+    host.files |= {
+        f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}" for n in range(8)
+    }
+    for allowed, quota, expected in (
+        (range(8), "max", 4),
+        ({0, 4}, "max", 1),
+        ({0, 1, 5, 6}, "max", 3),
+        ({0, 1, 5, 6}, "250000", 2),
+        ({0, 4}, "300000", 1),
+        (range(8), "99000", 1),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, allowed=allowed: set(allowed))
+        host.files["/sys/fs/cgroup/cpu.max"] = f"{quota} 100000"
+        assert usable_cores() == expected, (allowed, quota)
+
+
+@needs_two
+@pytest.mark.skipif(not cpu_flags() >= {"avx2", "fma", "f16c"}, reason="the engine's kernels need AVX2")
+def test_threads_that_somebody_counts_stay_on_fast_cores_while_these_are_enough(
+    engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, fast = threads(), max(os.sched_getaffinity(0))
+    monkeypatch.setattr(cores, "fast_cores", lambda allowed: frozenset({fast}))
+    for count, expected in ((1, []), (2, [before[str(os.getpid())]])):
+        with load(engines / "llama.engine", threads=count, spec="none") as llm:
+            assert [where for thread, where in threads().items() if thread not in before] == expected
+            llm.generate([[1, 5, 9]], SamplingParams(max_tokens=2, ignore_eos=True))
+            assert threads()[str(os.getpid())] == (str(fast) if count == 1 else before[str(os.getpid())])
 
 
 def test_what_else_holds_an_engine_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,13 @@ def usable_cores(among: Collection[int] | None = None) -> int:
 
     Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
     """
-    allowed = fast_cores(allowed_cores()) if among is None else among
-    cores = {
-        read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed
-    }
-    granted = granted_cores()
-    return max(len(cores) if granted is None else min(len(cores), int(granted)), 1)
+    count, granted = physical_cores(fast_cores(allowed_cores()) if among is None else among), granted_cores()
+    return max(count if granted is None else min(count, int(granted)), 1)
+
+
+def physical_cores(among: Collection[int]) -> int:
+    """How many cores these are, those once that hyperthreads share."""
+    return len({read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in among})
 
 
 def fast_cores(allowed: Collection[int]) -> frozenset[int]:
@@ -43,11 +44,12 @@ def fast_cores(allowed: Collection[int]) -> frozenset[int]:
     return frozenset(allowed) - slow
 
 
-def preferred_cores() -> frozenset[int] | None:
-    """The cores that kernels stay on where nobody says: those that are as fast as any; None where these are all."""
+def preferred_cores(threads: int | None = None) -> frozenset[int] | None:
+    """The cores that so many threads of kernels stay on where nobody says (None: as many as are best): those that are
+    as fast as any; None where these are all, or fewer than the threads."""
     allowed = frozenset(allowed_cores())
     fast = fast_cores(allowed)
-    return None if fast == allowed else fast
+    return None if fast == allowed or (threads or 0) > physical_cores(fast) else fast
 
 
 def granted_cores() -> float | None:
@@ -58,9 +60,10 @@ def granted_cores() -> float | None:
         number, names, path = (*line.split(":", 2), "", "")[:3]
         if number != "0" and "cpu" not in names.split(","):
             continue
-        root = "/sys/fs/cgroup" if number == "0" else "/sys/fs/cgroup/cpu"
+        # v1 is mounted by the names of its controllers, to which `cpu` is a link where somebody made it
+        roots = ("/sys/fs/cgroup",) if number == "0" else ("/sys/fs/cgroup/cpu", f"/sys/fs/cgroup/{names}")
         # a container may see its own group as the root, or by the path that it has outside
-        for folder in {Path(root), *(Path(root + part) for part in _with_parents(path))}:
+        for folder in (root + part for root in roots for part in ("", *_with_parents(path))):
             if number == "0":
                 quota, _, period = (read_text(f"{folder}/cpu.max") or "max").partition(" ")
             else:

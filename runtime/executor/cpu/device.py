@@ -44,9 +44,9 @@ class CpuDevice:
     threads: of the kernels, this one included; default: the physical cores that the process may use, without slower
     ones of a hybrid CPU. kv_bytes: memory for the KV cache; default: enough for a full batch, within a share of the
     machine's memory. section: run this section of the program as a step, instead of the program. cores: what the
-    kernels' threads stay on, as does a thread that calls `run`, until `close`; None for all. num_blocks: of each KV
-    group; None: as many as fit, and `more_blocks` beside them. arrays: where those of a step lie, `arrays_of` the
-    program, and logits: where they come to lie; None makes them.
+    kernels' threads stay on, as does a thread that calls `run`, until `close`; None for all, without slower ones where
+    the others are enough. num_blocks: of each KV group; None: as many as fit, and `more_blocks` beside them. arrays:
+    where those of a step lie, `arrays_of` the program, and logits: where they come to lie; None makes them.
     """
 
     plan, turns = None, 1
@@ -65,8 +65,8 @@ class CpuDevice:
     ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
-        if cores is None and threads is None:
-            cores = preferred_cores()
+        if cores is None:
+            cores = preferred_cores(threads)
         self._cores = None if cores is None else KernelCores(cores)
         program = self.program = engine.program
         self.limits = batch_limits(program, engine.manifest.limits, LOGITS_BYTES["cpu"])
