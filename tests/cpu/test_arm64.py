@@ -173,6 +173,22 @@ def test_many_rows_are_multiplied_by_smmla() -> None:
             assert abs(3 * staged["st2"] + passes * block.total() - matrix_count(rows)) <= 4, rows
 
 
+def test_vectors_of_256_bits_would_win_next_to_nothing_on_neoverse_v1() -> None:
+    """Why no level has SVE: that CPU (Graviton 3) has four pipes for vectors of 128 bits, of which two make one for
+    256, and dispatches 8 operations per cycle, more than these loops have for each turn of the pipes. Pipes as LLVM's
+    AArch64SchedNeoverseV1.td has them from Arm's Software Optimization Guide; `ld1r` takes one besides its load,
+    SVE's `ld1rw` none."""
+    loop = loop_of(I8MM, "quant_q4_m1_n2", "sdot")
+    vectors, spread = sum(loop[name] for name in ("and", "ushr", "sdot")), loop["ld1r"]
+    neon, sve = (vectors + spread) / 4, vectors / 2 / 2
+    assert neon > (loop.total() + spread) / 8 and sve > 0.94 * neon
+    assert loop["ushr"] / 2 <= sve, "shifts have two of the four pipes, and one of the two"
+    for each, pairs in ((12, 4), (8, 4), (6, 4), (4, 8)):
+        block = loop_of(I8MM, f"matrix_block.*_Int8x16.*Li{each}ELi{pairs}E", "smmla")
+        loads = 2 * block["ldp"] + block["ldr"]
+        assert block["smmla"] / 4 > max(block.total() / 8, loads / 3) - 0.5
+
+
 def test_zig_compiles_it_whatever_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert toolchain.compile_commands(DOTPROD, "a.cpp", "a.so", None, "-O1")[0][:3] == [sys.executable, "-m", "ziglang"]
@@ -242,6 +258,14 @@ def test_an_emulated_cpu_gives_the_tokens_of_x86(tmp_path: Path, quant: str) -> 
         said = on_arm64(cpu, ours, "inspect", "--json").stdout
         here = [library["isa"] for library in json.loads(said)["libraries"] if library["runs_here"]]
         assert here[0] == level
+
+
+@needs_arm64
+@pytest.mark.parametrize("vectors", ["sve256=on", *soak("sve=off", "sve512=on")])
+def test_an_emulated_cpu_takes_neon_however_long_its_vectors_are(engine: Path, vectors: str) -> None:
+    said = on_arm64(f"max,{vectors}", engine, "inspect", "--json")
+    assert said.returncode == 0, said.stderr
+    assert [one["isa"] for one in json.loads(said.stdout)["libraries"] if one["runs_here"]] == ["i8mm", "dotprod"]
 
 
 @needs_arm64

@@ -104,10 +104,15 @@ def test_the_twin_has_the_instruction_as_avx512_encodes_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "level"),
     [
-        ("fpu avx avx2 fma f16c avx_vnni", "avxvnni"),  # Alder Lake
+        (
+            "fpu avx avx2 fma f16c avx_vnni",
+            "avxvnni",
+        ),  # Alder Lake; Lunar Lake, whose AVX-VNNI-INT8 Linux does not list
         ("fpu avx avx2 fma f16c", "avx2"),
         ("fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq", "avx512"),
         ("fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx_vnni", "avx512vnni"),  # Zen 5
+        # Granite Rapids: AVX10 is no flag of Linux, and says no more than AVX-512's flags; here without AMX
+        ("avx avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx_vnni avx512_fp16", "avx512vnni"),
     ],
 )
 def test_the_loader_takes_it_where_the_cpu_says_so(tmp_path: Path, flags: str, level: str) -> None:
