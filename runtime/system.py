@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from typing import Any
 
 LINUX, MACOS, WINDOWS = SYSTEMS = ("linux", "macos", "windows")
 # Flags of os.open: files are read as bytes, and no other process inherits them.
@@ -29,6 +30,22 @@ def allowed_cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def mac_cores() -> int:
+    """A Mac's performance cores, or all where these are alike, hyperthreads not counted; 0 on another system."""
+    return (mac_number("hw.perflevel0.physicalcpu") or mac_number("hw.physicalcpu")) if system() == MACOS else 0
+
+
+def mac_number(name: str) -> int:
+    """The number that macOS has by a name of sysctl(3); 0 where there is none."""
+    import ctypes
+
+    library: Any = ctypes.CDLL(None)
+    value, size = ctypes.c_int64(), ctypes.c_size_t(8)
+    read = library.sysctlbyname
+    read.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return value.value if read(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0) == 0 else 0
 
 
 def can_pin() -> bool:

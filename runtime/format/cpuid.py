@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_size_t, c_uint32, c_void_p
 from typing import Any
 
 from ..errors import IccError
+from ..system import mac_number
 
 # By machine the names of sysctl (XNU, bsd/kern/kern_mib.c). All of Apple's own CPUs have atomics and dot products,
 # which the first macOS for them did not tell.
@@ -37,7 +38,7 @@ Cpuid = Callable[[int, int], int]
 
 def macos_flags(machine: str, sysctl: Callable[[str], int] | None = None) -> frozenset[str]:
     """sysctl: the number that a name of hw.optional has; 0 where there is none."""
-    read = sysctl or _sysctl
+    read = sysctl or mac_number
     found = {flag for flag, name in _SYSCTL.get(machine, {}).items() if read(f"hw.optional.{name}")}
     return frozenset(found) | (_APPLE if machine == "arm64" else frozenset())
 
@@ -84,14 +85,6 @@ def machine_code() -> tuple[Cpuid, Callable[[], int]]:
         return int.from_bytes(bytes(registers), "little")
 
     return cpuid, ctypes.CFUNCTYPE(c_uint32)(place + len(CPUID))
-
-
-def _sysctl(name: str) -> int:
-    library: Any = ctypes.CDLL(None)
-    value, size = c_int64(), c_size_t(8)
-    read = library.sysctlbyname
-    read.argtypes = (c_char_p, c_void_p, c_void_p, c_void_p, c_size_t)
-    return value.value if read(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0) == 0 else 0
 
 
 def _kernel32() -> Any:

@@ -102,7 +102,8 @@ memory = AnonymousMemory(4 << 20)
 assert not ctypes.string_at(memory.address, 64).strip(b"\0")
 memory.close()
 cpuid.machine_code = lambda: (lambda leaf, subleaf: HASWELL[leaf, subleaf], lambda: 7)
-cpuid._sysctl = lambda name: name in ("hw.optional.avx2_0", "hw.optional.fma", "hw.optional.f16c")  # type: ignore[assignment]
+MAC = {"hw.optional.avx2_0", "hw.optional.fma", "hw.optional.f16c", "hw.physicalcpu"}
+cpuid.mac_number = system.mac_number = lambda name: int(name in MAC)
 if COMMAND:
     sys.exit(main([*COMMAND, ENGINE, "--ids", "97"]))
 engine = open_engine(ENGINE)  # the best library of the system for the CPU

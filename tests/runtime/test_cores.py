@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from icc.runtime import system
 from icc.runtime.cli.commands import COMMANDS, main
 from icc.runtime.commands import held_back as held
 from icc.runtime.errors import UsageError
@@ -124,6 +125,24 @@ def test_slower_cores_of_a_hybrid_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert usable_cores() == 2 and cores.preferred_cores(4) == {4, 5, 6, 7}, "a quota makes no core slower"
     host.files = {}
     assert cores.preferred_cores() is None and usable_cores() == 8 and not [*held.held_back(1)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({"hw.perflevel0.physicalcpu": 4, "hw.physicalcpu": 8}, 4),  # M1
+        ({"hw.physicalcpu": 6}, 6),  # the last of Intel's, twelve hyperthreads
+        ({}, 12),
+    ],
+)
+def test_a_mac_has_as_many_threads_as_performance_cores(
+    monkeypatch: pytest.MonkeyPatch, numbers: dict[str, int], expected: int
+) -> None:
+    Host(monkeypatch, 12)
+    monkeypatch.setattr(system, "mac_number", lambda name: numbers.get(name, 0))
+    assert usable_cores() == 12, "this is no Mac"
+    monkeypatch.setattr(system, "system", lambda: system.MACOS)
+    assert usable_cores() == expected and cores.preferred_cores() is None
 
 
 V1 = {"/proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n0::/\n", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import get_native_id
 
 from ...errors import UsageError
-from ...system import allowed_cores, can_pin
+from ...system import allowed_cores, can_pin, mac_cores
 
 _MOST = 1 << 16  # cores of a machine
 _AS_FAST = 0.7  # of the capacity of the fastest core
@@ -22,7 +22,11 @@ def usable_cores(among: Collection[int] | None = None) -> int:
 
     Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
     """
-    count, granted = physical_cores(fast_cores(allowed_cores()) if among is None else among), granted_cores()
+    if among is None:
+        count = mac_cores() or physical_cores(fast_cores(allowed_cores()))
+    else:
+        count = physical_cores(among)
+    granted = granted_cores()
     return max(count if granted is None else min(count, int(granted)), 1)
 
 
