@@ -40,7 +40,7 @@ class KVGifts:
         self._begun = asyncio.Event()
 
     def grow(self, name: str, nbytes: int) -> None:
-        """So many bytes are there by now."""
+        """Note that so many bytes are there by now."""
         if (gift := self._gifts.get(name)) is not None:
             gift.nbytes = nbytes
             gift.change()
