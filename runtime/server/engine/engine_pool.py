@@ -155,8 +155,8 @@ class EnginePool:
         stream.on_given = lambda given: self.gifts.grow(given.name, given.nbytes)
         for submit in named:
             self._send(SentPrompt(stream, submit))
-            if submit.kv_name:
-                self.gifts.begin(submit.kv_name)
+        for name in {submit.kv_name for submit in named} - {""}:
+            self.gifts.begin(name)
         return stream
 
     def close(self, stream: EngineStream) -> None:
