@@ -134,7 +134,8 @@ class Mover:
                 region.close()
             os.close(file)
             raise
-        return _Transfer(asked, peer, *regions, file, begun=self._clock())
+        target, head = regions
+        return _Transfer(asked, peer, target, head, file, begun=self._clock())
 
     def finished(self) -> list[Fetched | Failure]:
         """The pieces that have come since the last call, and those that will not."""
