@@ -32,6 +32,7 @@ _ALONE = {
     "grpc_port": "--grpc-port is of one server: with --ray, Ray routes",
     "kv_events": "--kv-events is the socket of one server: with --ray, Ray routes",
     "kv_events_replay": "--kv-events-replay is the socket of one server: with --ray, Ray routes",
+    "nixl": "--nixl is of one server: with --ray, Ray routes",
     "prefill_replicas": "--prefill-replicas is of the replicas of one machine",
     "prefiller": "--prefiller is of one server: with --ray, Ray routes",
     "ssl_certfile": "--ssl-certfile: with --ray, HTTPS is ended before the cluster, by the load balancer",

@@ -27,9 +27,9 @@ class ServeOptions:
     whose pages may ask ("*": all). root_path: where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM
     files, for HTTPS. vllm_metrics: metrics have vLLM's names too. otlp_endpoint: where OpenTelemetry spans go.
     chat_template: rendered within the same limits as the model's own. replicas, devices: see `replica_loads`.
-    prefill_replicas: see EnginePool. prefiller: see Prefillers. watermark: of every answer, see Watermark. lora,
-    lora_dir: adapters, which requests name as the model. judge: an engine that scores texts, see EngineJudge.
-    prompt_cache, prompt_cache_bytes: see PromptFolder. prices: see Prices. kv_events, kv_events_replay,
+    prefill_replicas: see EnginePool. prefiller: see Prefillers. nixl: see Nixl. watermark: of every answer, see
+    Watermark. lora, lora_dir: adapters, which requests name as the model. judge: an engine that scores texts, see
+    EngineJudge. prompt_cache, prompt_cache_bytes: see PromptFolder. prices: see Prices. kv_events, kv_events_replay,
     kv_events_topic: see KVPublisher. command: the engine process, for tests.
     """
 
@@ -63,6 +63,7 @@ class ServeOptions:
     prefiller: tuple[str, ...] = setting(
         (), "A server that x-prefiller-host-port may name to compute a prompt; repeatable.", metavar="HOST:PORT"
     )
+    nixl: bool = setting(False, "KV goes to other hosts, and comes from there, by NIXL where both servers have it.")
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
     watermark: Watermark | None = setting(
         None, "Mark every answer for `icc detect`.", metavar=FORM, unset="none", read=watermark_of

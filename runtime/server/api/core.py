@@ -90,7 +90,7 @@ class Core:
                 f"--prefill-replicas {prefill_replicas} of --replicas {replicas} leaves none that answers",
                 "give more --replicas",
             )
-        self.max_batch_size = limits.max_batch_size * (replicas - prefill_replicas)
+        self.max_batch_size = limits.max_batch_size * replicas
 
         def commands(path: Path) -> list[Sequence[str]]:
             of_path = [replace(one, path=path) for one in loads]

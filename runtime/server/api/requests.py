@@ -74,8 +74,9 @@ class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
 
 class KVTransferParams(Struct, frozen=True):
     """Where the KV of a prompt comes from, or that it goes elsewhere, as vLLM's connectors have it. do_remote_decode:
-    it is put where another server on this host finds it; the answer says under which name. do_remote_prefill: it is
-    there under that name; what cannot be taken is computed."""
+    it is put where another server on this host finds it, under the name that is given, if that is one of
+    `new_kv_name`; the answer says under which. do_remote_prefill: it is there under that name; what cannot be taken is
+    computed."""
 
     do_remote_decode: bool = False
     do_remote_prefill: bool = False

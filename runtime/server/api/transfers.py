@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..engine.engine_stream import EngineStream
+from ..engine.kv_file import is_kv_name
 from ..engine.messages import Submit
 from .requests import KVTransferParams
 
@@ -16,8 +17,10 @@ def with_transfer(submit: Submit, params: KVTransferParams | None) -> Submit:
     """A prompt as it is sent whose KV goes to another server, or comes from one."""
     if params is None:
         return submit
-    takes = params.remote_engine_id if params.do_remote_prefill else None
-    return msgspec.structs.replace(submit, gives_kv=params.do_remote_decode, takes_kv=takes or "")
+    named = params.remote_engine_id or ""
+    takes = named if params.do_remote_prefill else ""
+    gives = named if params.do_remote_decode and is_kv_name(named) else ""
+    return msgspec.structs.replace(submit, gives_kv=params.do_remote_decode, kv_name=gives, takes_kv=takes)
 
 
 def transfer_of(stream: EngineStream) -> KVTransferParams | UnsetType:

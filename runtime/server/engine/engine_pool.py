@@ -16,9 +16,10 @@ from .engine_client import EngineClient
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
 from .handover import Handover
 from .kv_exchange import shared
+from .kv_gifts import KVGifts
 from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAdapter, WatchKV
 from .router import ReplicaLoad, Router, prefix_keys
-from .step_costs import Costs
+from .step_costs import Costs, place
 
 _MOST_RUNS = 2  # of a prompt: one that ends its engine must not end all
 
@@ -27,8 +28,7 @@ class EnginePool:
     """Sends each prompt to the replica that a Router chooses.
 
     commands: a process for each replica, see EngineClient. tokens: how many a replica's KV cache holds at most.
-    prefills: so many of the replicas, the first ones, compute prompts for the others, where that pays (see Costs), and
-    answer only while no other replica takes prompts.
+    prefills: so many of the replicas, the first ones, compute prompts for the others too, where that pays: see `place`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class EnginePool:
         self._ids = count()
         self._tokens, self._prefills = tokens, prefills
         self._handovers: dict[int, Handover] = {}  # by the ids of the prompts
-        self._router = Router()
+        self._router, self.gifts = Router(), KVGifts()
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
         # called with a replica that has loaded the engine
         self.on_ready: Callable[[EngineClient], None] = lambda replica: None
@@ -152,49 +152,48 @@ class EnginePool:
         EngineStream. EngineFailed, status 503, if no replica takes any."""
         named = [msgspec.structs.replace(submit, id=next(self._ids)) for submit in submits]
         stream = EngineStream(named, whole)
+        stream.on_given = lambda given: self.gifts.grow(given.name, given.nbytes)
         for submit in named:
             self._send(SentPrompt(stream, submit))
+        for name in {submit.kv_name for submit in named} - {""}:
+            self.gifts.begin(name)
         return stream
 
     def close(self, stream: EngineStream) -> None:
         """Nobody reads the stream any more: what is not finished of it is cancelled."""
+        for submit in stream.submits:
+            self.gifts.end(submit.kv_name)
         handed = [found for number in stream.ids if (found := self._handovers.pop(number, None)) is not None]
         for replica in self.replicas:
             for one in (stream, *handed):
                 replica.close(one)
 
     def _send(self, prompt: SentPrompt) -> None:
-        takers = [replica for replica in self.replicas if replica.takes]
+        # of equals those first that compute for no others
+        order = [*self.replicas[self._prefills :], *self.replicas[: self._prefills]]
+        takers = [replica for replica in order if replica.takes]
         if len(self.replicas) == 1 or not takers:
             return self.replicas[0].send(prompt)  # which says why it does not
-        takers = [replica for replica in takers if replica.number >= self._prefills] or takers
         adapter, length, keys = prompt.submit.adapter, len(prompt.submit.prompt), prefix_keys(prompt.submit)
         if adapter:  # one that came back may not have it yet
             takers = [replica for replica in takers if adapter in replica.loaded] or takers
-        loads = [self._load(replica, adapter) for replica in takers]
-        best, prompt.cost = self._router.choose(keys, length, loads)
+        ranked = self._router.ranked(keys, length, [self._load(replica, adapter) for replica in takers])
+        measured, costs, now = [one.costs for one in self.replicas], None, time.monotonic()
+        if self._prefills and prompt.runs == 0 and shared(prompt.submit):
+            facts = self.ready[0]
+            costs = Costs.of(measured, facts.prefix_blocks[0], facts.step_tokens)
+        placed = place(ranked, costs, measured, self._prefills, now)
         prompt.runs += 1
-        self.replicas[best.replica].costs.arrive(time.monotonic())
-        if not self._hand_over(prompt, best, keys):
-            self.replicas[best.replica].send(prompt)
-        self._router.ran(best.replica, keys, self._tokens)
-
-    def _hand_over(self, prompt: SentPrompt, here: ReplicaLoad, keys: Sequence[bytes]) -> bool:
-        """Have a prompt computed by another replica than the one that answers it, if that can be, and pays."""
-        takers = [replica for replica in self.replicas[: self._prefills] if replica.takes]
-        if not takers or prompt.runs > 1 or here.replica < self._prefills or not shared(prompt.submit):
-            return False
-        target, unit = self.replicas[here.replica], self.ready[0].prefix_blocks[0]
-        there, cost = self._router.choose(keys, len(prompt.submit.prompt), [self._load(one, "") for one in takers])
-        costs = Costs.of([replica.costs for replica in self.replicas], unit)
-        arrivals = target.costs.arrivals(time.monotonic())
-        if costs is None or not costs.pays(prompt.cost, target.costs.busy, here, there, arrivals):
-            return False
-        handover = Handover(next(self._ids), prompt, target, self._handed)
-        self._handovers[prompt.submit.id] = handover
-        self.replicas[there.replica].send(SentPrompt(handover, handover.submits[0], cost))
-        self._router.ran(there.replica, keys, self._tokens)
-        return True
+        answers = self.replicas[placed.answers]
+        answers.costs.arrive(now)
+        if placed.computes is None:
+            prompt.cost = placed.tokens
+            answers.send(prompt)
+        else:
+            handover = self._handovers[prompt.submit.id] = Handover(next(self._ids), prompt, answers, self._handed)
+            self.replicas[placed.computes].send(SentPrompt(handover, handover.submits[0], placed.tokens))
+            self._router.ran(placed.computes, keys, self._tokens)
+        self._router.ran(placed.answers, keys, self._tokens)
 
     def _handed(self, handover: Handover, whole: bool) -> None:
         """A prompt has been computed, or its replica has failed: the one that answers computes what is lacking."""
@@ -232,7 +231,9 @@ class EnginePool:
         sequences += sum(handover.target is replica for handover in self._handovers.values())
         slots, blocks = (replica.facts.max_batch_size, replica.facts.num_blocks) if replica.facts else (1, 1)
         usage = replica.stats.blocks_used / max(blocks, 1)
-        return ReplicaLoad(replica.number, waiting, sequences, slots, usage, not adapter or _has(replica, adapter))
+        decoding = sum(prompt.stream.left[prompt.submit.id] for prompt in replica.open if prompt.begun)
+        has = not adapter or _has(replica, adapter)
+        return ReplicaLoad(replica.number, waiting, sequences, slots, usage, has, decoding)
 
 
 def _has(replica: EngineClient, adapter: str) -> bool:

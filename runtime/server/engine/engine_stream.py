@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import IccError
@@ -42,6 +42,8 @@ class EngineStream:
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
         self.kv_given: dict[int, KVGiven] = {}
+        # called with what is given of a prompt, as it comes
+        self.on_given: Callable[[KVGiven], None] = lambda given: None
         self._deltas: deque[Delta] = deque()
         self._failed: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -91,6 +93,7 @@ class EngineStream:
             self.embeddings[found.id] = found.vector
         elif isinstance(found, KVGiven):
             self.kv_given[found.id] = found
+            self.on_given(found)
         else:
             self.prompt_logprobs[found.id] = found
 

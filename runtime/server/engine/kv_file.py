@@ -21,12 +21,31 @@ PREFIX = "icc-kv-"
 _NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
 # where every engine process of a user on this host looks
 KV_FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+KEPT_S = 60.0  # that a file waits to be taken
 _IOVECS = 512  # buffers of one system call; POSIX lets a system refuse more than 1,024
 
 
+def new_kv_name() -> str:
+    """A name for a file, which nobody can guess."""
+    return f"{PREFIX}{secrets.token_hex(16)}"
+
+
 def is_kv_name(name: str) -> bool:
-    """Whether a KVWriter may have given this name."""
+    """Whether a KVWriter may have this name."""
     return _NAME.fullmatch(name) is not None
+
+
+def open_kv(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a KVWriter's file. OSError where there is none, ValueError where it is no file of this user's, or
+    its name is none that a KVWriter has."""
+    if not is_kv_name(name):
+        raise ValueError("it has no name that is given")
+    file = os.open(folder / name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(file)
+        raise ValueError("it is no file of this user's")
+    return file
 
 
 class KVPart(msgspec.Struct, array_like=True, frozen=True):
@@ -47,25 +66,27 @@ class KVPart(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KVWriter:
-    """A new file of a folder, for this user alone. OSError where it cannot be made."""
+    """A new file of a folder, for this user alone. name: one of `new_kv_name`, "" for a new one. size: bytes of whole
+    parts. OSError where it cannot be made, also where there is one of that name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = f"{PREFIX}{secrets.token_hex(16)}"
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self.name, self.size = name or new_kv_name(), 0
         self._path = folder / self.name
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._stream: BinaryIO = open(os.open(self._path, flags, 0o600), "wb", buffering=1 << 20)
 
     def write(self, part: KVPart, blocks: Sequence[memoryview]) -> None:
         """Add a whole part, or nothing: OSError then."""
-        header, end = msgspec.msgpack.encode(part), self._stream.tell()
+        header = msgspec.msgpack.encode(part)
         try:
             self._stream.write(len(header).to_bytes(8, "little") + header)
             for block in blocks:
                 self._stream.write(block)
             self._stream.flush()
         except OSError:
-            os.ftruncate(self._stream.fileno(), end)
+            os.ftruncate(self._stream.fileno(), self.size)
             raise
+        self.size = self._stream.tell()
 
     def close(self, remove: bool = False) -> None:
         """Nothing more comes; the file stays for whoever takes it, or is removed."""
@@ -78,19 +99,12 @@ class KVWriter:
 
 
 class KVReader:
-    """Reads the parts of a file in their order. OSError where there is none, ValueError where it is no file of this
-    user's, or its name is none that a KVWriter gives."""
+    """Reads the parts of a file in their order. Errors: those of `open_kv`."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        if not is_kv_name(name):
-            raise ValueError("it has no name that is given")
         self.path = folder / name
-        self._file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._file = open_kv(folder, name)
         self._at = self._next = 0  # where the blocks of the part begin that was read last, and where the next part does
-        found = os.fstat(self._file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            self.close()
-            raise ValueError("it is no file of this user's")
 
     def part(self) -> KVPart | None:
         """The next part, once it is there as a whole; None where it is not. `done` goes on to the one behind it."""

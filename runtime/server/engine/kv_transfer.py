@@ -17,14 +17,13 @@ from ...kv.cache import KVCache
 from ...kv.sequence import CachedSequence
 from ...llm import LLM
 from ...prefixes.blocks import KVBlocks, digest_of, in_reach
-from .kv_file import KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
+from .kv_file import KEPT_S, KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
 from .messages import KVGiven, Submit
 
 if TYPE_CHECKING:
     from ...adapters.resident import ResidentAdapters
 
 log = logging.getLogger("icc.engine")
-_KEPT_S = 60.0  # that blocks wait to be taken
 
 
 @dataclass(eq=False)
@@ -95,13 +94,13 @@ class KVTransfer:
         part = KVPart(self._engine, gift.length, submit.prompt[gift.length : length], tuple(map(tuple, fresh)), nbytes)
         views = [view for group, ns in enumerate(fresh) for n in ns for view in self._views(group, found[group][n])]
         try:
-            gift.file = gift.file or KVWriter(self._folder)
+            gift.file = gift.file or KVWriter(self._folder, submit.kv_name)
             gift.file.write(part, views)
         except OSError as error:
             log.warning("the KV of a prompt is not given: %s", error.strerror)
             return None
         gift.length, gift.blocks = length, gift.blocks + sum(map(len, fresh))
-        return KVGiven(submit.id, gift.file.name, length, gift.blocks)
+        return KVGiven(submit.id, gift.file.name, length, gift.blocks, gift.file.size)
 
     def end(self, submit_id: int, remove: bool = False) -> None:
         """Nothing more is given of a prompt. remove: what was is of no use."""
@@ -135,7 +134,8 @@ class KVTransfer:
             taking.prompt = submit.prompt
             count = self._adopt_all(kv, taking)
             if taking.file.part() is None and not taking.file.ended:
-                raise ValueError("it is cut")
+                there = len(taking.sequence.tokens)
+                log.warning("the KV of a prompt was cut after %d tokens: the rest is computed", there)
             return count
         except (OSError, ValueError, msgspec.DecodeError) as error:
             log.warning("the KV of a prompt cannot be taken: %s", error)
@@ -199,12 +199,12 @@ class KVTransfer:
     def sweep(self) -> None:
         """Remove what nobody has taken, and what ended processes have left."""
         for name, taking in list(self._taking.items()):
-            if time.monotonic() - taking.begun > 10 * _KEPT_S:
+            if time.monotonic() - taking.begun > 10 * KEPT_S:
                 self._taking.pop(name).file.close()
         for path in self._folder.glob(f"{PREFIX}*"):
             try:
                 found = path.lstat()
-                if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _KEPT_S:
+                if found.st_uid == os.geteuid() and time.time() - found.st_mtime > KEPT_S:
                     path.unlink()
             except OSError:
                 continue  # somebody has taken it

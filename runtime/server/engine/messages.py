@@ -21,8 +21,9 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
     tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter,
     adapter_scale: see `Query`. gives_kv, takes_kv: what is computed of the prompt goes to another engine, or comes from
-    one under this name; see KVTransfer. keep: beginnings of the prompt that are kept once they are computed, each as
-    its tokens and for how many seconds after it was used last; see KeptPrompts.
+    one under this name; kv_name: under which name it goes, a new one where that is empty; see KVTransfer. keep:
+    beginnings of the prompt that are kept once they are computed, each as its tokens and for how many seconds after it
+    was used last; see KeptPrompts.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     gives_kv: bool = False
     takes_kv: str = ""
     keep: tuple[tuple[int, float], ...] = ()
+    kv_name: str = ""
 
     @classmethod
     def of(
@@ -117,13 +119,15 @@ class KVChanged(msgspec.Struct, tag=18, array_like=True, frozen=True):
 
 
 class KVGiven(msgspec.Struct, tag=19, array_like=True, frozen=True):
-    """The KV of a prompt's first `length` tokens, in so many blocks, is there for another engine to take under a name.
-    Comes whenever there is more, and at last before the deltas that end the prompt."""
+    """The KV of a prompt's first `length` tokens, in so many blocks, is there for another engine to take under a name,
+    in a file that has so many bytes by now. Comes whenever there is more, and at last before the deltas that end the
+    prompt."""
 
     id: int
     name: str
     length: int
     blocks: int
+    nbytes: int = 0
 
 
 class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
@@ -235,6 +239,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     load_s: float
     prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
     moves_kv: bool = False  # whether it gives and takes KV
+    step_tokens: int = 0  # the most that a step takes
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):

@@ -28,7 +28,8 @@ CROWDED_COST = 1024  # tokens
 class ReplicaLoad:
     """What a replica has to do. waiting: tokens of prompts of which nothing has come yet. sequences: those that run or
     wait. slots: how many run at once. usage: share of KV blocks in use, 0 to 1. has_adapter: whether the prompt's
-    adapter, if any, is in one of its slots, or on its way there."""
+    adapter, if any, is in one of its slots, or on its way there. decoding: of the sequences, those that go on by a
+    token in each step."""
 
     replica: int
     waiting: int
@@ -36,6 +37,7 @@ class ReplicaLoad:
     slots: int
     usage: float
     has_adapter: bool
+    decoding: int = 0
 
     def cost(self, tokens: int) -> int:
         """What `tokens` tokens that it has to compute cost there, in tokens."""

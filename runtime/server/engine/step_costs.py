@@ -62,17 +62,53 @@ class StepCosts:
             self.step.add(1, seconds)
 
 
+Candidates = Sequence[tuple[ReplicaLoad, int]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """answers: the replica that answers a prompt; computes: the one that computes it for that, None where it does so
+    itself; tokens: how many have to be computed."""
+
+    answers: int
+    computes: int | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """A replica for a prompt of which `tokens` have to be computed there. busy: sequences that go on there at once, on
+    average; arrivals: prompts per second that come there."""
+
+    load: ReplicaLoad
+    tokens: int
+    busy: float = 0.0
+    arrivals: float = 0.0
+
+    @classmethod
+    def of(cls, load: ReplicaLoad, tokens: int, measured: StepCosts, now: float) -> Site:
+        """As the replica has measured."""
+        return cls(load, tokens, measured.busy, measured.arrivals(now))
+
+    @property
+    def delayed(self) -> float:
+        """Sequences that a prompt keeps from their next tokens there."""
+        return max(self.busy, self.load.decoding)
+
+
 @dataclass(frozen=True)
 class Costs:
-    """What all replicas of an engine have measured, in seconds; unit: tokens by which cached prefixes grow."""
+    """What all replicas of an engine have measured, in seconds; unit: tokens by which cached prefixes grow;
+    step_tokens: the most that a step takes."""
 
     prompt: float
     taken: float
     step: float
     unit: int
+    step_tokens: int = 0
 
     @classmethod
-    def of(cls, measured: Sequence[StepCosts], unit: int) -> Costs | None:
+    def of(cls, measured: Sequence[StepCosts], unit: int, step_tokens: int = 0) -> Costs | None:
         """The mean of those who have measured; None where nobody has run a prompt. KV of which nothing is known costs
         nothing to take: the first that is taken is measured."""
         prompt, taken, step = (
@@ -81,20 +117,42 @@ class Costs:
         )
         if not prompt:
             return None
-        return cls(_mean(prompt), _mean(taken), _mean(step), unit)
+        return cls(_mean(prompt), _mean(taken), _mean(step), unit, step_tokens)
 
-    def pays(self, tokens: int, busy: float, here: ReplicaLoad, there: ReplicaLoad, arrivals: float = 0.0) -> bool:
-        """Whether a prompt, of which `tokens` have to be computed, is better computed there for the replica here, which
-        answers: what it would keep from their next tokens here, against how long it takes to move, itself included.
-        busy: sequences that go on here at once, on average. arrivals: prompts per second that come here, and would wait
-        for what is left of it."""
-        moved = tokens - self.unit  # the last tokens are always computed here
-        if moved <= 0:
+    def pays(self, here: Site, there: Site) -> bool:
+        """Whether a prompt is better computed there for the replica here, which answers, than by that one itself. One
+        that a single step takes is not: it keeps others for that step wherever it runs.
+
+        Both ways cost what the prompt waits, itself and in its queue; what it keeps from the next tokens of sequences
+        that go on where it runs, each of whose steps takes a chunk of it; and, if it moves, what that takes, of these
+        sequences and of its own time. Prompts that come here meanwhile would wait for what is left of it.
+        """
+        if there.tokens <= max(self.unit, self.step_tokens):
             return False
-        delayed = max(busy, here.sequences, _COMING)
-        stays = (here.waiting + delayed * moved) * self.prompt + arrivals * (moved * self.prompt) ** 2 / 2
-        moves = there.waiting * self.prompt + (delayed + 1) * moved * self.taken + _OTHER_STEPS * self.step
-        return moves < stays
+        moved = there.tokens - self.unit  # the last tokens are always computed here
+        run, run_there, delayed = here.tokens * self.prompt, there.tokens * self.prompt, max(here.delayed, _COMING)
+        stays = here.load.waiting * self.prompt + (1 + delayed) * run + here.arrivals * run**2 / 2
+        moves = there.load.waiting * self.prompt + (1 + there.delayed) * run_there
+        return moves + (delayed + 1) * moved * self.taken + _OTHER_STEPS * self.step < stays
+
+
+def place(
+    prompt: Candidates, costs: Costs | None, measured: Sequence[StepCosts], prefills: int, now: float
+) -> Placement:
+    """Where a prompt goes. prompt: where it can go, the best first, and the tokens that have to be computed there, as
+    a Router has them. costs: None where nothing is known, or its KV is of use to no other replica. measured: by all
+    replicas, of which the first `prefills` compute for the others.
+
+    The router says who answers, of all: one that computes prompts answers, too, as long as no prompt is in the way.
+    Where that is one of the others, the prompt is computed for it where that costs less than to compute it there.
+    """
+    answers, tokens = prompt[0]
+    first = [one for one in prompt if one[0].replica < prefills]
+    if costs is not None and first and answers.replica >= prefills:
+        here, there = (Site.of(load, count, measured[load.replica], now) for load, count in (prompt[0], first[0]))
+        if costs.pays(here, there):
+            return Placement(answers.replica, there.load.replica, there.tokens)
+    return Placement(answers.replica, None, tokens)
 
 
 def _mean(found: Sequence[float]) -> float:

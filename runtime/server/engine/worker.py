@@ -83,7 +83,8 @@ class Worker(TaskListener[Prompt]):
         """Serve until the HTTP process has gone."""
         executor, prefix_blocks = self._driver.loop.executor, self._driver.loop.scheduler.kv.prefix_blocks
         blocks = sum(group.num_blocks for group in executor.groups)
-        self._channel.send(Ready(blocks, executor.max_batch_size, load_s, prefix_blocks, self._kv.works))
+        limits = executor.max_batch_size, executor.max_step_tokens
+        self._channel.send(Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1]))
         try:
             while True:
                 self._turn()

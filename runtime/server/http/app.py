@@ -62,7 +62,7 @@ def build_app(parts: ServerParts) -> FastAPI:
     else:
         _add_generation(app, parts)
         add_render(app, parts)
-        add_kv(app)
+        add_kv(app, parts.engine.gifts, parts.nixl)
         add_responses(app, parts)
         add_messages(app, parts)
         add_decisions(app, parts)

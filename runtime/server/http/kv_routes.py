@@ -1,25 +1,94 @@
-"""/v1/kv: the KV of a prompt that was computed here, for a server on another host that answers it."""
+"""/v1/kv: the KV of a prompt that is computed here, for a server on another host that answers it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
+import uuid
+from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
-from fastapi.responses import FileResponse, Response
-from starlette.background import BackgroundTask
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
 
 from ..api.errors import HttpError
-from ..engine.kv_file import KV_FOLDER, is_kv_name
+from ..engine.kv_file import KEPT_S, open_kv
+from ..engine.kv_gifts import KVGifts
+from ..nixl.nixl import Nixl, NixlError
+from .kv_fetch import KVOffer, KVPiece, folder_id
+
+_MOST_WAIT_S = 30  # for a prompt to begin
+_CHUNK = 1 << 20
+_WAIT = re.compile(r"wait=(\d{1,4})")  # RFC 7240
 
 
-def add_kv(app: FastAPI) -> None:
-    """Add the route; who may ask is checked as for all others, and names cannot be guessed."""
+def add_kv(app: FastAPI, gifts: KVGifts, nixl: Nixl | None) -> None:
+    """Add the routes; who may ask is checked as for all others, and names cannot be guessed."""
+
+    async def check(name: str, request: Request) -> None:
+        """HttpError 404 where there is no such KV, at the latest after the seconds of `Prefer: wait`."""
+        wait = _WAIT.search(request.headers.get("prefer", ""))
+        if not await gifts.wait(name, min(int(wait[1]), _MOST_WAIT_S) if wait else 0):
+            raise HttpError(404, "there is no such KV", code="kv_not_found")
 
     @app.get("/v1/kv/{name}", include_in_schema=False)
-    async def kv(name: str) -> Response:
-        """The KV that `kv_transfer_params` names, once."""
-        path = KV_FOLDER / name
-        if not is_kv_name(name) or path.is_symlink() or not path.is_file() or path.stat().st_uid != os.geteuid():
-            raise HttpError(404, "there is no such KV", code="kv_not_found")
-        taken = BackgroundTask(path.unlink, missing_ok=True)
-        return FileResponse(path, media_type="application/octet-stream", background=taken)
+    async def kv(name: str, request: Request) -> Response:
+        """The KV that `kv_transfer_params` names, once; what is there of it comes while its prompt runs."""
+        await check(name, request)
+        return StreamingResponse(_content(gifts, name), media_type="application/octet-stream")
+
+    @app.get("/v1/kv/{name}/pieces", include_in_schema=False)
+    async def pieces(name: str, request: Request, nixl_too: bool = False) -> Response:
+        """Where it lies: a line with a KVOffer, and, for who reads by NIXL, one with a KVPiece for each piece that
+        comes; the last one is empty. They can be read until the connection is closed."""
+        await check(name, request)
+        by = nixl if nixl_too else None
+        return StreamingResponse(_pieces(gifts, name, by), media_type="application/x-ndjson")
+
+    @app.delete("/v1/kv/{name}", include_in_schema=False)
+    async def taken(name: str) -> Response:
+        """It was read, and is not needed any more."""
+        gifts.remove(name)
+        return Response(status_code=204)
+
+
+async def _content(gifts: KVGifts, name: str) -> AsyncIterator[bytes]:
+    """The bytes of a file as they come; then it is removed."""
+    file = -1
+    try:
+        async for begin, end in gifts.pieces(name):
+            file = open_kv(gifts.folder, name) if file < 0 else file
+            while begin < end:
+                data = os.pread(file, min(end - begin, _CHUNK), begin)
+                if not data:
+                    return  # it was cut: what is lacking is computed
+                begin += len(data)
+                yield data
+        gifts.remove(name)
+    except (OSError, ValueError):
+        return  # it was taken, or removed, because its prompt has failed
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+async def _pieces(gifts: KVGifts, name: str, nixl: Nixl | None) -> AsyncIterator[bytes]:
+    yield _line(KVOffer(folder_id(gifts.folder), nixl is not None))
+    if nixl is None:
+        return
+    key = uuid.uuid4().hex
+    try:
+        async for begin, end in gifts.pieces(name):
+            agent, address = await nixl.publish(key, gifts.folder / name, begin, end)
+            yield _line(KVPiece(begin, end, agent, address))
+        yield _line(KVPiece(0, 0))
+        await asyncio.sleep(KEPT_S)  # the client goes when it has read them
+    except NixlError:
+        return
+    finally:
+        nixl.forget(key)
+
+
+def _line(value: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(value) + b"\n"

@@ -20,6 +20,7 @@ from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineStream
+from ..nixl.nixl import Nixl
 from .bodies import decode_body, json_response
 from .prefillers import Prefillers
 from .streams import CHUNKS, EventStream, Framing, while_connected
@@ -41,6 +42,7 @@ class ServerParts:
     changes: EngineChanges
     prefillers: Prefillers
     batches: Batches | None = None
+    nixl: Nixl | None = None
 
     async def read(self, request: Request, kind: type[R]) -> R:
         """The decoded body of a request, with the name of its model. HttpError 404 for one that is not served here, 400

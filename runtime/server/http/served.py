@@ -25,6 +25,7 @@ from ..batches.store import BatchStore
 from ..engine.prompt_folder import PromptFolder
 from ..kv_publisher import KVPublisher
 from ..log import LogOptions
+from ..nixl.nixl import Nixl
 from ..options import ServeOptions, adapter_paths
 from .access import AccessLog
 from .app import build_app
@@ -85,6 +86,7 @@ class Served:
         self._kv_publisher = _kv_publisher(options)
         self._kv_takers: list[KVTaker] = [] if self._kv_publisher is None else [self._kv_publisher.publish]
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
+        self._nixl = Nixl() if options.nixl else None
         conversations = Conversations(core.model, core.jobs)
         parts = ServerParts(
             core.model,
@@ -95,8 +97,9 @@ class Served:
             conversations,
             core.adapters,
             core.changes,
-            Prefillers(options.prefiller),
+            Prefillers(options.prefiller, nixl=self._nixl),
             self._batches,
+            self._nixl,
         )
         self.gate = RequestGate(keys, core.generator.admission)
         routes = ClientGate(around(build_app(parts)), self.gate, metrics, options.cors_origins)
@@ -112,6 +115,8 @@ class Served:
             self.core.publish_kv(partial(_publish_all, self._kv_takers))
         if self._kv_publisher is not None:
             self._kv_publisher.start()
+        if self._nixl is not None:
+            await self._nixl.start()
         await self.core.start()
         if self._batches is not None:
             self._batches.start()
@@ -138,6 +143,8 @@ class Served:
     async def stop(self) -> None:
         """End the processes; streams that are open fail."""
         await self.core.stop()
+        if self._nixl is not None:
+            await self._nixl.stop()
         if self._kv_publisher is not None:
             self._kv_publisher.close()
 

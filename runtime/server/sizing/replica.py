@@ -60,7 +60,8 @@ class VirtualReplica:
         blocks = sum(pool.num_blocks for pool in pools)
         usage = 1 - sum(pool.num_available for pool in pools) / blocks
         waiting = sum(work.cost for work in works if not work.begun)
-        return ReplicaLoad(self.number, waiting, len(works), self._table.max_batch_size, usage, True)
+        decoding = sum(work.begun for work in works)
+        return ReplicaLoad(self.number, waiting, len(works), self._table.max_batch_size, usage, True, decoding)
 
     def rest(self, now: float) -> None:
         """Note, as an idle process does, that nothing runs."""

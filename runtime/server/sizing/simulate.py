@@ -5,7 +5,7 @@ these: Patel et al. 2024, arXiv 2311.18677; Agrawal et al. 2024, arXiv 2405.0546
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import lcm
 
@@ -17,7 +17,7 @@ from ...scheduler.request import RequestSpec
 from ...scheduler.scheduler import Scheduler
 from ..engine.messages import Submit
 from ..engine.router import ReplicaLoad, Router, prefix_keys
-from ..engine.step_costs import Costs
+from ..engine.step_costs import Costs, place
 from .replica import ReplicaWork, VirtualReplica
 from .step_table import StepTable
 from .traffic import Arrival
@@ -66,7 +66,7 @@ class _Simulation:
         sizes = [group.num_blocks * group.block_size for group in table.groups if group.keeps != "state"]
         self._tokens = min(sizes, default=1 << 20)
         self._moving = dict.fromkeys(range(fleet.replicas), 0)  # prompts that will come, by who answers them
-        self._moves = table.taken is not None
+        self._moves, self._step_tokens = table.taken is not None, table.max_step_tokens
         _check(table, traffic)
 
     def run(self) -> list[SimulatedAnswer]:
@@ -89,20 +89,20 @@ class _Simulation:
         for replica in self._replicas:
             replica.rest(now)
         keys, length = prefix_keys(Submit(0, self._prompts[number], SamplingParams())), len(self._prompts[number])
-        here, cost = self._router.choose(keys, length, [self._load(one) for one in self._replicas[self._prefills :]])
-        self._router.ran(here.replica, keys, self._tokens)
-        answer = ReplicaWork(self._spec(number), cost, partial(self._told, number))
-        there = [self._load(one) for one in self._replicas[: self._prefills]]
-        costs = Costs.of([one.costs for one in self._replicas], self._unit)
-        target = self._replicas[here.replica]
+        order = [*self._replicas[self._prefills :], *self._replicas[: self._prefills]]
+        ranked = self._router.ranked(keys, length, [self._load(one) for one in order])
+        measured = [one.costs for one in self._replicas]
+        costs = Costs.of(measured, self._unit, self._step_tokens) if self._moves else None
+        placed = place(ranked, costs, measured, self._prefills, now)
+        target = self._replicas[placed.answers]
         target.costs.arrive(now)
-        if there and self._moves and costs is not None:
-            first, moved = self._router.choose(keys, length, there)
-            if costs.pays(cost, target.costs.busy, here, first, target.costs.arrivals(now)):
-                self._router.ran(first.replica, keys, self._tokens)
-                self._hand_over(answer, moved, self._replicas[first.replica], target, now)
-                return
-        target.send(answer, now)
+        answer = ReplicaWork(self._spec(number), placed.tokens, partial(self._told, number))
+        if placed.computes is None:
+            target.send(answer, now)
+        else:
+            self._router.ran(placed.computes, keys, self._tokens)
+            self._hand_over(answer, placed.tokens, self._replicas[placed.computes], target, now)
+        self._router.ran(placed.answers, keys, self._tokens)
 
     def _hand_over(
         self, answer: ReplicaWork, cost: int, source: VirtualReplica, target: VirtualReplica, now: float
@@ -120,7 +120,7 @@ class _Simulation:
     def _load(self, replica: VirtualReplica) -> ReplicaLoad:
         found = replica.load()
         sequences = found.sequences + self._moving[replica.number]
-        return ReplicaLoad(found.replica, found.waiting, sequences, found.slots, found.usage, True)
+        return replace(found, sequences=sequences)
 
     def _spec(self, number: int) -> RequestSpec:
         return RequestSpec(number, self._prompts[number], self._served[number].arrival.output_tokens)

@@ -8,6 +8,7 @@ at every stage of a request, each at a word or letter of its own.
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import socket
 import sys
@@ -127,6 +128,34 @@ def manifest() -> Manifest:
     )  # fmt: skip
 
 
+def as_on_another_host(folder: Path) -> None:
+    """Have KV lie in a folder of its own, and let a fake NIXL move it if ICC_FAKE_NIXL is set."""
+    from icc.runtime.server.engine import kv_gifts, kv_transfer
+    from icc.runtime.server.http import prefillers, served
+
+    kv_transfer.KV_FOLDER = folder
+    kv_gifts.KVGifts.__init__.__defaults__ = (folder,)
+    prefillers.Prefillers.__init__.__defaults__ = ((), folder, None)
+    if "ICC_FAKE_NIXL" in os.environ:
+        command = [sys.executable, str(Path(__file__).with_name("fake_nixl.py")), "{fd}"]
+        served.Nixl = functools.partial(served.Nixl, command)
+
+
+def move_always(prefills: int) -> None:
+    """Have every prompt answered by a replica of the second role, and computed for it by one of the first."""
+    from icc.runtime.server.engine import engine_pool
+    from icc.runtime.server.engine.step_costs import Candidates, Costs, Placement
+
+    def place(prompt: Candidates, costs: Costs | None, *rest: Any) -> Placement:
+        first, others = ([one for one in prompt if (one[0].replica < prefills) == role] for role in (True, False))
+        answers, tokens = (others or first)[0]
+        if costs is None or not (first and others) or first[0][1] <= costs.unit:
+            return Placement(answers.replica, None, tokens)
+        return Placement(answers.replica, first[0][0].replica, first[0][1])
+
+    engine_pool.place = place
+
+
 def worker(fd: int, fault: str, tokenizer_file: str) -> None:
     die_with_parent()
     if fault == "stages":
@@ -183,6 +212,8 @@ def watch_when_ready(log: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    if folder := os.environ.get("ICC_KV_FOLDER"):
+        as_on_another_host(Path(folder))
     if arguments[0] == "--worker":
         worker(int(arguments[1]), arguments[2], arguments[3])
         return 0
@@ -197,6 +228,8 @@ def main(arguments: list[str]) -> int:
     for name, value in options.pop("limits", {}).items():  # shorter times, so that tests need not wait for long ones
         assert hasattr(limits, name)
         setattr(limits, name, value)
+    if "ICC_MOVE_ALWAYS" in os.environ:
+        move_always(options["prefill_replicas"])
     if "api_key_file" in options:
         options["api_key_file"] = Path(options["api_key_file"])
     command = [sys.executable, __file__, "--worker", "{fd}", fault, f"{engine}/tokenizer/tokenizer.json"]

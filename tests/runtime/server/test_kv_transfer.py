@@ -20,7 +20,8 @@ from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine.kv_transfer import KVTransfer, digest_of
 from icc.runtime.server.engine.messages import KVGiven, Submit
-from icc.runtime.server.http.prefillers import HEADER, Prefillers, fetch
+from icc.runtime.server.http.kv_fetch import KVFetcher
+from icc.runtime.server.http.prefillers import HEADER, Prefillers
 from sizes import SOAK
 
 from .conftest import running, serve_command
@@ -282,8 +283,8 @@ def test_kv_is_brought_from_another_host(engines: Callable[[str], Path], tmp_pat
             ("icc-kv-" + "0" * 32, f"Bearer {key}"),
         ):
             with pytest.raises(ValueError, match="it answers"):
-                asyncio.run(fetch(address, wrong, header, tmp_path))
-        asyncio.run(fetch(address, name, f"Bearer {key}", tmp_path))
+                asyncio.run(KVFetcher(tmp_path).fetch(address, wrong, header))
+        asyncio.run(KVFetcher(tmp_path).fetch(address, name, f"Bearer {key}"))
         assert (tmp_path / name).read_bytes() == (tmp_path / "copy").read_bytes()
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600 and not list(tmp_path.glob("*.part"))
         server.wait_until(lambda: not (memory / name).exists())

@@ -8,19 +8,27 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from icc.runtime.server.engine.router import ReplicaLoad
-from icc.runtime.server.engine.step_costs import Costs, StepCosts
+from icc.runtime.server.engine.step_costs import Costs, Placement, Site, StepCosts, place
 
 from .conftest import Served, StartServer
 
 LONG = "".join(chr(97 + number % 8) for number in range(400))  # tokens, of which a step takes 64
-HERE, THERE = (ReplicaLoad(number, 0, 0, 8, 0.0, True) for number in (1, 0))
-COSTS = Costs(prompt=0.001, taken=0.0001, step=0.02, unit=32)
+COSTS = Costs(prompt=0.001, taken=0.0001, step=0.02, unit=32, step_tokens=64)
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers have every prompt computed by the first role, as if it always paid."""
+    monkeypatch.setenv("ICC_MOVE_ALWAYS", "1")
+
+
+def site(number: int, tokens: int, waiting: int = 0, decoding: int = 0, busy: float = 0.0, come: float = 0.0) -> Site:
+    return Site(ReplicaLoad(number, waiting, decoding, 8, 0.0, True, decoding), tokens, busy, come)
 
 
 def of_replica(server: Served, name: str) -> list[float]:
@@ -44,22 +52,33 @@ def measured(server: Served) -> None:
 
 
 def test_a_prompt_moves_where_that_keeps_less_from_others() -> None:
-    def pays(tokens: int, busy: float = 0.0, here: ReplicaLoad = HERE, there: ReplicaLoad = THERE) -> bool:
-        return COSTS.pays(tokens, busy, here, there)
+    def pays(tokens: int, **here: Any) -> bool:
+        return COSTS.pays(site(1, tokens, **here), site(0, tokens))
 
-    assert not pays(200)  # nobody is kept waiting
+    assert not pays(100)  # nobody is kept waiting
     assert pays(4000)  # somebody may come before it has run
-    assert pays(4000, here=replace(HERE, sequences=1))
-    assert pays(200, busy=0.5)  # nobody just now, but half of the time
-    assert not pays(60, here=replace(HERE, sequences=1))  # two more steps take longer than 28 tokens
-    assert not pays(32, here=replace(HERE, sequences=8))  # which are computed by the one that answers anyhow
-    assert pays(60, here=replace(HERE, sequences=8))
-    queued = replace(THERE, waiting=8000)
-    assert not COSTS.pays(4000, 1, HERE, queued) and COSTS.pays(4000, 1, HERE, queued, arrivals=1.0)  # who would wait
-    assert not pays(4000, here=replace(HERE, sequences=1), there=replace(THERE, waiting=4000))
-    assert pays(4000, here=replace(HERE, waiting=4000))
-    slow = replace(COSTS, taken=0.002)  # to take it costs more than to compute it
-    assert not slow.pays(4000, 8, replace(HERE, sequences=8), THERE)
+    assert pays(100, busy=1.5)  # nobody just now, but most of the time
+    assert not pays(64, decoding=8)  # they wait for one step wherever it runs
+    assert not COSTS.pays(site(1, 4000, decoding=1), site(0, 4000, waiting=4000))
+    assert COSTS.pays(site(1, 4000, decoding=1, come=1.0), site(0, 4000, waiting=4000))  # who would come meanwhile
+    assert COSTS.pays(site(1, 4000, waiting=4000), site(0, 4000))
+    assert not COSTS.pays(site(1, 4000, decoding=1), site(0, 4000, decoding=1))  # there it keeps as many
+    assert COSTS.pays(site(1, 4000, decoding=3), site(0, 4000, decoding=1))
+    assert not COSTS.pays(site(1, 1000, decoding=1), site(0, 4000))  # here its beginning is cached
+    slow = Costs(prompt=0.001, taken=0.002, step=0.02, unit=32)  # to take it costs more than to compute it
+    assert not slow.pays(site(1, 4000, decoding=8), site(0, 4000))
+
+
+def test_who_answers_is_the_routers_choice_of_all() -> None:
+    """Only a prompt that another replica than one of the first role answers can move."""
+    here, there = (ReplicaLoad(number, 0, decoding, 8, 0.0, True, decoding) for number, decoding in ((1, 3), (0, 0)))
+    measured = [StepCosts(), StepCosts()]
+    moved = place([(here, 4000), (there, 4000)], COSTS, measured, 1, 0.0)
+    assert moved == Placement(answers=1, computes=0, tokens=4000)
+    assert place([(there, 4000), (here, 4000)], COSTS, measured, 1, 0.0) == Placement(0, None, 4000)
+    assert place([(here, 4000), (there, 4000)], None, measured, 1, 0.0) == Placement(1, None, 4000)
+    assert place([(here, 4000), (there, 4000)], COSTS, measured, 0, 0.0) == Placement(1, None, 4000)
+    assert place([(here, 4000)], COSTS, measured, 1, 0.0) == Placement(1, None, 4000)
 
 
 def test_costs_are_those_that_were_measured() -> None:
@@ -86,6 +105,20 @@ def test_costs_are_those_that_were_measured() -> None:
 # -- a server of such ------------------------------------------------------------------------------------------------
 
 
+def test_a_server_moves_nothing_that_does_not_pay(start_faulty: StartServer) -> None:
+    """The replica that computes prompts answers, too, while none is in the way."""
+    server = start_faulty("none", replicas=2, prefill_replicas=1)
+    measured(server)
+    chat = server.stream("a", max_tokens=400)
+    chat.event()
+    before = of_replica(server, "generation_tokens_total")[0]
+    assert server.complete(LONG, max_tokens=8)["choices"][0]["text"]
+    assert of_replica(server, "generation_tokens_total")[0] == before + 8 and taken(server) == 0
+    chat.drop()
+    server.wait_until(server.idle)
+
+
+@pytest.mark.usefixtures("moves")
 def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_faulty: StartServer) -> None:
     began = time.time()
     server = start_faulty("none", replicas=2, prefill_replicas=1)
@@ -99,7 +132,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_fa
         prompt = f"{number}" + LONG
         assert server.complete(prompt, max_tokens=8, n=2)["choices"][1]["text"] == whole
     assert taken(server) - before >= 3 * 396
-    assert of_replica(server, "generation_tokens_total")[0] == 3  # one each, which nobody gets
+    assert of_replica(server, "generation_tokens_total")[0] == 4  # one each, which nobody gets
     short = of_replica(server, "prompt_tokens_total")[0]
     assert server.complete("abc", max_tokens=4)["choices"][0]["text"] == "defg"
     assert of_replica(server, "prompt_tokens_total")[0] == short  # it stays
@@ -120,6 +153,7 @@ def is_ours(path: Path, since: float) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("moves")
 @pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
 def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: StartServer) -> None:
     """While prompts are computed by one and a chat is answered by the other; the chat alone, which had begun, ends with
@@ -150,6 +184,7 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
     server.wait_until(server.idle)
 
 
+@pytest.mark.usefixtures("moves")
 def test_a_client_that_goes_ends_what_is_computed_for_it(start_faulty: StartServer) -> None:
     began = time.time()
     server = start_faulty("none", replicas=2, prefill_replicas=1)

@@ -1,0 +1,202 @@
+"""Brings the KV of a prompt from the server that computes it, while it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from ..engine.kv_file import KV_FOLDER
+from ..nixl.nixl import Nixl, NixlError
+
+log = logging.getLogger("icc.serve")
+_MOST_LINE = 1 << 20  # bytes
+_PIECE = 1 << 20
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+# an idle connection to a host that has gone is lost after half a minute
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+class KVOffer(msgspec.Struct, frozen=True):
+    """Where KV lies. folder: a `folder_id`; nixl: whether it can be read by NIXL."""
+
+    folder: str
+    nixl: bool
+
+
+class KVPiece(msgspec.Struct, frozen=True):
+    """Bytes `begin` to `end` of the KV's file are at an address of a NIXL agent; none: no more come."""
+
+    begin: int
+    end: int
+    agent: bytes = b""
+    address: int = 0
+
+
+def folder_id(folder: Path) -> str:
+    """Names a folder, among those of all hosts and containers, and the user who may read its files."""
+    found, boot = os.stat(folder), _BOOT.read_text() if _BOOT.exists() else socket.gethostname()
+    return blake2b(f"{boot} {found.st_dev} {found.st_ino} {os.geteuid()}".encode(), digest_size=16).hexdigest()
+
+
+class Answer:
+    """The body of an HTTP answer that has begun with status 200."""
+
+    def __init__(self, reader: asyncio.StreamReader, length: int | None) -> None:
+        """length: bytes; None where it comes in chunks."""
+        self._reader, self._length = reader, length
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes. ValueError where it is cut."""
+        if self._length is None:
+            while size := await self._chunk_size():
+                left = size
+                while left:
+                    left -= len(data := await self._some(left))
+                    yield data
+                await self._reader.readexactly(2)
+            return
+        left = self._length
+        while left:
+            left -= len(data := await self._some(left))
+            yield data
+
+    async def whole(self, most: int) -> bytes:
+        """All of it. ValueError where it has more than `most` bytes, or is cut."""
+        found = bytearray()
+        async for data in self.pieces():
+            found += data
+            if len(found) > most:
+                raise ValueError(f"its answer has more than {most} bytes")
+        return bytes(found)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Its lines. Errors: those of `pieces`."""
+        rest = b""
+        async for data in self.pieces():
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                yield line
+            if len(rest) > _MOST_LINE:
+                raise ValueError("its answer has a long line")
+
+    async def _chunk_size(self) -> int:
+        line = await self._reader.readline()
+        if not line:
+            raise ValueError("the answer was cut")
+        return int(line.split(b";")[0], 16)
+
+    async def _some(self, left: int) -> bytes:
+        data = await self._reader.read(min(left, _PIECE))
+        if not data:
+            raise ValueError("the answer was cut")
+        return data
+
+
+@contextlib.asynccontextmanager
+async def asked(
+    address: str, method: str, path: str, key: str, body: bytes = b"", headers: tuple[str, ...] = ()
+) -> AsyncIterator[Answer]:
+    """Ask another server over plain HTTP. key: the header `authorization`. OSError where it cannot be reached,
+    ValueError for an answer of another status than 200 or 204, EOFError where there is none."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_PIECE)
+    try:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # macOS has not all of them
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        lines = [f"{method} {path} HTTP/1.1", f"host: {address}", "connection: close", f"content-length: {len(body)}"]
+        lines += ["content-type: application/json", *([f"authorization: {key}"] if key else []), *headers]
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        await writer.drain()
+        yield Answer(reader, await _begun(reader))
+    finally:
+        writer.close()
+
+
+async def _begun(reader: asyncio.StreamReader) -> int | None:
+    """The length of an answer's body; None where it comes in chunks."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    status, length = head[0].split(" ")[1:2], fields.get("content-length", "")
+    if status == ["204"]:
+        return 0
+    if status == ["200"] and fields.get("transfer-encoding", "").lower() == "chunked":
+        return None
+    if status != ["200"] or not length.isdigit():
+        raise ValueError(f"it answers {head[0][:80]!r}")
+    return int(length)
+
+
+class KVFetcher:
+    """Brings KV into a folder where engine processes look for it. nixl: reads by NIXL from servers that have it."""
+
+    def __init__(self, folder: Path = KV_FOLDER, nixl: Nixl | None = None) -> None:
+        self._folder, self._nixl = folder, nixl
+        self._without: set[str] = set()  # addresses of servers without NIXL, of which the log has said so
+
+    async def fetch(self, address: str, name: str, key: str, wait_s: int = 0) -> None:
+        """Bring KV that the server at an address has, or computes now; nothing where both use one folder. wait_s: for
+        its prompt to begin. What has come is there also where this is cancelled or fails: OSError, ValueError or
+        EOFError where that is not all."""
+        part = self._folder / f"{name}.part"
+        headers = (f"prefer: wait={wait_s}",) if wait_s else ()
+        path = f"/v1/kv/{name}"
+        wish = "?nixl_too=true" if self._nixl is not None else ""
+        try:
+            async with asked(address, "GET", f"{path}/pieces{wish}", key, headers=headers) as answer:
+                lines = answer.lines()
+                offer = msgspec.json.decode(await anext(lines, b""), type=KVOffer)
+                if offer.folder == folder_id(self._folder):
+                    return
+                read = await self._by_nixl(address, offer, lines, part)
+            if read:
+                async with asked(address, "DELETE", path, key):
+                    return
+            part.unlink(missing_ok=True)
+            async with asked(address, "GET", path, key) as answer:
+                with open(part, "xb", opener=_private) as stream:
+                    async for data in answer.pieces():
+                        stream.write(data)
+                        stream.flush()  # what has come is of use, also where no more comes
+        finally:
+            if part.exists():
+                part.rename(self._folder / name)
+
+    async def _by_nixl(self, address: str, offer: KVOffer, lines: AsyncIterator[bytes], part: Path) -> bool:
+        """Whether it was read by NIXL."""
+        nixl = self._nixl
+        if nixl is None:
+            return False
+        if not offer.nixl:
+            if address not in self._without:
+                self._without.add(address)
+                log.warning("%s has no NIXL: KV comes from there over HTTP", address)
+            return False
+        key = uuid.uuid4().hex
+        try:
+            async for line in lines:
+                piece = msgspec.json.decode(line, type=KVPiece)
+                if not piece.agent:
+                    return True
+                await nixl.fetch(key, piece.agent, piece.address, part, piece.begin, piece.end)
+            raise NixlError("it has stopped")
+        except NixlError as error:
+            log.warning("%s: the KV comes over HTTP, as NIXL failed: %s", address, error)
+            return False
+        finally:
+            nixl.forget(key)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,73 @@
+"""`python -m icc.runtime.server.nixl.mover_main FD`: the NIXL process. FD: its socket.
+
+It is a process of its own because whoever reaches the ports that NIXL opens may reach what is in its memory: files of
+KV that were published, no keys and no model. What ends it ends no server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+
+import msgspec
+
+from ...parent import die_with_parent
+from ..engine.messages import Frames
+from .library import Agent, make_agent
+from .messages import Fetch, Forget, FromMover, Publish, Ready, ToMover, frame
+from .mover import Mover
+
+_POLL_S = 0.0005  # between two looks at pieces that are on their way
+_CHUNK = 1 << 16
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the server has gone; the exit code."""
+    die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server gets them too, and ends this process
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(arguments[0]))
+    try:
+        agent = make_agent(f"icc-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}")
+    except Exception as error:
+        connection.sendall(frame(Ready(f"{type(error).__name__}: {error}")))
+        return 1
+    connection.sendall(frame(Ready()))
+    with contextlib.suppress(OSError):
+        serve(connection, agent)
+    return 0
+
+
+def serve(connection: socket.socket, agent: Agent) -> None:
+    """Do what is asked over a connection until that is closed."""
+    mover, frames, decoder = Mover(agent), Frames(), msgspec.msgpack.Decoder(ToMover)
+    while True:
+        answers: list[FromMover] = list(mover.finished())
+        readable, _, _ = select.select([connection], [], [], 0 if answers else _POLL_S if mover.busy else None)
+        if readable:
+            data = connection.recv(_CHUNK)
+            if not data:
+                return
+            for body in frames.feed(data):
+                answers += _answered(mover, decoder.decode(body))
+        for answer in answers:
+            connection.sendall(frame(answer))
+
+
+def _answered(mover: Mover, asked: ToMover) -> list[FromMover]:
+    if isinstance(asked, Publish):
+        return [mover.publish(asked)]
+    if isinstance(asked, Fetch):
+        failure = mover.fetch(asked)
+        return [] if failure is None else [failure]
+    assert isinstance(asked, Forget)
+    mover.forget(asked.key)
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

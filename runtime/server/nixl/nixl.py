@@ -1,0 +1,145 @@
+"""Nixl: a server's NIXL process, as the server sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from ...errors import IccError
+from ..engine.messages import Frames
+from .library import check_nixl
+from .messages import Failure, Fetch, Forget, FromMover, Publish, Published, Ready, frame
+
+_START_S = 60.0
+
+
+class NixlError(OSError):
+    """NIXL could not do it; the words say what it said."""
+
+
+class Nixl:
+    """Publishes files of shared memory, and fetches what others have published. command: the process, for tests; the
+    number of its socket's descriptor is put in place of "{fd}". MissingExtraError where NIXL is not installed."""
+
+    def __init__(self, command: Sequence[str] | None = None) -> None:
+        if command is None:
+            check_nixl()
+            # -P: nothing is imported from the current directory
+            command = [sys.executable, "-P", "-m", f"{__package__}.mover_main", "{fd}"]
+        self._command = command
+        self._ids = count()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._asked: dict[int, asyncio.Future[FromMover]] = {}
+        self._decoder = msgspec.msgpack.Decoder(FromMover)
+
+    async def start(self) -> None:
+        """Start the process. IccError where NIXL cannot work here."""
+        try:
+            await self._started()
+        except NixlError as error:
+            hint = "see UCX_TLS and UCX_NET_DEVICES of UCX, or serve without --nixl"
+            raise IccError(f"--nixl: {error}", hint) from None
+
+    async def stop(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if self._transport is not None:
+            self._transport.close()
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+    async def publish(self, key: str, path: Path, begin: int, end: int) -> tuple[bytes, int]:
+        """Let others read bytes of a file: what they need to know of the agent, and the address. NixlError."""
+        found = await self._ask(Publish(next(self._ids), key, str(path), begin, end))
+        assert isinstance(found, Published)
+        return found.agent, found.address
+
+    async def fetch(self, key: str, agent: bytes, address: int, path: Path, begin: int, end: int) -> None:
+        """Read what was published elsewhere into bytes of a file, which is made if it is not there. NixlError."""
+        await self._ask(Fetch(next(self._ids), key, agent, address, str(path), begin, end))
+
+    def forget(self, key: str) -> None:
+        """Nothing of a key is read any more, by others or by this process."""
+        if self._transport is not None:
+            self._transport.write(frame(Forget(key)))
+
+    async def _ask(self, asked: Publish | Fetch) -> FromMover:
+        await self._started()
+        assert self._transport is not None
+        answer = self._asked[asked.id] = asyncio.get_running_loop().create_future()
+        self._transport.write(frame(asked))
+        try:
+            found = await answer
+        finally:
+            self._asked.pop(asked.id, None)
+        if isinstance(found, Failure):
+            raise NixlError(found.error)
+        return found
+
+    async def _started(self) -> None:
+        """Wait for the process; one that has ended is started again."""
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+            await self._spawn()
+        try:
+            async with asyncio.timeout(_START_S):
+                await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise NixlError(f"its process has not started within {_START_S:.0f} s") from None
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [part.replace("{fd}", str(theirs.fileno())) for part in self._command]
+            # NIXL and UCX log to the standard output
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
+            )
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self), sock=ours)
+
+    def take(self, body: bytes) -> None:
+        """A message of the process."""
+        message = self._decoder.decode(body)
+        if isinstance(message, Ready):
+            if self._ready is not None and not self._ready.done():
+                error = NixlError(message.error) if message.error else None
+                self._ready.set_result(None) if error is None else self._ready.set_exception(error)
+        elif (answer := self._asked.get(message.id)) is not None and not answer.done():
+            answer.set_result(message)
+
+    def lost(self) -> None:
+        """The process has ended, and its connection with it."""
+        ready, self._ready, self._transport = self._ready, None, None
+        error = NixlError("its process has ended")
+        for waiting in (ready, *self._asked.values()):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+        if self._process is not None:
+            self._process.poll()
+
+
+class _Pipe(asyncio.Protocol):
+    """The server's end of the socket."""
+
+    def __init__(self, nixl: Nixl) -> None:
+        self._nixl, self._frames = nixl, Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._nixl.take(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._nixl.lost()
