@@ -4,7 +4,8 @@
 
 The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
 waits for the one before it; next: attention lets the next begin behind its last loop; first: all let the next begin at
-once; off: launches that do not overlap; step: a layer's launches as one kernel (--step-kernel; of one sequence alone).
+once; off: launches that do not overlap. Of one sequence alone a layer is one kernel, too (--step-kernel): step: as
+it is built; unasked: no stage asks for weights before it waits; uncut: besides, stages have the tilings of launches.
 Logits must be the same bits.
 """
 
@@ -25,21 +26,26 @@ import icc
 import make_model
 import numpy as np
 from icc.compiler.backends.triton import dependent
+from icc.compiler.backends.triton.kernels.linear import LinearKernel
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import make_plan, plan_program
 from icc.compiler.backends.triton.spec import Shape
-from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling import whole
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.backends.triton.tiling.tuned import load_tuned
+from icc.compiler.backends.triton.tiling.whole import WholeTilings
 from icc.compiler.measure.gpu_tune import full_batch
 from icc.compiler.program.program import Program, program_of
 from icc.compiler.targets import TARGETS
 from icc.runtime.executor.cuda.launches import ReadyLaunch
 from icc.runtime.executor.walk import Walker
 from icc.runtime.format.load import open_engine
+from icc.runtime.format.manifest import Limits
 
 LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_step_tokens": 16}
 ROUNDS, STEPS = 9, 20
-VARIANTS = ("off", "wait", "next", "first", "step")
+STEPS_AS_ONE = ("step", "unasked", "uncut")
+VARIANTS = ("off", "wait", "next", "first", *STEPS_AS_ONE)
 
 
 @contextmanager
@@ -60,8 +66,19 @@ def variant(name: str) -> Iterator[None]:
             stack.enter_context(patch.object(dependent, "_done", plain))
         if name == "first":
             stack.enter_context(patch.object(dependent, "_waiting", early))
+        if name in ("unasked", "uncut"):
+            stack.enter_context(patch.object(LinearKernel, "staged", lambda kernel: kernel))
+        if name == "uncut":
+            stack.enter_context(patch.object(WholeTilings, "tilings", lambda whole, held: _launched(whole)))
+            stack.enter_context(patch.object(WholeTilings, "registers", lambda *_: 0))
+        if name in STEPS_AS_ONE:  # what is modelled is what is to be found out
+            stack.enter_context(patch.object(whole, "BETWEEN", 1e-3))
         yield
     waiting.cache_clear()
+
+
+def _launched(found: WholeTilings) -> dict[str, Config]:
+    return {product.key: product.launched for product in found.products}
 
 
 class Steps:
@@ -72,7 +89,7 @@ class Steps:
         self.device, shape = player.device, Shape(batch, True)
         tuner = Tuner(TARGETS[target], load_tuned(TARGETS[target]))
         with variant(name):
-            planned = plan_program(program, limits, tuner, [shape], step_kernel=name == "step")
+            planned = plan_program(program, limits, tuner, [shape], step_kernel=name in STEPS_AS_ONE)
         compiled = compile_specs(planned.specs().values(), TARGETS[target])
         plan = make_plan(planned, TARGETS[target], compiled)
         device = self.device
@@ -129,13 +146,14 @@ def main() -> int:
     a = parser.parse_args()
     batches = list(map(int, a.batches.split(",")))
     begun = time.monotonic()
+    few(a.shape, a.layers)
     engine = _engine(a, batches)
     print(f"engine after {time.monotonic() - begun:.0f} s", flush=True)
+    opened = open_engine(engine, verify=False)
+    same, program = True, program_of(opened)
+    compile_all(program, opened.manifest.limits, a.target, batches)
     if a.compile_only:
-        _compile_all(engine, a.target, batches)
         return 0
-    same, program = True, program_of(open_engine(engine, verify=False))
-    _compile_all(engine, a.target, batches)
     print(f"variants after {time.monotonic() - begun:.0f} s", flush=True)
     with icc.load(engine, kv_bytes=256 << 20) as llm:
         for batch in batches:
@@ -155,12 +173,16 @@ def main() -> int:
     return int(not same)
 
 
+def few(shape: str, layers: int) -> None:
+    """Make the shape "few": so many layers of another and 32,000 tied tokens; 0: that shape as it is."""
+    hidden, all_layers, heads, kv_heads, ffn, vocab, tied = make_model.SHAPES[shape]
+    head = (32000, True) if layers else (vocab, tied)
+    make_model.SHAPES["few"] = hidden, layers or all_layers, heads, kv_heads, ffn, *head
+
+
 def _engine(a: Any, batches: list[int]) -> Path:
     """Made of random numbers."""
-    hidden, layers, heads, kv_heads, ffn, vocab, tied = make_model.SHAPES[a.shape]
-    few = (32000, True) if a.layers else (vocab, tied)
-    make_model.SHAPES["few"] = hidden, a.layers or layers, heads, kv_heads, ffn, *few
-    name = f"{a.shape}-{a.layers or layers}"
+    name = f"{a.shape}-{a.layers or make_model.SHAPES[a.shape][1]}"
     model, engine = a.work / name, a.work / f"{name}-{a.quant}.engine"
     if not (model / "model.safetensors").is_file():
         make_model.write("few", model, device="cuda")
@@ -178,14 +200,13 @@ def _engine(a: Any, batches: list[int]) -> Path:
     return engine
 
 
-def _compile_all(engine: Path, target: str, batches: list[int]) -> None:
+def compile_all(program: Program, limits: Limits, target: str, batches: list[int]) -> None:
     """Objects of all variants, into the cache."""
-    opened = open_engine(engine, verify=False)
-    program, tuner, specs = program_of(opened), Tuner(TARGETS[target], load_tuned(TARGETS[target])), {}
+    tuner, specs = Tuner(TARGETS[target], load_tuned(TARGETS[target])), {}
     for name in VARIANTS:
         with variant(name):
             shapes = [Shape(b, True) for b in batches]
-            planned = plan_program(program, opened.manifest.limits, tuner, shapes, step_kernel=name == "step")
+            planned = plan_program(program, limits, tuner, shapes, step_kernel=name in STEPS_AS_ONE)
         specs |= planned.specs()
     compile_specs(specs.values(), TARGETS[target])
 

@@ -82,7 +82,7 @@ PARTS = (
         (f"env ICC_ON_GPU=1 {_GPU_TEST} -n 8 {_FRESH}",),
     ),
     Part(
-        "step", "a step of one sequence, four layers of 8B: launches, waits, 4 and 16 bits", 120,
+        "step", "a step of one sequence, four layers of 8B: launches, step kernels, 4 and 16 bits", 150,
         tuple(
             "{python} {here}/gpu_step.py --target {target} --shape llama-8b --layers 4 --work {work}/step --quant " + q
             for q in ("rtn4", "none")
@@ -292,6 +292,29 @@ def prepare(target: str, folder: Path) -> None:
             made = searched(*lowered(config(shape), target, quant, **ENGINE_LIMITS), find_target(target))
             seconds = time.monotonic() - start
             print(f"{shape} {quant}: {len(made.compiled)} objects in {seconds:.0f} s", flush=True)
+    prepare_steps(target)
+
+
+def prepare_steps(target: str) -> None:
+    """The objects of the part "step", in all variants, and those of its engine, into the cache."""
+    import gpu_step
+    from gpu_resources import lowered
+    from icc.compiler.backends.triton.objects.compile import compile_specs
+    from icc.compiler.backends.triton.plan import plan_program
+    from icc.compiler.backends.triton.tiling.choice import Tuner
+    from icc.compiler.backends.triton.tiling.tuned import load_tuned
+    from icc.compiler.targets import find_target
+    from make_model import config
+
+    gpu_step.few("llama-8b", 4)
+    found = find_target(target)
+    for quant in ("rtn4", "none"):
+        start = time.monotonic()
+        program, limits = lowered(config("few"), target, quant, max_batch_size=1, step_kernel=True, **gpu_step.LIMITS)
+        planned = plan_program(program, limits, Tuner(found, load_tuned(found)), step_kernel=True)
+        compile_specs(planned.specs().values(), found)
+        gpu_step.compile_all(program, limits, target, [1])
+        print(f"steps {quant}: {time.monotonic() - start:.0f} s", flush=True)
 
 
 def this_target() -> str:

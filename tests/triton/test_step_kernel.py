@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +16,15 @@ import pytest
 from building import TARGET, GpuEngine, build
 from fake_cuda import FakeDriver
 from icc import SamplingParams
-from icc.compiler.backends.triton.fallback import without_bad_runs
+from icc.compiler.backends.triton import fallback
+from icc.compiler.backends.triton.fallback import Objects, TilingSearch
 from icc.compiler.backends.triton.interpreter import launch
 from icc.compiler.backends.triton.lockstep import Lockstep, StuckError
-from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
-from icc.compiler.backends.triton.plan import PlannedPhase, make_plan, plan_program
+from icc.compiler.backends.triton.objects.compile import Compiled
+from icc.compiler.backends.triton.plan import Planned, PlannedPhase, make_plan, plan_program
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.step_kernel.schedule import faults
+from icc.compiler.backends.triton.tiling import whole
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.errors import UsageError, VerifyError
 from icc.compiler.measure import interpret
@@ -195,21 +198,89 @@ def test_a_run_that_wants_what_is_not_there_is_refused(engine: GpuEngine) -> Non
             verify_plan(msgspec.structs.replace(engine.program, plan=bad))
 
 
-def test_programs_are_as_many_as_fit_and_what_does_not_fit_is_launched(engine: GpuEngine) -> None:
-    planned = plan_program(engine.program, LIMITS, Tuner(TARGET), [Shape(1, True)], step_kernel=True)
-    fine = {key: Compiled(spec.entry, b"", 80 << 10, 157, 0, 12000) for key, spec in planned.specs().items()}
-    kept, lines = without_bad_runs(planned, fine, {}, TARGET)
-    assert kept == planned and [line.partition(":")[0] for line in lines] == list(planned.phases[0].untiled)
-    for run in make_plan(kept, TARGET, fine).phases[0].runs:
+class Faked(TilingSearch):
+    """A compile whose objects are said to be so, by their specs."""
+
+    facts: Callable[[LaunchSpec], dict[str, int] | str]
+
+    def _compile(self, planned: Planned) -> None:
+        for key, spec in planned.specs().items():
+            found = self.facts(spec) if spec.resident else {}
+            if isinstance(found, str):
+                self.reasons[key] = found
+            else:
+                fine = Compiled(spec.entry, b"", 1 << 10, 40, 0, 12000, ir="module {\n}\n")
+                self.compiled[key] = replace(fine, **found)
+
+
+def searched(engine: GpuEngine, facts: Callable[[LaunchSpec], dict[str, int] | str]) -> Objects:
+    def plan(tuner: Tuner) -> Planned:
+        return plan_program(engine.program, LIMITS, tuner, [Shape(1, True)], step_kernel=True)
+
+    search = Faked(engine.program, LIMITS, TARGET, plan, lambda *_: None)
+    search.facts = facts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fallback, "check_addresses", lambda *_: {})
+        return search.run(Tuner(TARGET))
+
+
+def chosen(found: Objects) -> list[int]:
+    return [run.choice[1]["resident"] for run in found.planned.phases[0].runs]
+
+
+def test_a_kernel_that_lets_fewer_programs_in_than_reckoned_is_cut_anew(engine: GpuEngine) -> None:
+    """The next tilings of the whole are taken, and the report says why; programs are as many as fit."""
+    first = chosen(searched(engine, lambda _: {}))
+    assert len(first) == 2 and min(first) > 2
+    room = searched(engine, lambda _: {"shared_bytes": 80 << 10, "registers": 157})
+    assert set(chosen(room)) <= {1, 2} and room.refused
+    assert "holds 2 of its programs, not" in str(room.refused[0]) and "step kernel of linear_q_0" in room.refused[0].key
+    for run in make_plan(room.planned, TARGET, room.compiled).phases[0].runs:
         assert run.launches[-1].grid[0].constant == 2 * TARGET.multiprocessors
-    first, second = (spec_key(run.spec) for run in planned.phases[0].runs)
-    spilling, large = (replace(fine[first], **change) for change in ({"spill_bytes": 8}, {"shared_bytes": 300 << 10}))
-    for bad, words in ((spilling, "spills 8 bytes"), (large, "of shared memory"), (None, "planted")):
-        reasons = {} if bad else {first: "planted"}
-        left, lines = without_bad_runs(planned, fine | ({first: bad} if bad else {}), reasons, TARGET)
-        assert [spec_key(run.spec) for run in left.phases[0].runs] == [second]
-        assert lines[0].startswith("linear_q_0, attention_0, linear_q_1, linear_q_2: ") and words in lines[0]
-        assert first not in left.specs() and second in left.specs()
+    spilling = searched(engine, lambda spec: {"spill_bytes": 8} if 0 < spec.max_registers < 200 else {})
+    assert 0 < len(chosen(spilling)) and all("spills 8 bytes" in str(one) for one in spilling.refused)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [({"spill_bytes": 8}, "spills 8 bytes"), ({"shared_bytes": 300 << 10}, "of shared memory"), ("planted", "planted")],
+)
+def test_what_passes_no_check_stays_launches(facts: dict[str, int] | str, words: str, engine: GpuEngine) -> None:
+    found = searched(engine, lambda _: facts)
+    assert not found.planned.phases[0].runs and len(found.refused) >= 2
+    run = "linear_q_0, attention_0, linear_q_1, linear_q_2: no step kernel passes the checks, the first "
+    assert any(line.startswith(run) and words in line for line in found.launched)
+    assert not any(spec.resident for spec in found.planned.specs().values())
+
+
+def test_launches_that_are_faster_by_the_model_are_taken_and_the_report_says_so(
+    engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "BETWEEN", -0.9e-6)
+    found = searched(engine, lambda _: {})
+    assert not found.planned.phases[0].runs and not found.refused
+    [line, _] = [line for line in found.launched if "by the model" in line]
+    assert re.search(r"linear_q_2: launches are faster by the model, [\d.]+ us to [\d.]+$", line)
+
+
+def test_what_is_asked_for_before_a_stage_waits_is_written_by_none_before_it(engine: GpuEngine) -> None:
+    stages = list(phase_of(engine).runs[0].stages)
+    stages[2] = replace(stages[2], early=stages[1].writes)
+    assert list(faults(stages)) == ["linear_q_1 asks for what attention_0 writes before it waits"]
+
+
+@pytest.mark.parametrize("resident", [1, 3])
+def test_however_the_whole_is_cut_the_bits_are_those_of_launches(
+    resident: int, engine: GpuEngine, launched: list[Any]
+) -> None:
+    tuner = Tuner(TARGET, {key: {"resident": resident} for key, _ in (run.choice for run in phase_of(engine).runs)})
+    planned = plan_program(engine.program, LIMITS, tuner, (), step_kernel=True)
+    runs = planned.phases[0].runs
+    assert {run.choice[1]["resident"] for run in runs} == {resident}
+    assert [run.spec for run in runs] != [run.spec for run in phase_of(engine).runs]
+    program = msgspec.structs.replace(engine.program, plan=make_plan(planned, TARGET, {}))
+    other = replace(engine, program=program, specs=planned.specs())
+    assert answers(other, TARGET.multiprocessors) == launched
 
 
 @pytest.mark.parametrize(("more", "runs"), [(0, True), (-1, False)])

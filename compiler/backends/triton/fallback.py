@@ -49,14 +49,13 @@ class TilingSearch:
         while True:
             planned = self.plan(tuner)
             self._compile(planned)
-            planned, launched = without_bad_runs(planned, self.compiled, self.reasons, self.target)
             refused = refusals(planned, self.compiled, self.reasons, self.target)
             if not refused:  # all objects are there: their IR says where they reach
                 faults = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
                 refused = refusals(planned, self.compiled, self.reasons, self.target)
                 if not refused:
                     compiled = {key: self.compiled[key] for key in planned.specs()}
-                    return Objects(planned, compiled, faults, tuner.refused, launched)
+                    return Objects(planned, compiled, faults, tuner.refused, launched_lines(planned))
             tuner = replace(tuner, refused=(*tuner.refused, *refused))
 
     def _compile(self, planned: Planned) -> None:
@@ -92,28 +91,29 @@ def refusals(
                 refusal = RefusedTiling(*phase.picks[kernel], f"{reason} ({key})")
                 if all((r.key, r.config) != (refusal.key, refusal.config) for r in found):
                     found.append(refusal)
-    return found
+    return found + run_refusals(planned, compiled, reasons, target)
 
 
-def without_bad_runs(
+def run_refusals(
     planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
-) -> tuple[Planned, tuple[str, ...]]:
-    """The plan without runs whose object is refused, and a line for each, and for each kernel that is in no run."""
-    phases, lines = [], dict[str, None]()
-    for phase in planned.phases:
-        kept = []
-        for run in phase.runs:
-            key = spec_key(run.spec)
-            fault = reasons.get(key) or resource_fault(compiled[key], True, target)
-            if not fault and not resident(compiled[key], run.spec.num_warps, target):
-                fault = f"does not fit into a multiprocessor of {target.name}"
-            if fault:
-                lines[f"{', '.join(stage.name for stage in run.stages)}: {fault}"] = None
-            else:
-                kept.append(run)
-        lines |= dict.fromkeys(f"{kernel}: {reason}" for kernel, reason in phase.untiled.items())
-        phases.append(replace(phase, runs=tuple(kept)))
-    return replace(planned, phases=tuple(phases)), tuple(lines)
+) -> list[RefusedTiling]:
+    """The choices of step kernels whose object is refused, or of which a multiprocessor holds fewer programs than was
+    reckoned with."""
+    found: dict[str, RefusedTiling] = {}
+    for run in (run for phase in planned.phases for run in phase.runs):
+        key, (choice, config) = spec_key(run.spec), run.choice
+        fault = reasons.get(key) or resource_fault(compiled[key], True, target)
+        if not fault and (held := resident(compiled[key], run.spec.num_warps, target)) < config["resident"]:
+            fault = f"a multiprocessor of {target.name} holds {held} of its programs, not {config['resident']}"
+        if fault:
+            found[choice] = RefusedTiling(choice, config, f"{fault} ({key})")
+    return list(found.values())
+
+
+def launched_lines(planned: Planned) -> tuple[str, ...]:
+    """A line for each kernel that no step kernel is made of, and for each run that stays launches."""
+    found = (f"{kernel}: {reason}" for phase in planned.phases for kernel, reason in phase.untiled.items())
+    return tuple(dict.fromkeys(found))
 
 
 def resource_fault(compiled: Compiled, decode: bool, target: Target) -> str:

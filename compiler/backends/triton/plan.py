@@ -23,6 +23,7 @@ from .objects.compile import Compiled, spec_key
 from .objects.loops import loop_faults
 from .spec import ONE, Arg, LaunchSpec, Shape, StepKernel, TritonKernel
 from .step_kernel.runs import PlannedRun, StepRuns
+from .step_kernel.stages import Stages
 from .tiling.choice import Config, Tuner
 
 _MIXED = (16, 64, 256, 512, 1024)
@@ -37,7 +38,7 @@ class PlannedPhase:
 
     Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
     specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer. runs: what may be
-    launched as one; untiled: why other kernels are in none, by kernel.
+    launched as one; untiled: why other kernels are in none, by kernel, or by the run that they might have been.
     """
 
     shape: Shape
@@ -123,18 +124,20 @@ def plan_program(
         picks: dict[str, tuple[str, Config]] = {}
 
         def plan_kernel(
-            name: str, kernel: TritonKernel, shape: Shape = chosen, picks: dict[str, tuple[str, Config]] = picks
+            name: str, kernel: TritonKernel, picks: dict[str, tuple[str, Config]] = picks
         ) -> tuple[LaunchSpec, ...]:
-            nonlocal scratch_bytes
             first = len(tuner.taken)
-            offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
-            scratch_bytes = max(scratch_bytes, total)
-            specs = [
-                arrived(_with_offsets(spec, offsets), tuner.target) for spec in kernel.launches(shape, limits, tuner)
-            ]
+            specs = rendered(kernel, tuner)
             if len(tuner.taken) > first:
                 picks[name] = tuner.taken[first]
-            return tuple(specs)
+            return specs
+
+        def rendered(kernel: TritonKernel, tuner: Tuner, shape: Shape = chosen) -> tuple[LaunchSpec, ...]:
+            nonlocal scratch_bytes
+            offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
+            scratch_bytes = max(scratch_bytes, total)
+            specs = (_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
+            return tuple(arrived(spec, tuner.target) for spec in specs)
 
         def launched(specs: tuple[LaunchSpec, ...]) -> tuple[LaunchSpec, ...]:
             return tuple(map(dependent, specs)) if tuner.target.dependent_launch else specs
@@ -146,7 +149,10 @@ def plan_program(
         areas = {name: kernel.scratch(chosen, limits, tuner) for name, kernel in made.items()}
         specs = {name: launched(found) for name, found in plain.items()}
         phase = PlannedPhase(shape, specs, before, after, areas, made, picks)
-        phases.append(_with_runs(phase, StepRuns(program, shape, plain, areas), launched) if step_kernel else phase)
+        if step_kernel:
+            stages = Stages(kernels, chosen, tuner, rendered)
+            phase = _with_runs(phase, StepRuns(program, shape, plain, areas, stages), launched)
+        phases.append(phase)
     calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
     return Planned(calls, tuple(phases), scratch_bytes)
 
@@ -155,7 +161,8 @@ def _with_runs(
     phase: PlannedPhase, found: StepRuns, launched: Callable[[tuple[LaunchSpec, ...]], tuple[LaunchSpec, ...]]
 ) -> PlannedPhase:
     runs = tuple(replace(run, ahead=launched(run.ahead), spec=launched((run.spec,))[0]) for run in found.find())
-    return replace(phase, runs=runs, untiled=found.refusals) if runs else phase
+    untiled = found.launched | (found.refusals if runs else {})
+    return replace(phase, runs=runs, untiled=untiled)
 
 
 def _lay_out(areas: Mapping[str, int]) -> tuple[dict[str, int], int]:

@@ -16,6 +16,7 @@ from ....runtime.format.plan import BatchArg, Exchange, Extent, LaunchArg, Opera
 from ...program.steps.base import QuantizedRows, Step, begins_aligned
 from .bounds.forms import Number
 from .tiling.choice import Tuner
+from .tiling.whole import StageProduct
 
 # Triton's names of the element types of the program
 ELEMENTS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i8": "i8", "u8": "u8"}
@@ -41,7 +42,8 @@ class LaunchSpec:
 
     `dependent`: whether the kernel waits itself for the one before it (dependent.py). exchange: what a communicator may
     do instead; if it is the only way, there is no source. resident: whether its programs wait for each other, and so
-    must all be there at once: as many as there is room for, whose number changes nothing.
+    must all be there at once: as many as there is room for, whose number changes nothing. max_registers: of a thread,
+    which leave room for so many programs; 0: as many as it can have.
     """
 
     source: str
@@ -53,6 +55,7 @@ class LaunchSpec:
     dependent: bool = False
     exchange: Exchange | None = None
     resident: bool = False
+    max_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,14 @@ class TritonKernel:
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         """The launches of this kernel in steps of `shape`, in order."""
         raise NotImplementedError
+
+    def staged(self) -> TritonKernel:
+        """The kernel as a stage of a step kernel, whose launches are rendered to that end."""
+        return self
+
+    def stage_product(self, shape: Shape, tuner: Tuner) -> StageProduct | None:
+        """The tilings that it may have as a stage; None where it has one form."""
+        return None
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         """Bytes of each scratch area by name; a launch's argument refers to one by a ScratchArg of that name."""

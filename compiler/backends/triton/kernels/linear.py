@@ -15,11 +15,12 @@ from ....program.steps import linear as steps
 from ...render import render
 from ..bounds.forms import Number
 from ..layouts.registry import LAYOUTS
-from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, batch_arg
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg
 from ..tiling.choice import Tuner
-from ..tiling.linear import pick
+from ..tiling.linear import LinearTilings, of_class, pick
 from ..tiling.machine import LinearTiling
 from ..tiling.product import ProductFacts, ProductMode
+from ..tiling.whole import StageProduct, same_bits
 from .epilogue import epilogue_operands
 from .linear_around import UNPACKED_ROWS, RowsSource, SortSource, UnpackSource
 from .linear_source import ProductSource
@@ -42,6 +43,20 @@ class ProductKernel(WeightProduct[P]):
     def _codes_rows(self, tile: LinearTiling, shape: Shape, mode: ProductMode) -> bool:
         """Whether a kernel brings rows to 8 bits first."""
         return mode.eight and not self.coded and not mode.inline(bool(tile.decode), shape.max_tokens)
+
+    def staged(self) -> TritonKernel:
+        return replace(self, ahead=True)
+
+    def stage_product(self, shape: Shape, tuner: Tuner) -> StageProduct | None:
+        tile = self._tile(shape, tuner)
+        if not tile.decode:
+            return None
+        facts = self.product(shape.tiled_tokens, tuner.target.level)
+        known, (_, launched) = of_class(facts), tuner.taken[-1]
+        out = [refused.config for refused in tuner.refused if refused.key == known.key]
+        candidates = [c for c in LinearTilings(tuner.target).candidates(known) if c not in out]
+        asks = bool(ProductSource(replace(self, ahead=True), tile, (), tuner.target.level).asks)
+        return StageProduct(facts, known.key, launched, same_bits(launched, candidates), asks)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         launches = self._products(shape, tuner)

@@ -11,6 +11,8 @@ from .epilogue import ChangeOperand, ColumnPart, EpilogueOperands, ExtraOperand,
 from .norm import NormKernel
 from .product_operands import ProductOperands
 
+_LINE = 128  # bytes of a cache that are read together
+
 
 @dataclass(frozen=True)
 class ProductSource(ProductOperands):
@@ -88,6 +90,42 @@ class ProductSource(ProductOperands):
     def padded(self) -> bool:
         """Whether rows may only fill a graph: those of sequences without context, which no expert is read for."""
         return any(arg.name == "context_lens" for arg in self.args)
+
+    # -- what is asked for before x is there ---------------------------------------------------------------------------
+
+    @property
+    def asked_lines(self) -> int:
+        """Lines of 128 bytes that a program for few rows asks for of each part of W: one per thread in all."""
+        return max(32 * self.tile.warps // len(self.parts), 1)
+
+    @property
+    def asks(self) -> list[str]:
+        """Where `line` of a program's first weights lies, in bytes from w_ptr on, for each kind of line; none where it
+        does not ask for weights."""
+        if not (self.op.ahead and self.tile.decode) or self.op.experts or self.mode.eight:
+            return []
+        if self.mode.codes_operands:
+            return [line for part in self.parts if part.stride == 1 for line in self._lines_of_codes(part)]
+        return [self._line_of_rows(part) for part in self.parts if self.mode.dense]
+
+    def _lines_of_codes(self, part: ColumnPart) -> list[str]:
+        """Of a program's codes of a group, which lie together, and of their words."""
+        codes, s = self.op.codes, self.op.step
+        assert codes is not None
+        row, each = f"({part.offset} + first)", max(2 * codes.span * self.tile.n // _LINE, 1)
+        group = f"tl.minimum(line // {each}, {-(-s.k // codes.group) - 1})"
+        words = codes.codes_nbytes(s.n, s.k)
+        return [
+            f"({group} * {s.n} + {row}) * {2 * codes.span} + line % {each} * {_LINE}",
+            f"({words} + ({group} * {s.n} + {row}) * 4)",
+        ]
+
+    def _line_of_rows(self, part: ColumnPart) -> str:
+        """Of the first values of each of a program's rows."""
+        row = 2 * self.op.step.k
+        each = max(min(self.asked_lines // self.tile.n, row // _LINE), 1)
+        column = f"tl.minimum(first + line // {each}, WIDTH - 1)"
+        return f"({part.offset} + {column} * {part.stride}).to(tl.int64) * {row} + line % {each} * {_LINE}"
 
     @property
     def slice_count(self) -> str:

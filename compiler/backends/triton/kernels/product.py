@@ -26,7 +26,13 @@ P = TypeVar("P", bound=steps.Product)
 
 @dataclass(frozen=True)
 class WeightProduct(StepKernel[P]):
-    """y = finish(x W^T + bias): the facts of the step, and what it is refused for."""
+    """y = finish(x W^T + bias): the facts of the step, and what it is refused for.
+
+    ahead: whether kernels for few rows have a function that asks for the first weights of a program: a step kernel does
+    so before it waits for x.
+    """
+
+    ahead: bool = False
 
     @classmethod
     def refusal(cls, step: P) -> str:

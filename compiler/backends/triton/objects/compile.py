@@ -52,7 +52,8 @@ class Compiled:
 def spec_key(spec: LaunchSpec) -> str:
     """A name for all that the object depends on, besides the target: specs with equal keys share one object."""
     signature = [(a.name, a.type, a.aligned) for a in spec.args]
-    text = json.dumps([spec.source, spec.entry, signature, spec.num_warps, spec.num_stages])
+    parts = [spec.source, spec.entry, signature, spec.num_warps, spec.num_stages]
+    text = json.dumps([*parts, spec.max_registers] if spec.max_registers else parts)
     return f"{spec.entry}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -104,7 +105,7 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
             "signature": {a.name: a.type for a in spec.args},
             "aligned": [i for i, a in enumerate(spec.args) if a.aligned],
             "backend": target.backend, "arch": target.arch.removeprefix("sm_"), "warp_size": target.warp_size,
-            "num_warps": spec.num_warps, "num_stages": spec.num_stages,
+            "num_warps": spec.num_warps, "num_stages": spec.num_stages, "max_registers": spec.max_registers,
         }  # fmt: skip
         answer = worker.ask(job)
         if "error" in answer:

@@ -3,7 +3,8 @@
 Run as a script, without icc on its path and without TRITON_INTERPRET: Triton decides at import time whether it
 interprets, and it keeps state, so compiling happens apart from the compiler's own process.
 
-A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, object, ir, plain}.
+A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, max_registers, object, ir,
+plain}.
 `source` is the path of the rendered Python file, `object` that of the file to write, `ir` that of Triton's IR with
 layouts, or of the assembly for AMD, and `plain` that of the IR without. An answer: {entry, shared, registers, spill,
 driver} or {error}.
@@ -35,6 +36,8 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
     arch = int(job["arch"]) if job["backend"] == "cuda" else job["arch"]
     target = GPUTarget(job["backend"], arch, job["warp_size"])
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"]}
+    if job["max_registers"]:  # that other programs leave
+        return _finish(triton.compile(source, target=target, options={**options, "maxnreg": job["max_registers"]}), job)
     answer = _finish(triton.compile(source, target=target, options=options), job)
     for more in (16, 64, 255):  # ptxas spills a few registers where that lets one more block reside; here it may not
         if job["backend"] != "cuda" or not answer.get("spill"):

@@ -6,8 +6,9 @@ two runs and is launched as ever; what launches no tile in most steps (moves of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from .....runtime.format.elements import ITEM_SIZE
@@ -31,8 +32,11 @@ from ....program.steps.base import Step
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape
+from ..tiling.choice import Config
+from ..tiling.whole import LAUNCHES
 from .schedule import Span, TileStage, faults, schedule
-from .tiles import NoTileForm, TileForm, tile_form
+from .stages import Stages
+from .tiles import WEIGHTS, NoTileForm, TileForm, tile_form
 
 _FIXED = {"num_tokens": 1, "num_seqs": 1}  # of a step of one sequence
 
@@ -70,16 +74,23 @@ class StepSource:
         place = [f"tile % {x}", f"tile // {x} % {y}", f"tile // {x * y}"] if form.places else []
         return f"{form.entry}({', '.join([*self.given[number], *place])})"
 
+    def ask(self, number: int, tile: str) -> str:
+        """The line that asks for the first weights of a tile of a stage that waits; "" where none does."""
+        asks = self.forms[number].ask if self.stages[number].waits else ""
+        return f"{asks}({WEIGHTS}_{number}, {tile}, 0, 0)" if asks else ""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Calls [first, first + count) of the program in one launch, behind those of `ahead`. stages: what it does."""
+    """Calls [first, first + count) of the program in one launch, behind those of `ahead`. stages: what it does. choice:
+    the key of the choice of its tilings, and the answer, by programs that a multiprocessor holds at least."""
 
     first: int
     count: int
     ahead: tuple[LaunchSpec, ...]
     spec: LaunchSpec
     stages: tuple[TileStage, ...]
+    choice: tuple[str, Config]
 
 
 @dataclass
@@ -95,12 +106,14 @@ class _Growing:
 @dataclass(frozen=True)
 class StepRuns:
     """The runs of a program in steps of one shape. specs: the launches of each kernel, which wait for nothing
-    themselves; areas: bytes of each scratch area, by kernel."""
+    themselves; areas: bytes of each scratch area, by kernel; launched: filled with why runs stay launches, by run."""
 
     program: Program
     shape: Shape
     specs: Mapping[str, tuple[LaunchSpec, ...]]
     areas: Mapping[str, Mapping[str, int]]
+    stages: Stages
+    launched: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def refusals(self) -> dict[str, str]:
@@ -129,7 +142,8 @@ class StepRuns:
         """All runs of at least two launches; none but for steps of one sequence."""
         if not self.shape.decode or self.shape.max_tokens != 1:
             return ()
-        return tuple(self._made(run) for run in self._open() if len(run.tiled) > 1)
+        made = (self._made(run) for run in self._open() if len(run.tiled) > 1)
+        return tuple(run for run in made if run is not None)
 
     def _open(self) -> Iterator[_Growing]:
         """Runs of calls whose launches have as many warps each."""
@@ -150,15 +164,32 @@ class StepRuns:
                 run.ahead += [(place, spec) for spec in specs if _is_move(spec)]
         yield run
 
-    def _made(self, run: _Growing) -> PlannedRun:
+    def _made(self, run: _Growing) -> PlannedRun | None:
+        """None where launches take less time by the model, or no step kernel passes the checks."""
+        names = ", ".join(run.kernels)
+        key = f"step kernel of {names}"
+        waits = sum(bool(stage.waits) for stage in self._scheduled(run, run.tiled))
+        whole = self.stages.whole(Counter(run.kernels[place] for place, _ in run.tiled), waits)
+        choice = self.stages.choose(key, whole)
+        tilings = whole.tilings(choice["resident"]) if choice != LAUNCHES else None
+        if tilings is None:
+            self.launched[names] = self.stages.why_launches(key, whole)
+            return None
+        made = self.stages.launches(run.kernels, tilings)
+        tiled = [(n, spec) for n, name in enumerate(run.kernels) for spec in made[name] if not _is_move(spec)]
+        stages = self._scheduled(run, tiled)
+        spec = step_spec(tiled, stages)
+        spec = replace(spec, max_registers=whole.registers(choice["resident"], spec.num_warps))
+        ahead = tuple(_ahead(place, spec) for place, spec in run.ahead)
+        return PlannedRun(run.first, len(run.kernels), ahead, spec, stages, (key, choice))
+
+    def _scheduled(self, run: _Growing, tiled: Sequence[tuple[int, LaunchSpec]]) -> tuple[TileStage, ...]:
         steps = self.program.steps[run.first : run.first + len(run.kernels)]
-        stages = schedule([self._stage(steps[place], spec) for place, spec in run.tiled])
+        stages = schedule([self._stage(steps[place], spec) for place, spec in tiled])
         early = [self._stage(steps[place], spec) for place, spec in run.ahead]
         if found := [*faults(stages), *_too_early(early, stages)]:
             raise CodegenError(f"the step kernel from step {run.first} on: {found[0]}", "this is a gap in icc")
-        spec = step_spec(run.tiled, stages)
-        ahead = tuple(_ahead(place, spec) for place, spec in run.ahead)
-        return PlannedRun(run.first, len(run.kernels), ahead, spec, stages)
+        return stages
 
     def _stage(self, step: Step, spec: LaunchSpec) -> TileStage:
         """What a launch reads and writes; of what no operand says, that it is written."""
@@ -171,7 +202,9 @@ class StepRuns:
         tiles = 1
         for dim in spec.grid:
             tiles *= 0 if _is_move(spec) else dim.value(_FIXED)
-        return TileStage(step.kernel, tiles, frozenset(reads), frozenset(writes))
+        asks = tiles and _form(spec, 0).ask
+        early = frozenset(self._span(step, arg) for arg in spec.args if asks and arg.name == WEIGHTS)
+        return TileStage(step.kernel, tiles, frozenset(reads), frozenset(writes), early)
 
     def _span(self, step: Step, arg: Arg) -> Span:
         match arg.value:

@@ -36,12 +36,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class TileStage:
-    """The tiles of one launch. before: tiles of the stages before it. signal: the counter that each tile adds 1 to."""
+    """The tiles of one launch. early: what of `reads` is asked for before it waits. before: tiles of the stages before
+    it. signal: the counter that each tile adds 1 to."""
 
     name: str
     tiles: int
     reads: frozenset[Span] = frozenset()
     writes: frozenset[Span] = frozenset()
+    early: frozenset[Span] = frozenset()
     before: int = 0
     waits: tuple[Wait, ...] = ()
     signal: int = -1
@@ -102,6 +104,8 @@ def faults(stages: Sequence[TileStage]) -> Iterator[str]:
         for other, earlier in enumerate(stages[:number]):
             if other not in behind[number] and touches_after(stage, earlier):
                 yield f"{stage.name} touches memory of {earlier.name} and does not wait for it"
+            if _meet(stage.early, earlier.writes):
+                yield f"{stage.name} asks for what {earlier.name} writes before it waits"
         if not 0 <= stage.signal < STEP_COUNTERS - 1:
             yield f"{stage.name} counts at {stage.signal}, there are {STEP_COUNTERS - 1} counters"
         counted[stage.signal] = counted.get(stage.signal, 0) + stage.tiles

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..spec import LaunchSpec
 
 _PLACE = ("tile_x", "tile_y", "tile_z")
+WEIGHTS, ASK = "w_ptr", "ask_weights"  # of a product: its weights, and the function that asks for the first of them
 _SHARED = ("INTERPRETED",)  # a name that all sources have, with one meaning
 
 
@@ -23,11 +24,13 @@ class NoTileForm(Exception):
 @dataclass(frozen=True)
 class TileForm:
     """One launch as functions. text: their source; entry: the one that does a tile; places: whether it is to be told
-    which, as three numbers behind its other arguments."""
+    which, as three numbers behind its other arguments. ask: the one that asks for the first weights of a tile, which
+    takes the pointer to them and a tile's place; "" where none does."""
 
     text: str
     entry: str
     places: bool
+    ask: str = ""
 
 
 def tile_form(spec: LaunchSpec, number: int, grid: Sequence[int]) -> TileForm:
@@ -46,7 +49,8 @@ def tile_form(spec: LaunchSpec, number: int, grid: Sequence[int]) -> TileForm:
             node.body = _without_return(node.body) if node.name == spec.entry else node.body
         made = _Tile(names, placed, grid, spec.num_stages).visit(node)
         text.append(ast.unparse(ast.fix_missing_locations(made)))
-    return TileForm("\n\n\n".join(text) + "\n", names[spec.entry], spec.entry in placed)
+    joined = "\n\n\n".join(text) + "\n"
+    return TileForm(joined, names[spec.entry], spec.entry in placed, names.get(ASK, ""))
 
 
 def _name(node: ast.stmt) -> str | None:

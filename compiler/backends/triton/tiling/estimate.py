@@ -27,9 +27,10 @@ REGISTERS = 65536  # of a multiprocessor, 32 bits each
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of tilings on one machine."""
+    """Seconds of tilings on one machine. held: programs that a multiprocessor holds at most; 0: as many as fit."""
 
     machine: Machine
+    held: int = 0
 
     def seconds(self, p: ProductFacts, c: Config) -> float:
         """Estimated time; infinity where the tiling does not fit."""
@@ -102,6 +103,7 @@ class Estimate:
     def _resident(self, p: ProductFacts, c: Config) -> int:
         """Programs that a multiprocessor holds at once; 0 if not even one fits."""
         fit = self.machine.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
+        fit = min(fit, self.held or fit)
         lanes = self.machine.target.warp_size * c["warps"]
         files = REGISTERS * (2 if self.machine.hip else 1)
         if (

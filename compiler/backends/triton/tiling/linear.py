@@ -19,14 +19,18 @@ ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 4096)  # classes of row counts; one 
 
 def pick(product: ProductFacts, tuner: Tuner) -> Config:
     """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
+    known, tilings = of_class(product), LinearTilings(tuner.target)
+    return tuner.pick(known.key, tilings.candidates(known), lambda config: tilings.seconds(known, config))
+
+
+def of_class(product: ProductFacts) -> ProductFacts:
+    """The facts that a choice is made for."""
     rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
     if product.few:
         rows = power_of_two(product.rows)  # each has sums of its own
     elif product.mode.eight and not product.coded and product.rows <= INLINE:
         rows = product.rows  # which are not brought to 8 bits by a kernel of their own
-    known = replace(product, rows=rows)
-    tilings = LinearTilings(tuner.target)
-    return tuner.pick(known.key, tilings.candidates(known), lambda config: tilings.seconds(known, config))
+    return replace(product, rows=rows)
 
 
 @dataclass(frozen=True)
