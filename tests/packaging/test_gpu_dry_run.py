@@ -139,6 +139,31 @@ def test_a_part_runs_to_its_end(part: str, visit: Any, timed: str, work: Path) -
 
 
 @pytest.mark.soak
+def test_objects_of_steps_travel_along(visit: Any, dry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What --prepare compiles of the part "step" is all that it asks for, step kernels among it."""
+    from icc.compiler.backends.triton import fallback
+    from icc.compiler.backends.triton.objects import compile as objects
+
+    asked: dict[str, Any] = {}
+    plain = objects.compile_specs
+
+    def noted(specs: Any, *args: Any, **named: Any) -> Any:
+        specs = list(specs)
+        asked.update({objects.spec_key(spec): spec for spec in specs})
+        return plain(specs, *args, **named)
+
+    gpu_step = importlib.import_module("gpu_step")
+    for module in (fallback, objects, gpu_step):
+        monkeypatch.setattr(module, "compile_specs", noted)
+    visit.prepare_steps("h200")
+    prepared = set(asked)
+    assert len({key for key in prepared if key.startswith("step_")}) >= 2 * len(gpu_step.STEPS_AS_ONE)
+    asked.clear()
+    assert run_part(visit, "step", tmp_path).strip()
+    assert asked and set(asked) <= prepared
+
+
+@pytest.mark.soak
 def test_adapters_run_to_their_end(visit: Any, timed: str, work: Path) -> None:
     run_part(visit, "speed-1b", work, lambda word: word.replace("none,rtn4,fp8", "rtn4"))
     assert "ms" in run_part(visit, "adapters", work)

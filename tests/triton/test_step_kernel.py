@@ -269,7 +269,7 @@ def test_what_is_asked_for_before_a_stage_waits_is_written_by_none_before_it(eng
     assert list(faults(stages)) == ["linear_q_1 asks for what attention_0 writes before it waits"]
 
 
-@pytest.mark.parametrize("resident", [1, 3])
+@pytest.mark.parametrize("resident", [3, *soak(1)])
 def test_however_the_whole_is_cut_the_bits_are_those_of_launches(
     resident: int, engine: GpuEngine, launched: list[Any]
 ) -> None:

@@ -109,7 +109,7 @@ class ProductSource(ProductOperands):
         return [self._line_of_rows(part) for part in self.parts if self.mode.dense]
 
     def _lines_of_codes(self, part: ColumnPart) -> list[str]:
-        """Of a program's codes of a group, which lie together, and of their words."""
+        """Where a program's codes of a group lie, which are together, and their words."""
         codes, s = self.op.codes, self.op.step
         assert codes is not None
         row, each = f"({part.offset} + first)", max(2 * codes.span * self.tile.n // _LINE, 1)
@@ -121,7 +121,7 @@ class ProductSource(ProductOperands):
         ]
 
     def _line_of_rows(self, part: ColumnPart) -> str:
-        """Of the first values of each of a program's rows."""
+        """Where the first values of each of a program's rows lie."""
         row = 2 * self.op.step.k
         each = max(min(self.asked_lines // self.tile.n, row // _LINE), 1)
         column = f"tl.minimum(first + line // {each}, WIDTH - 1)"

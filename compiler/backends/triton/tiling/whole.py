@@ -95,7 +95,7 @@ class WholeTilings:
         return most if needed <= target.shared_memory_kib * 1024 else 0
 
     def _stage_seconds(self, product: StageProduct, config: Config, held: int) -> float:
-        """Of a product that is no launch."""
+        """A product's time where it is no launch."""
         estimate = Estimate(self.machine, held)
         alone = self._at_once(product, product.launched, self.room(product, product.launched))
         crowded = max(alone / self._at_once(product, config, held), 1.0) ** CROWDED
