@@ -176,8 +176,8 @@ def main() -> int:
 def few(shape: str, layers: int) -> None:
     """Make the shape "few": so many layers of another and 32,000 tied tokens; 0: that shape as it is."""
     hidden, all_layers, heads, kv_heads, ffn, vocab, tied = make_model.SHAPES[shape]
-    head = (32000, True) if layers else (vocab, tied)
-    make_model.SHAPES["few"] = hidden, layers or all_layers, heads, kv_heads, ffn, *head
+    vocab, tied = (32000, True) if layers else (vocab, tied)
+    make_model.SHAPES["few"] = hidden, layers or all_layers, heads, kv_heads, ffn, vocab, tied
 
 
 def _engine(a: Any, batches: list[int]) -> Path:

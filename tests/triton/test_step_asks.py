@@ -107,6 +107,9 @@ def test_only_stages_of_step_kernels_ask() -> None:
     kernel = product("o", "q4g128")
     [spec] = kernel.launches(ONE, LIMITS, Tuner(TARGETS["h100"]))
     assert "ask_weights" not in spec.source and "ask_weights" in stage(kernel, TILING).source
+    floats = replace(product("o", "e4m3"), ahead=True)  # codes row by row, which an A100 multiplies in 16 bits
+    assert ProductSource(floats, LinearTiling.of(TILING), (), 80).mode.codes_operands
+    assert not ProductSource(floats, LinearTiling.of(TILING), (), 80).asks
 
 
 def of_8b(stored: str, target: str) -> tuple[WholeTilings, list[StageProduct]]:

@@ -124,8 +124,8 @@ def step(x_ptr_0, y_ptr_0, num_rows, x_ptr_1, y_ptr_1, step_ptr):
     count_tiles(step_ptr + 0, first, 1, programs)
 
     # cumsum: 1 tiles
-    await_count(step_ptr + 0, 1)
     first = (program + programs - 1 % programs) % programs
+    await_count(step_ptr + 0, 1)
     for tile in tl.range(first, 1, programs, num_stages=1):
         cumsum_1(x_ptr_1, y_ptr_1, num_rows, tile % 1, tile // 1 % 1, tile // 1)
     count_tiles(step_ptr + 1, first, 1, programs)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ....program.coded_rows import MICRO_STEP
+from ..layouts.affine import AffineGroups
 from .body import translate
 from .epilogue import ChangeOperand, ColumnPart, EpilogueOperands, ExtraOperand, epilogue_operands
 from .norm import NormKernel
@@ -104,14 +105,14 @@ class ProductSource(ProductOperands):
         does not ask for weights."""
         if not (self.op.ahead and self.tile.decode) or self.op.experts or self.mode.eight:
             return []
-        if self.mode.codes_operands:
-            return [line for part in self.parts if part.stride == 1 for line in self._lines_of_codes(part)]
+        layout = self.op.layout
+        if isinstance(layout, AffineGroups) and self.mode.codes_operands:
+            return [line for part in self.parts if part.stride == 1 for line in self._lines_of_codes(part, layout)]
         return [self._line_of_rows(part) for part in self.parts if self.mode.dense]
 
-    def _lines_of_codes(self, part: ColumnPart) -> list[str]:
+    def _lines_of_codes(self, part: ColumnPart, codes: AffineGroups) -> list[str]:
         """Where a program's codes of a group lie, which are together, and their words."""
-        codes, s = self.op.codes, self.op.step
-        assert codes is not None
+        s = self.op.step
         row, each = f"({part.offset} + first)", max(2 * codes.span * self.tile.n // _LINE, 1)
         group = f"tl.minimum(line // {each}, {-(-s.k // codes.group) - 1})"
         words = codes.codes_nbytes(s.n, s.k)
