@@ -74,6 +74,8 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
         raise
     llm = LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
     try:
+        for name, path in (options.adapters or {}).items():
+            llm.load_adapter(name, path)
         llm.prompting.prepare()
         if compiled is not None:
             llm.loop.keep(PinnedPrefixes.of(compiled, executor))
