@@ -99,6 +99,8 @@ class ServedAdapters:
         if lora is None and self.default is not None and is_base:
             return self.default
         if lora is None or isinstance(lora, str):
+            if lora and not is_base and lora != model:
+                raise HttpError(400, f"the model is an adapter, and lora names {lora[:80]!r}: leave one out", "lora")
             return await self._chosen(model, lora), 1.0
         if not is_base:
             raise HttpError(400, "the model is an adapter, and lora names one by its number: leave one out", "lora")
