@@ -244,7 +244,7 @@ class _KeyReader:
 
 
 def _is_scaled_table(parts: Mapping[str, str]) -> bool:
-    """Whether a module is an embedding with magnitudes (DoRA): PEFT has one per column of its table [vocabulary, width].
+    """Whether a module is an embedding with magnitudes (DoRA): PEFT has one per column of a table [vocabulary, width].
     That is a weight of [width, vocabulary] that lies turned."""
     return "lora_embedding_A" in parts and "lora_magnitude_vector" in parts
 
