@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .errors import UsageError
+from .errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DEFAULT_TEXT = Path(__file__).parent / "data" / "calib.txt"
 FEW = 256  # tokens; of two, awq4 made a tiny model answer nonsense, of 48 no more
@@ -80,11 +84,19 @@ def read_text(path: Path) -> str:
         raise UsageError(f"text {path} cannot be read: {error.strerror}") from error
 
 
-def tokenize(text: str, tokenizer_file: Path) -> list[int]:
-    """Token ids of a text, without special tokens."""
+def read_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint. CheckpointError where the file is none."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{file} is not a tokenizer: {error}", "download the checkpoint again") from error
+
+
+def tokenize(text: str, tokenizer_file: Path) -> list[int]:
+    """Token ids of a text, without special tokens."""
+    tokenizer = read_tokenizer(tokenizer_file)
     tokenizer.no_truncation()  # settings for training batches that a checkpoint may have stored
     tokenizer.no_padding()
     return tokenizer.encode(text, add_special_tokens=False).ids

@@ -27,7 +27,7 @@ from .backends.base import Backend, Built
 from .backends.errors import CodegenError
 from .backends.registry import backend_for
 from .caches import choose_caches, lower_options
-from .calibration import load_calibration
+from .calibration import load_calibration, read_tokenizer
 from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
@@ -347,6 +347,8 @@ def trace(
     with reporter.stage("trace"):
         source = open_source(request.options.model, request.options.task)
         options = replace(request.options, model=source.files)
+        if (tokenizer := _tokenizer(source.files)) is not None:
+            read_tokenizer(tokenizer)  # told now, not after minutes
         pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
         meant = read_scoring(options.model).max_tokens if options.task == "rerank" else pooling and pooling.max_tokens
         graph = load_graph(

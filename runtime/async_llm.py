@@ -112,6 +112,8 @@ class AsyncLLM:
         """Forget an adapter; see `LLM.unload_adapter`."""
         self._loaded.unload_adapter(name)
 
+    add_adapter, remove_adapter = load_adapter, unload_adapter
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def generate(

@@ -23,6 +23,9 @@ from .reading.tools import Tools
 from .requests.params import SamplingParams
 from .templates.template_input import TemplateInput
 
+# what every template is given, which a variable of the same name would take the place of
+_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "template"})
+
 
 def template_input(
     messages: list[dict[str, Any]],
@@ -33,11 +36,14 @@ def template_input(
     """What the template is given. messages: each with role and content; they may be changed. RequestError if they
     cannot be written as the template has them."""
     goes_on = bool(options.get("continue_final_message"))
-    documents = options.get("documents")
-    variables = {
-        **({"documents": documents} if documents else {}),
-        **(options.get("chat_template_kwargs") or {}),
-    }
+    documents, more = options.get("documents"), options.get("chat_template_kwargs") or {}
+    for name in more:
+        if name in _FIELDS:
+            raise RequestError(
+                f"chat_template_kwargs: {name} is no variable of one template but a field of its own: give it beside",
+                field="chat_template_kwargs",
+            )
+    variables = {**({"documents": documents} if documents else {}), **more}
     begins = not goes_on and options.get("add_generation_prompt", True)
     shown = [dict(tool) for tool in tools] if tools else None
     built = fitted(messages, form)

@@ -10,6 +10,11 @@ def install(extra: str) -> str:
     return f"pip install 'icc-llm[{extra}]'"
 
 
+def bounds(low: float, high: float) -> str:
+    """What a number must be, in words. Integers stand in full: nobody could type 1.84467e+19."""
+    return " to ".join(f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (low, high))
+
+
 class IccError(Exception):
     """Base of every error that icc raises on purpose.
 

@@ -124,6 +124,8 @@ class LLM:
         """Forget an adapter. RequestError if there is none of that name."""
         self._room().remove(name)
 
+    add_adapter, remove_adapter = load_adapter, unload_adapter  # both pairs of names are public
+
     def _room(self) -> ResidentAdapters:
         if self.adapters is None:
             raise RequestError(NO_ROOM, "compile the model with --adapters 8x16", field="adapter")
@@ -241,6 +243,7 @@ class LLM:
     def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS, adapter: str = "") -> np.ndarray:
         """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i.
         extras: see `Prompting.completion`. adapter: the name of a loaded one, "" for none."""
+        token_ids = self.prompting.ids(token_ids)
         result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
         row = 0
         for chunk in self.iter_logits(token_ids, extras, adapter):
@@ -252,7 +255,7 @@ class LLM:
         self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS, adapter: str = ""
     ) -> Iterator[np.ndarray]:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
-        return self.driver.scores(Query(token_ids, extras=extras, adapter=adapter))
+        return self.driver.scores(Query(self.prompting.ids(token_ids), extras=extras, adapter=adapter))
 
     def embed(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
+from os import fspath
 from typing import ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -74,6 +75,8 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
         raise
     llm = LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
     try:
+        for name, path in (options.adapters or {}).items():
+            llm.load_adapter(name, fspath(path))
         llm.prompting.prepare()
         if compiled is not None:
             llm.loop.keep(PinnedPrefixes.of(compiled, executor))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ class LoadOptions:
     "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G", "layer-skip",
     "draft" or "draft:ENGINE" (default: what the engine was compiled for); it changes no output, unless spec_accept is
     "typical", which is lossy: sampled requests then take guesses that are probable enough (Cai et al. 2024;
-    "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
+    "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). adapters: those that are loaded with it, directories or
+    files by the name that requests give; see `LLM.load_adapter`.
     """
 
     path: str | os.PathLike[str]
@@ -112,9 +114,12 @@ class LoadOptions:
         open=True,
         needs="generate",
     )
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None  # commands have --lora
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
+        if self.adapters is not None:
+            object.__setattr__(self, "adapters", _paths(self.adapters))
         for name, least in (("threads", 1), ("device", 0), ("kv_bytes", 0), ("swap_bytes", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
@@ -157,3 +162,12 @@ class LoadOptions:
     def from_json(cls, text: str) -> LoadOptions:
         """The options of a text that `to_json` gave."""
         return cls(**json.loads(text))
+
+
+def _paths(adapters: object) -> dict[str, str]:
+    """Paths by name. UsageError for what is none."""
+    if isinstance(adapters, Mapping) and all(
+        isinstance(name, str) and isinstance(path, str | os.PathLike) for name, path in adapters.items()
+    ):
+        return {name: os.fspath(path) for name, path in adapters.items()}
+    raise UsageError(f"adapters = {adapters!r}: must be a mapping of names to directories")

@@ -121,6 +121,10 @@ class Prompting:
         """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""
         if isinstance(prompt, str):
             return self._text_tokenizer.encode(prompt)
+        return self.ids(prompt)
+
+    def ids(self, prompt: Sequence[int]) -> list[int]:
+        """Token ids as they are. RequestError for what are none: 5.0 is no token, and a text is not its letters."""
         try:
             return list(map(index, prompt))
         except TypeError as error:

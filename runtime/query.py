@@ -42,9 +42,11 @@ class Query(msgspec.Struct, frozen=True):
 
 def adapted(queries: Sequence[Query], adapter: Adapters, scale: float = 1.0) -> Sequence[Query]:
     """Queries with an adapter each, at this scale: one name for all, or one per query. RequestError for another number
-    of names."""
+    of names, or what is no name."""
     if adapter is None:
         return queries
+    if not isinstance(adapter, Sequence):
+        raise RequestError(f"adapter = {adapter!r}: must be a name, or one for each prompt", field="adapter")
     names = [adapter] * len(queries) if isinstance(adapter, str) else list(adapter)
     if len(names) != len(queries):
         raise RequestError(f"{len(names)} adapters for {len(queries)} prompts", "give one for all", field="adapter")

@@ -26,18 +26,21 @@ def keygen_command(key: Path) -> None:
 
 @command("sign")
 @click.argument("engine", type=PATH)
-@click.option("--key", type=PATH, required=True, metavar="FILE", help="The secret key, of icc keygen or minisign -G.")
-def sign_command(engine: Path, key: Path) -> None:
+@click.option("--key", type=PATH, metavar="FILE", help="The secret key, of icc keygen or minisign -G.")
+@click.option("--new-key", type=PATH, metavar="FILE", help="Make a key first, as icc keygen does, and sign with it.")
+def sign_command(engine: Path, key: Path | None, new_key: Path | None) -> None:
     """Sign ENGINE, all files of which are verified first: engine.json gets a signature beside it.
 
     engine.json has the digest of every file. icc verify ENGINE --key PUBLIC_KEY checks it, and so does minisign.
     """
+    if (key is None) == (new_key is None):
+        raise click.UsageError("give either --key or --new-key")
     check_present(engine)
-    from ..signing import read_secret_key, sign_engine
+    from ..signing import make_keys, read_secret_key, sign_engine
 
     def password() -> bytes:
         return click.prompt("Password of the key", hide_input=True, err=True).encode()
 
-    secret = read_secret_key(key, password)
+    secret = make_keys(new_key) if new_key is not None else read_secret_key(key or Path(), password)
     sign_engine(engine, secret)
     click.echo(f"signed {engine} with key {secret.public.name}")

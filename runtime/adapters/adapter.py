@@ -67,8 +67,9 @@ class Change:
     whole: another weight takes its place, perhaps of another vocabulary; with more than it, in all layers that share
     it. rows: some of its rows. start: see there. low_rank: what is added. magnitude: [out], which each row is scaled to
     the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the layer gives.
-    transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do. frozen: `whole` was
-    not trained: it is the model's own, or has more or other rows for new tokens.
+    transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do, and as embeddings
+    that magnitudes scale. frozen: `whole` was not trained: it is the model's own, or has more or other rows for new
+    tokens.
     """
 
     whole: np.ndarray | None = None

@@ -39,12 +39,12 @@ def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeigh
         site = sites.get(name)
         if problem := _problem(plan, site, change, base):
             hint = f"merge it when the model is compiled (--lora){_other_room(site, change)}"
-            raise RequestError(f"adapter {called}: {name}: {problem}", hint, field="adapter")
+            raise RequestError(f"adapter {called} ({adapter.path}): {name}: {problem}", hint, field="adapter")
 
 
 def _other_room(site: AdapterSite | None, change: Change) -> str:
     """Which room for what an engine has none for could be compiled; "" if none could."""
-    if change.start is not None:
+    if change.start is not None or (site is not None and site.table and change.magnitude is not None):
         return ""
     if change.whole is None or site is None:
         return ", or compile with the room that it needs (--adapters)"
@@ -121,6 +121,8 @@ def _rows_problem(site: AdapterSite, rows: RowChange | None, base: BaseWeights) 
 def _magnitude_problem(site: AdapterSite, change: Change, base: BaseWeights) -> str:
     if change.magnitude is None:
         return ""
+    if site.table:
+        return "the engine cannot compute with magnitudes of an embedding (DoRA) beside its own weights"
     if not site.gain:
         return "the engine has no room for a magnitude per row (DoRA): --adapters 8x16+dora makes some"
     if change.magnitude.size != site.n:

@@ -102,7 +102,7 @@ class _KeyReader:
         """What the parts of one module say."""
         if self._is_parameter(module, parts):
             return self._parameter(module, parts)
-        given, transposed = set(parts), self._config.fan_in_fan_out and "lora_A" in parts
+        given, transposed = set(parts), (self._config.fan_in_fan_out and "lora_A" in parts) or _is_scaled_table(parts)
         low_rank, bias = self._low_rank(module, parts), None
         if "lora_B.bias" in parts:
             if low_rank is None or not self._config.lora_bias:
@@ -143,7 +143,8 @@ class _KeyReader:
             self._check_rank(module, first.shape[0])
             if a == "lora_embedding_A":  # of a table [vocabulary, width]: what is added is (B A)^T
                 self._check_start(module, "loftq")
-                first, second = second.T, first.T
+                if "lora_magnitude_vector" not in parts:  # see _is_scaled_table
+                    first, second = second.T, first.T
             return LowRank(first, second, self._scale(module))
         return None
 
@@ -240,6 +241,12 @@ class _KeyReader:
 
     def _unused(self, key: str, why: str) -> AdapterError:
         return AdapterError(f"{self._tensors.path}: {key!r} is not used: {why}", "save it again with a current peft")
+
+
+def _is_scaled_table(parts: Mapping[str, str]) -> bool:
+    """Whether a module is an embedding with magnitudes (DoRA): PEFT has one per column of a table [vocabulary, width].
+    That is a weight of [width, vocabulary] that lies turned."""
+    return "lora_embedding_A" in parts and "lora_magnitude_vector" in parts
 
 
 def _owner(module: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RequestError
+from ..errors import RequestError, bounds
 from ..settings import setting
 from ..values import json_schema, stops_early
 from ..watermark.settings import FORM, Watermark, watermark
@@ -113,8 +113,10 @@ class SamplingParams:
             _check_number(name, getattr(self, name))
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop", "stop_token_ids", "score_ids"):
+            if not isinstance(given := getattr(self, name), Iterable):
+                raise _invalid(name, given, "must be a list")
+            object.__setattr__(self, name, tuple(given))
         for name in ("ignore_eos", "include_stop", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise _invalid(name, getattr(self, name), "must be true or false")
@@ -125,7 +127,6 @@ class SamplingParams:
         _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
         if isinstance(self.watermark, str):
             object.__setattr__(self, "watermark", _read_watermark(self.watermark))
-        object.__setattr__(self, "score_ids", tuple(self.score_ids))
         _check_token_ids("score_ids", self.score_ids, MAX_SCORED)
         _check_token_ids("logit_bias", tuple(self.logit_bias), MAX_BIASES)
         for bias in self.logit_bias.values():
@@ -194,7 +195,7 @@ def _check_number(name: str, value: object) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _invalid(name, value, f"must be {word}")
     if not low <= value <= high:  # false for NaN too
-        raise _invalid(name, value, f"must be from {low:g} to {high:g}")
+        raise _invalid(name, value, f"must be from {bounds(low, high)}")
 
 
 def _read_watermark(text: str) -> Watermark:

@@ -114,3 +114,10 @@ def adapter_paths(given: Sequence[str]) -> dict[str, Path]:
             raise UsageError(f"--lora names {name!r} twice", "give each adapter a name of its own")
         found[name] = Path(path)
     return found
+
+
+def adapter_folder(given: Path | None) -> Path | None:
+    """The folder of --lora-dir, None for none. UsageError where there is no such folder."""
+    if given is not None and not given.is_dir():
+        raise UsageError(f"--lora-dir {given} is no directory", "it has adapters as folders and .gguf files")
+    return given

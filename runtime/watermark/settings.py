@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..errors import RequestError
+from ..errors import RequestError, bounds
 from .gumbel import two_keys
 
 Method = Literal["kgw", "gumbel", "dual_key_gumbel", "synthid"]
@@ -143,7 +143,7 @@ def _check(name: str, value: object) -> None:
     number = isinstance(value, int if name == "key" else int | float) and not isinstance(value, bool)
     if not number or not low <= value <= high:  # type: ignore[operator]
         kind = "an integer" if name == "key" else "a number"
-        raise _wrong(f"{name} = {str(value)[:40]}: must be {kind} from {low:.20g} to {high:.20g}")
+        raise _wrong(f"{name} = {str(value)[:40]}: must be {kind} from {bounds(low, high)}")
 
 
 def _wrong(said: str) -> RequestError:

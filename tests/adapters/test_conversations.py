@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import icc
+import numpy as np
 import pytest
 import tokenizers
 from icc import SamplingParams
 from icc.runtime.async_llm import AsyncLLM
 from icc.runtime.chat.session import Session
-from icc.runtime.errors import RequestError
+from icc.runtime.errors import AdapterError, RequestError, UsageError
 from icc.runtime.llm import LLM
 from icc.runtime.templates.source import TemplateSource
 from icc.runtime.tokenizer import Tokenizer
@@ -65,6 +66,27 @@ def test_a_conversation(opened: Callable[[], LLM], adapter: Path) -> None:
         streamed = "".join(str(piece) for piece in llm.stream(HELLO, PARAMS, adapter="one"))
         assert llm.chat(HELLO, PARAMS).text == base != expected
     assert found.text == streamed == expected
+
+
+def test_adapters_that_are_loaded_with_the_engine(engine: Callable[..., Path], adapter: Path) -> None:
+    path = engine("llama", adapters="2x16")
+    with icc.load(path, adapters={"one": adapter}) as llm:
+        expected = llm.logits([5, 9, 33], adapter="one")
+        llm.add_adapter("two", adapter)
+        assert np.array_equal(llm.logits([5, 9, 33], adapter="two"), expected)
+        assert not np.array_equal(llm.logits([5, 9, 33]), expected)
+        llm.remove_adapter("one")
+        with pytest.raises(RequestError, match="there is no adapter 'one': there are two"):
+            llm.generate([[5]], adapter="one")
+        with pytest.raises(RequestError, match="adapter = 5: must be a name"):
+            llm.generate([[5]], adapter=5)  # type: ignore[arg-type]
+        for wrong in ("abc", [5.5], None):
+            with pytest.raises(RequestError, match="is not token ids"):
+                llm.logits(wrong)  # type: ignore[arg-type]
+    with pytest.raises(AdapterError, match="no directory with an adapter"):
+        icc.load(path, adapters={"one": "nowhere"})
+    with pytest.raises(UsageError, match="must be a mapping of names to directories"):
+        icc.load(path, adapters=["one"])  # type: ignore[arg-type]
 
 
 def test_from_asyncio(opened: Callable[[], LLM], adapter: Path) -> None:

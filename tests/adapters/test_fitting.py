@@ -111,8 +111,12 @@ def test_rows_of_a_tied_table_are_the_heads_too() -> None:
     rows = Adapter(Path("x"), b"", "", (), {"table": Change(rows=RowChange((1,), A[:1]))})
     both = AdapterPlan(1, 16, [], [table, head])
     assert [site.parameter for site, _ in applied(both, rows, engine(), 1.0)] == ["table", "head"]
-    with pytest.raises(RequestError, match="head: the engine has no room for adapters there"):
-        check_fits(plan(table), "x", rows, engine())
+    with pytest.raises(RequestError, match=r"adapter n \(x\): head: the engine has no room for adapters there"):
+        check_fits(plan(table), "n", rows, engine())
+    scaled = Change(low_rank=LowRank(A, B, 1.0), magnitude=M[:K], transposed=True)
+    with pytest.raises(RequestError, match="magnitudes of an embedding") as refused:
+        check_fits(plan(table), "n", Adapter(Path("x"), b"", "", (), {"table": scaled}), engine())
+    assert refused.value.hint == "merge it when the model is compiled (--lora)"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dora": ("llama", {"target_modules": PROJECTIONS, "r": 4, "use_dora": True}),
     "dora of conv1d": ("gpt2", {**GPT2, "use_dora": True}),
+    "dora of a table": ("llama", {"target_modules": ["embed_tokens", "q_proj"], "r": 3, "use_dora": True}),
+    "dora of a table that is tied": ("gpt2", {**GPT2, "target_modules": ["wte", "c_attn"], "use_dora": True}),
     "conv1d": ("gpt2", GPT2),
     "conv1d with biases": ("gpt2", {**GPT2, "lora_bias": True}),
     "pissa": ("llama", {"target_modules": PROJECTIONS, "r": 4, "init_lora_weights": "pissa"}),

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from icc.runtime.errors import AdapterError, UsageError
 from icc.runtime.server.api.adapters import ServedAdapters
 from icc.runtime.server.api.errors import HttpError
 from icc.runtime.server.api.requests import AdapterScale
 from icc.runtime.server.engine.engine_stream import EngineFailed
 from icc.runtime.server.engine.messages import LoadAdapter, UnloadAdapter
+from icc.runtime.server.options import adapter_folder
 
 
 class Engine:
@@ -46,6 +48,21 @@ async def served(*names: str) -> tuple[Any, ServedAdapters]:
     adapters = ServedAdapters(engine, ("base",), None, {name: Path(name) for name in names})
     await adapters.load_first()
     return engine, adapters
+
+
+def test_what_cannot_be_loaded_at_the_start_is_the_adapters_fault() -> None:
+    engine: Any = Engine()
+    engine.refused = "one"
+    adapters = ServedAdapters(engine, ("base",), None, {"one": Path("nowhere")})
+    with pytest.raises(AdapterError, match="--lora one=nowhere: damaged") as refused:
+        asyncio.run(adapters.load_first())
+    assert refused.value.exit_code == 48
+
+
+def test_a_folder_of_adapters_is_there(tmp_path: Path) -> None:
+    assert adapter_folder(None) is None and adapter_folder(tmp_path) == tmp_path
+    with pytest.raises(UsageError, match=r"--lora-dir .*nowhere is no directory"):
+        adapter_folder(tmp_path / "nowhere")
 
 
 def test_a_number_is_kept() -> None:

@@ -138,6 +138,7 @@ def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[flo
         ([{"id": one, "scale": 1}, {"id": two, "scale": 1}], "runs with one adapter"),
         ([{"id": one, "scale": 1e9}], "scale"),
         ([{"id": one, "scale": 1, "more": 1}], "more"),
+        ({"id": one, "scale": 1}, "object"),
     ):
         expected_status = 404 if "77" in words else 400
         status, answer = ask("/v1/completions", {"model": "base", "prompt": IDS, "lora": wrong})
@@ -146,6 +147,9 @@ def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[flo
         assert status == expected_status and words in answer["error"]["message"], answer
     status, answer = ask("/v1/completions", {"model": "one", "prompt": IDS, "lora": [{"id": one, "scale": 1}]})
     assert status == 400 and "leave one out" in answer["error"]["message"]
+    status, answer = ask("/v1/completions", {"model": "one", "prompt": IDS, "lora": "two"})
+    assert status == 400 and "leave one out" in answer["error"]["message"]
+    assert complete(ask, model="one", lora="one") == pytest.approx(expected["one"], abs=1e-5)
 
 
 def test_a_prompt_is_kept_for_its_adapter(server: tuple[Ask, psutil.Process]) -> None:

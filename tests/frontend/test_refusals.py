@@ -92,6 +92,15 @@ def test_no_config(model: Path) -> None:
     refuse(model, CheckpointError, "no config.json")
 
 
+def test_a_tokenizer_that_is_none(saved: Path, tmp_path: Path) -> None:
+    """Told before the model is traced; the library raises a bare Exception."""
+    model = shutil.copytree(saved, tmp_path / "model")
+    (model / "tokenizer.json").write_text("{bad")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer") as refused:
+        icc.compile(model, tmp_path / "out.engine", target="native")
+    assert refused.value.exit_code == 10 and not (tmp_path / "out.engine").exists()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "", "\x00\x01"])
 def test_malformed_config(model: Path, text: str) -> None:
     (model / "config.json").write_text(text)

@@ -263,6 +263,8 @@ def test_penalties_are_on_log_probabilities() -> None:
         ({"beams": 2, "temperature": 0.7}, "temperature", "does not sample"),
         ({"beams": 2, "n": 3}, "n", "must not exceed beams"),
         ({"beams": 65}, "beams", "must be from 1 to 64"),
+        ({"seed": -1}, "seed", "must be from 0 to 18446744073709551615"),
+        ({"watermark": "kgw:0"}, "watermark", "must be an integer from 1 to 18446744073709551615"),
         ({"beams": 2, "length_penalty": math.nan}, "length_penalty", "must be from -10 to 10"),
     ],
 )

@@ -26,17 +26,19 @@ OPTIONS: dict[str, Any] = {
 def test_load_takes_the_fields() -> None:
     parameters = inspect.signature(icc.load).parameters
     assert list(parameters) == [field.name for field in fields(LoadOptions)]
-    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 12
+    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 13
     assert [p.default for p in parameters.values()][1:] == [
-        *[None] * 5, True, None, False, None, None, None, "lossless",
+        *[None] * 5, True, None, False, None, None, None, "lossless", None,
     ]  # fmt: skip
 
 
 def test_they_reach_the_engine_process_as_they_are() -> None:
     options = LoadOptions(Path("a/model.engine"), **OPTIONS)
-    assert set(OPTIONS) == {field.name for field in fields(LoadOptions)} - {"path", "require_signature"}
+    assert set(OPTIONS) == {field.name for field in fields(LoadOptions)} - {"path", "require_signature", "adapters"}
+    with_adapters = LoadOptions("x", adapters={"sql": Path("a/b")})
+    assert with_adapters.adapters == {"sql": "a/b"}
     signed = LoadOptions("x", require_signature="release.pub")  # which does not go with verify=False
-    for one in (options, signed):
+    for one in (options, signed, with_adapters):
         assert LoadOptions.from_json(one.to_json()) == one
     assert options.path == "a/model.engine" and options.acceptance is not None
     with pytest.raises(FrozenInstanceError):

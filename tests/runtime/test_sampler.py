@@ -180,6 +180,8 @@ def test_numbers_out_of_bounds_are_refused_by_name(name: str) -> None:
         ("stop", (1,)),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
+        ("stop_token_ids", 5),
+        ("stop", 5),
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {1: float("nan")}),
         ("logit_bias", {"a": 1.0}),

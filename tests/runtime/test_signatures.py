@@ -158,6 +158,16 @@ def test_keys_are_their_owners(tmp_path: Path, key: SecretKey) -> None:
     assert made.exit_code == 0 and (tmp_path / "second.pub").is_file()
 
 
+def test_a_key_is_made_and_signed_with(engines: Path, tmp_path: Path) -> None:
+    engine, new = engines / "toy.engine", tmp_path / "new.key"
+    signed = CliRunner().invoke(main, ["sign", str(engine), "--new-key", str(new)])
+    assert signed.exit_code == 0 and (engine / "engine.json.minisig").is_file(), signed.output
+    assert CliRunner().invoke(main, ["verify", str(engine), "--key", f"{new}.pub"]).exit_code == 0
+    for keys in ([], ["--key", str(new), "--new-key", str(tmp_path / "other")]):
+        wrong = CliRunner().invoke(main, ["sign", str(engine), *keys], standalone_mode=False)
+        assert "give either --key or --new-key" in str(wrong.exception) + wrong.output
+
+
 @pytest.mark.parametrize("name", ["hashed", "legacy"])
 def test_signatures_of_minisign_are_read(name: str) -> None:
     public = PublicKey.parse((DATA / "plain.pub").read_text())

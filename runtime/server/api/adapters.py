@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...adapters.config import CONFIG_FILE
+from ...errors import AdapterError
 from ..engine.engine_client import EngineClient
 from ..engine.engine_pool import EnginePool
 from ..engine.engine_stream import EngineFailed
@@ -99,6 +100,8 @@ class ServedAdapters:
         if lora is None and self.default is not None and is_base:
             return self.default
         if lora is None or isinstance(lora, str):
+            if lora and not is_base and lora != model:
+                raise HttpError(400, f"the model is an adapter, and lora names {lora[:80]!r}: leave one out", "lora")
             return await self._chosen(model, lora), 1.0
         if not is_base:
             raise HttpError(400, "the model is an adapter, and lora names one by its number: leave one out", "lora")
@@ -144,9 +147,14 @@ class ServedAdapters:
             self.default = None
 
     async def load_first(self) -> None:
-        """Load those of `start`. The error of the first that cannot be loaded."""
+        """Load those of `start`. AdapterError for the first that the engine refuses; else as `load`."""
         for name, path in self.start.items():
-            await self.load(name, path)
+            try:
+                await self.load(name, path)
+            except EngineFailed as error:
+                if error.status != 400:
+                    raise
+                raise AdapterError(f"--lora {name}={path}: {error}") from error
 
     def _found(self, name: str) -> Path | None:
         """An adapter in the folder, by a name that leads nowhere else."""

@@ -15,6 +15,7 @@ from .requests import NO_SUCH_SEARCH, OTHERS
 
 T = TypeVar("T")
 # types of parts of a content that no text model takes, as msgspec names a value that is none of those it knows
+_KEY = "key` in `"
 _MEDIA = re.compile(r"Invalid value '((?:input_|document_)?(?:image|audio|video|file|document)(?:_url)?)'")
 
 
@@ -41,7 +42,9 @@ def _said() -> Iterator[None]:
         raise HttpError(400, "the body is not UTF-8", code="invalid_json") from error
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
-        field = place.removeprefix("$.").rstrip("`")
+        in_key = place.startswith(_KEY)  # of an object: msgspec says "key` in `$.logit_bias`"
+        text = f"a key of it: {text}" if in_key else text
+        field = place.removeprefix(_KEY).removeprefix("$").removeprefix(".").rstrip("`")
         if (media := _MEDIA.search(text)) and ("content" in field or "instructions" in field):
             kind = media[1].removeprefix("input_").removesuffix("_url")
             message = f"{field}: this model reads text, and takes no {kind}"
@@ -63,7 +66,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError:
         value = msgspec.json.decode(raw)
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not isinstance(kind, type(msgspec.Struct)):
             raise
         if (prepare := getattr(kind, "prepare", None)) is not None:  # of what JSON Schema can say and msgspec cannot
             value = prepare(value)

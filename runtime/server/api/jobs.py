@@ -277,11 +277,11 @@ class Jobs:
         limit = room if wanted.max_tokens is None else min(wanted.max_tokens, room)
         words = await self.prompts.forbidden(request.bad_words or ())
         logprobs = 0 if wanted.logprobs is None and _chooses(request) else wanted.logprobs
-        params = sampling(request, limit, logprobs, self.model.vocab_size)
+        params = sampling(request, limit, logprobs)
         params = replace(params, bad_words=words, skip_special_tokens=request.skip_special_tokens)
         params = replace(params, watermark=watermark_of(request, self._watermark))
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            self.prompts.check(getattr(request, name) or (), name)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self.prompts.check(tuple(getattr(params, name) or ()), name)
         return prompting.chat_params(params, longest)
 
     async def _job(

@@ -8,8 +8,8 @@ from .errors import conflict
 from .requests import Common
 
 
-def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
-    """Biases of tokens that the vocabulary does not have change nothing and are left out."""
+def sampling(request: Common, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """How a request is sampled. HttpError 400 for fields that contradict each other."""
     stop = request.stop
     beams = width(request) if request.use_beam_search else 1
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
@@ -18,7 +18,6 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
     if request.use_beam_search and request.temperature:
         raise conflict("temperature: a beam search does not sample: leave it out, or give 0", "temperature")
     searched = {"length_penalty": request.length_penalty, "early_stopping": request.early_stopping}
-    biases = {int(token): value for token, value in (request.logit_bias or {}).items()}
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if request.use_beam_search and request.temperature is None else request.temperature,
@@ -28,7 +27,7 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size:
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias={token: value for token, value in biases.items() if token < vocab_size},
+        logit_bias={int(token): value for token, value in (request.logit_bias or {}).items()},
         seed=None if request.seed in (None, -1) else request.seed % 2**64,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),

@@ -82,6 +82,8 @@ def answer_file(source: Path, target: Path, answer: Callable[[list[BatchLine], D
 
 def _opened(target: Path) -> BinaryIO:
     try:
+        if target.exists() and not target.is_file():  # a device, a pipe: what it has cannot be read first
+            raise UsageError(f"{target} is no file", "give another output file")
         return open(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error

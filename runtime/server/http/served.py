@@ -26,7 +26,7 @@ from ..engine.prompt_folder import PromptFolder
 from ..kv_publisher import KVPublisher
 from ..log import LogOptions
 from ..nixl.nixl import Nixl
-from ..options import ServeOptions, adapter_paths
+from ..options import ServeOptions, adapter_folder, adapter_paths
 from .access import AccessLog
 from .app import build_app
 from .gate import ClientGate
@@ -72,7 +72,7 @@ class Served:
             prefill_replicas=options.prefill_replicas,
             devices=options.devices,
             adapters=adapter_paths(options.lora),
-            adapter_folder=options.lora_dir,
+            adapter_folder=adapter_folder(options.lora_dir),
             watermark=options.watermark,
             prompt_folder=folder,
             prices=prices,

@@ -199,6 +199,8 @@ def test_offline_mistakes_get_a_line(chat_engine: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("something else\n")
     done = subprocess.run(offline(chat_engine, source, tmp_path / "out"), capture_output=True, text=True)
     assert done.returncode == 2 and (tmp_path / "out").read_text() == "something else\n"
+    done = subprocess.run(offline(chat_engine, source, Path("/dev/zero")), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "/dev/zero is no file" in done.stderr
 
 
 def test_lines_are_checked() -> None:

@@ -204,6 +204,9 @@ def test_words_and_tokens_that_may_not_come(served: Served) -> None:
     text = served.complete("a", allowed_token_ids=[120, 121], max_tokens=20, temperature=30)["choices"][0]["text"]
     assert set(text) == {"x", "y"}
     assert refused(served, prompt="a", allowed_token_ids=[300])["param"] == "allowed_token_ids"
+    assert "300 is not in the vocabulary" in refused(served, prompt="a", logit_bias={"300": 1})["message"]
+    wrong = refused(served, prompt="a", logit_bias={"-1": 1})
+    assert wrong["param"] == "logit_bias" and wrong["message"].startswith("logit_bias: a key of it: Expected `str`")
 
 
 def test_prompts_are_cut_and_scored(served: Served) -> None:
@@ -235,6 +238,8 @@ def test_a_message_is_continued(served: Served) -> None:
     assert choice["message"]["content"] == "\x0b\x0c\r"
     both = {"continue_final_message": True, "add_generation_prompt": True}
     assert refused(served, messages=messages, **both)["param"] == "continue_final_message"
+    wrong = refused(served, messages=messages, chat_template_kwargs={"add_generation_prompt": False})
+    assert wrong["param"] == "chat_template_kwargs" and "add_generation_prompt is no variable" in wrong["message"]
 
 
 # -- connections and templates ---------------------------------------------------------------------------------------
