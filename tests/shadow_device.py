@@ -197,7 +197,9 @@ class Device:
 
     def spoil(self, request_id: int) -> None:
         """The blocks that only this request has must be zeroed."""
-        request = self.scheduler._requests[request_id]  # its tables of its last step may have been given back since
+        request = self.scheduler.queues.requests[
+            request_id
+        ]  # its tables of its last step may have been given back since
         members = [request] if request.beams is None else request.beams.members.values()
         for number, memory in enumerate(self.memories):
             held = Counter(block for member in members for block in member.tables[number].held())

@@ -97,8 +97,8 @@ def test_a_preempted_request_is_kept_whole_or_not_at_all() -> None:
         s.add(RequestSpec(1, tuple(range(30)), 20))
         for _ in range(5):
             step(s)
-        before = s._running[0].num_computed_tokens
-        s._preempt(s._running[0])
+        before = s.queues.running[0].num_computed_tokens
+        s.queues.preempt(s.queues.running[0])
         assert s.num_swaps == saved
         out = step(s)  # nobody has run since
         assert [len(upkeep.swap_outs) for upkeep in out.upkeep] == ([9, 2] if saved else [0, 0])

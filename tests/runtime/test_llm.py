@@ -83,7 +83,7 @@ def test_preempted_scores_are_given_once(make_llm: MakeLLM, host_blocks: int) ->
         llm.loop.step()
         chunks += scores.take()
         if len(chunks) == 1:
-            llm.loop.scheduler._preempt(llm.loop.scheduler._requests[scores.request_id])
+            llm.loop.scheduler.queues.preempt(llm.loop.scheduler.queues.requests[scores.request_id])
     assert np.array_equal(np.concatenate(chunks), wanted) and len(generation.token_ids) == 30
     assert llm.loop.scheduler.num_swaps == (host_blocks > 0)
 

@@ -106,8 +106,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         abort_too: bool = False,
     ) -> None:
         if preempt is not None and not self.flight and preempt < self.scheduler.num_running:
-            request = self.scheduler._running[preempt]
-            self.scheduler._preempt(request)
+            request = self.scheduler.queues.running[preempt]
+            self.scheduler.queues.preempt(request)
             if abort_too:
                 self.abort_id(request.id)
         drafts = {} if guesses is None or self.flight else self.device.drafts(guesses)
@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             spec = self.live[request_id]
             if len(next(iter(self.device.beams[request_id].values()))) + 1 == len(spec.token_ids) + spec.max_new_tokens:
                 self.abort_id(request_id)
-            elif all(not beam.num_remaining for beam in self.scheduler._beams[request_id].members.values()):
+            elif all(not beam.num_remaining for beam in self.scheduler.queues.beams[request_id].members.values()):
                 self.device.branch(request_id, spec.beams, self.source)
                 self.branched += 1
 
@@ -166,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def consistent(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check()
-            here = {request.id for request in self.scheduler._running + self.scheduler._waiting}
+            here = {request.id for request in self.scheduler.queues.running + self.scheduler.queues.waiting}
             assert here == self.live.keys() == set(self.scheduler.request_ids)
 
     def teardown(self) -> None:
