@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 from icc.runtime.batch.scheduled import StepOutcome
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEvents
-from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import KeepAll, Latest, Window
 from icc.runtime.kv.prefix_cache import BlockKey
 from icc.runtime.kv.sequence import CachedSequence

@@ -6,7 +6,8 @@ import pytest
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.cache import KVCache
-from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.config import GroupConfig
+from icc.runtime.kv.group import Group
 from icc.runtime.kv.places import HeavyHitters
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window, WithinStep
 from icc.runtime.kv.prefix_cache import BlockKey

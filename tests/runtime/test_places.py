@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from icc.runtime.batch.scheduled import StepOutcome
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.places import CompressedPrompt, HeavyHitters, Places
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from shadow_device import Device

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
 from icc.runtime.scheduler.beams import Beams
 from icc.runtime.scheduler.request import RequestSpec
