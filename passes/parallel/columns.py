@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import Graph, TensorType, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import TensorType, type_of
 from ...compiler.ops import OPS, named_arguments, op_of, traits_of
 from ...compiler.weights.handles import Constant
 from ...compiler.weights.shards import shard

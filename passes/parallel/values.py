@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.weights.formats.base import Misfit
 from ...compiler.weights.handles import SortedColumns, Weight
 from ...compiler.weights.shards import Cuts, OnFirst, shard
