@@ -117,10 +117,6 @@ class KVCache:
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
-    def longest_prefix(self, sequence: CachedSequence) -> int:
-        """How many of a sequence's tokens can come from the prefix cache at most; at least one is always computed."""
-        return 0 if self.whole or self.evicts else (sequence.num_tokens - 1) // self._multiple * self._multiple
-
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
         length, before, sequence.branch = 0, -1, 0

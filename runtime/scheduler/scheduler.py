@@ -34,10 +34,6 @@ class Scheduler:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def can_ever_fit(self, spec: RequestSpec) -> bool:
-        """Whether the request fits in the KV cache when it runs alone."""
-        return spec.beams <= self.config.max_batch_size and self.kv.too_small([spec.demand]) is None
-
     def validate(self, spec: RequestSpec) -> None:
         """CapacityError if a request can never fit; RequestError if it is empty or its id is in use."""
         if spec.request_id in self.queues.requests:

@@ -74,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client,
             first_turn=len(tokens) // 2, beams=1 if score else beams,
         )  # fmt: skip
-        if not self.scheduler.can_ever_fit(spec):
+        if spec.beams > self.scheduler.config.max_batch_size or self.scheduler.kv.too_small([spec.demand]) is not None:
             with pytest.raises(CapacityError):
                 self.scheduler.add(spec)
             return
