@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
-from ..runtime.format.container import open_container
+from ..runtime.format.open_container import open_container
 from .compilation import trace
 from .engine.atomic import engine_output
 from .engine.earlier import EarlierEngine
