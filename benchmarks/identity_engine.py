@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import icc
-import icc.compiler.compilation as compilation
+import icc.compiler.tracing as tracing
 import numpy as np
 import torch
 from icc.compiler.backends.cpu.isa import host_isas
@@ -106,7 +106,7 @@ class Compiler:
 
     @contextlib.contextmanager
     def _traced_once(self) -> Iterator[None]:
-        load_graph = compilation.load_graph
+        load_graph = tracing.load_graph
 
         def load(*args: Any, **options: Any) -> Any:
             key = args, tuple(options.items())
@@ -114,7 +114,7 @@ class Compiler:
                 self._traced = key, load_graph(*args, **options)
             return copy.deepcopy(self._traced[1])  # passes change it
 
-        with mock.patch.object(compilation, "load_graph", load):
+        with mock.patch.object(tracing, "load_graph", load):
             yield
 
 

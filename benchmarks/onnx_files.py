@@ -116,8 +116,8 @@ def _empty(shape: list[Any], kind: str, head: int) -> np.ndarray:
 def check(path: Path) -> str:
     """What a file's graph gives, against `oracle`."""
     from icc.compiler.frontend.load import load_graph
-    from icc.compiler.graph.graph import type_of
     from icc.compiler.graph.interpret import interpret
+    from icc.compiler.graph.tensor_types import type_of
     from icc.passes.base import PassContext
     from icc.passes.manager import run_passes
     from icc.passes.registry import parse_passes

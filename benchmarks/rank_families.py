@@ -9,7 +9,6 @@ differs. A difference is the largest of any logit, over the largest logit. Exit 
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from icc.runtime.errors import IccError
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import tiny_models
 from rank_tokens import HEADING as TOKENS_HEADING
+from rank_tokens import read_arguments
 
 IDS = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12]
 BOUND = 2e-5
@@ -111,16 +111,9 @@ def table(rows: list[Row], ranks: int) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="configurations (default: all)")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="the table goes there, too")
-    options = parser.parse_args()
-    known = tiny_models.tiny_configs()
-    if unknown := [name for name in options.names if name not in known]:
-        parser.error(f"no configuration {unknown[0]!r}")
+    options = read_arguments(__doc__, list(tiny_models.tiny_configs()), "the table goes there, too", ranks=2)
     rows: list[Row] = []
-    for name in options.names or known:
+    for name in options.names:
         rows.append(row_of(name, options.ranks))
         told = {way: f"{one.difference:.1e}" for way, one in rows[-1].found.items()}
         print(name, rows[-1].problem or told, flush=True)

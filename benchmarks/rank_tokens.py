@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,16 +127,26 @@ def table(rows: list[Row]) -> Iterator[str]:
     yield f"\n{len(rows)} rows, {sum(len(row.found) for row in rows)} divisions: {told}."
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="configurations (default: those with a pattern of their own)")
-    parser.add_argument("--out", type=Path, help="a file of which the part from this table's heading on is replaced")
+def read_arguments(description: str | None, default: Sequence[str], out: str, **numbers: int) -> argparse.Namespace:
+    """What the command line says: `names` of tiny configurations, of which none means `default`; the file `out`, told
+    of so; and numbers with their defaults. Ends the process where a configuration is unknown."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"tiny configurations (default: {len(default)} of them)")
+    parser.add_argument("--out", type=Path, help=out)
+    for name, number in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
     known = tiny_models.tiny_configs()
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no configuration {unknown[0]!r}")
+    options.names = options.names or list(default)
+    return options
+
+
+def main() -> int:
+    options = read_arguments(__doc__, FAMILIES, "a file of which the part from this table's heading on is replaced")
     rows: list[Row] = []
-    for row in (row for name in options.names or FAMILIES for row in rows_of(name)):
+    for row in (row for name in options.names for row in rows_of(name)):
         rows.append(row)
         print(row, flush=True)
         if options.out is not None:

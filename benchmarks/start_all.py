@@ -51,6 +51,8 @@ SMALL: dict[str, str] = {
     "delta_rank.py": "{model} --text {text} --steps 1 --windows 1",
     "families.py": "llama --jobs 1 --out {dir}/families",
     "family_variants.py": "llama --cases 1",
+    "format_kernels.py": LIBRARIES,
+    "format_writers.py": LIBRARIES,
     "frontier.py": "{model} --text {text} --work {dir} --quant rtn4 --windows 1 --out {dir}/frontier",
     "frontier_peers.py": LIBRARIES,
     "frontier_text.py": "{dir}/docs.txt",

@@ -12,8 +12,10 @@ _BLOCK = 64  # values that share a scale, as bitsandbytes has it
 
 
 def trained_over(weight: Tensor, start: Start, low: LowRank, transposed: bool = False) -> Tensor:
-    """What PEFT has made of a base float32 [out, in], or [in, out] if transposed, before it trained A and B of this
-    rank and scale."""
+    """The weight that PEFT put in place of the base's before it trained A and B, in the shape of `weight`.
+
+    weight: the base's, float32 [out, in], or [in, out] if transposed. low: rank and scale of the adapter.
+    """
     if start.kind == "loftq":
         return _rounded_base(weight, start, low.rank)
     lines = weight.mT if transposed else weight
@@ -22,7 +24,7 @@ def trained_over(weight: Tensor, start: Start, low: LowRank, transposed: bool = 
 
 
 def _began_as(weight: Tensor, kind: str, low: LowRank) -> Tensor:
-    """scale B A as they began, [out, in]."""
+    """scale * B A with A and B as they were before training, [out, in]."""
     if kind == "olora":
         q, r = torch.linalg.qr(weight)
         return low.scale * (q[:, : low.rank] @ r[: low.rank])

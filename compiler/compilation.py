@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import lcm
 from pathlib import Path
 
 import msgspec
@@ -20,31 +19,27 @@ from ..runtime.format.canaries import Canaries
 from ..runtime.format.forms import CompiledForm
 from ..runtime.format.manifest import Limits, Manifest, QuantFacts
 from ..runtime.format.program import Program
-from ..runtime.format.prompts import CompiledPrompt, CompiledPrompts
+from ..runtime.format.prompts import CompiledPrompt
 from . import measure
 from .adapted import adapted_graph
 from .backends.base import Backend, Built
 from .backends.errors import CodegenError
-from .backends.registry import backend_for
-from .caches import choose_caches, lower_options
-from .calibration import load_calibration, read_tokenizer
+from .caches import choose_caches
+from .calibration import load_calibration
 from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
 from .engine.earlier import EarlierEngine
-from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .engine.manifest import embedding_facts, make_manifest
 from .errors import UsageError
-from .frontend.ending import ending_of
-from .frontend.load import load_graph
-from .frontend.source.pooling import Pooling, read_pooling
-from .frontend.source.scoring import read_scoring
-from .frontend.source.source import ModelSource, open_source
-from .gates import GatePlan, gate_sequences, parse_gates
+from .frontend.source.pooling import Pooling
+from .frontend.source.source import ModelSource
+from .gates import GatePlan
 from .graph.graph import Graph
 from .kv_formats import read_cache_option
-from .merging import merge_from
 from .options import CompileOptions
 from .phases import Phases
+from .prefixes import compiled_prompts, write_prompts
 from .program.context import LowerOptions
 from .program.lower import Lowered, lower
 from .program.stages import weights_of
@@ -53,11 +48,10 @@ from .progress import Reporter
 from .prompt_files import PromptTokens
 from .quantization import find_quantization
 from .report import CompileReport, make_report, token_seconds
-from .request import CompileRequest
+from .request import CompileRequest, tokenizer_file
 from .sizing import auto_passes
 from .speculate.acceptance import DRAFTS
 from .speculate.cost import modelled_cost
-from .speculate.draft_layer import load_draft_layer
 from .speculate.head_files import MedusaHead
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.handles import is_quantized
@@ -165,7 +159,7 @@ class Compilation:
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
         kinds = (self.lowering.kv_dtype, *self.lowering.kv_dtypes.values(), self.lowering.state_dtype)
-        return make_canaries(self.graph, _tokenizer(self.texts), kinds)
+        return make_canaries(self.graph, tokenizer_file(self.texts), kinds)
 
     def speculate(self, heads: Sequence[MedusaHead]) -> None:
         """Draft heads, an early exit or a layer that guesses, where --spec asks for them."""
@@ -244,42 +238,12 @@ class Compilation:
         return report, writer.write_manifest(stage, manifest)
 
     def prompts_for(self, lowered: Lowered) -> list[CompiledPrompt]:
-        """The prompts whose KV the engine has: those of --prefix, and of the engine whose prompts it keeps. UsageError
-        for one that does not fill a block of its cache, or a sequence."""
-        multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
-        found = [] if self.kept is None else self.kept.prompts()
-        for prompt in self.prompts:
-            length = len(prompt.tokens) // multiple * multiple
-            if not length:
-                raise UsageError(
-                    f"--prefix: the prompts that begin with {prompt.source} have only {len(prompt.tokens)} tokens in "
-                    f"common, and a block of the KV cache holds {multiple}",
-                    "leave it out, or make it longer",
-                )
-            if len(prompt.tokens) + 1 >= self.limits.max_seq_len:
-                raise UsageError(
-                    f"--prefix: {prompt.source} has {len(prompt.tokens)} tokens, and the longest sequence "
-                    f"{self.limits.max_seq_len}",
-                    "raise --max-seq-len, or shorten it",
-                )
-            if prompt.warning:
-                self.reporter.warn(prompt.warning)
-            found.append(CompiledPrompt(prompt.source, prompt.kind, list(prompt.tokens), length))
-        return found
+        """The prompts whose KV the engine has. UsageError for one that does not fit its cache."""
+        return compiled_prompts(self.prompts, self.kept, lowered, self.limits, self.reporter)
 
     def write_prompts(self, manifest: Manifest, prompts: Sequence[CompiledPrompt], stage: Path) -> Manifest:
         """Compute and write the KV of prompts, where the engine runs here; else it does so when it is loaded."""
-        if not prompts:
-            return manifest
-        with self.reporter.stage("prompts"):
-            found = measure.compute_prompts(stage, self.request.target, prompts)
-        if found is None:
-            found = CompiledPrompts(list(prompts))
-            self.reporter.warn(
-                f"--prefix: an engine for {self.request.target.name} does not run here, or has several ranks: it "
-                "computes these prompts whenever it is loaded, before its first request"
-            )
-        return writer.write_prompts(stage, manifest, found)
+        return write_prompts(manifest, prompts, stage, self.request.target, self.reporter)
 
     def gate(self, original: Graph, quantized: Graph, manifest: Manifest, stage: Path) -> None:
         """Measure what --gate asks for on the engine as built; GateError where it falls short."""
@@ -323,7 +287,7 @@ class Compilation:
         """Token sequences of the calibration text; the first who asks makes them, and what is wrong is said once."""
         calibration = load_calibration(
             self.options.calib,
-            _tokenizer(self.texts),
+            tokenizer_file(self.texts),
             self.graph.info.vocab_size,
             num_sequences=self.options.calib_sequences,
             sequence_length=min(self.options.calib_length, self.graph.max_seq_len),
@@ -332,59 +296,3 @@ class Compilation:
         if calibration.warning:
             self.reporter.warn(calibration.warning)
         return calibration.sequences
-
-
-def trace(
-    request: CompileRequest,
-    reporter: Reporter,
-    earlier: EarlierEngine | None = None,
-    kept: EarlierEngine | None = None,
-) -> Compilation:
-    """The model as it is traced, and what its engine will be made for. MismatchError where that is an earlier engine's
-    program, and the model has other sizes."""
-    if request.options.gate:
-        measure.check_device(request.target)
-    with reporter.stage("trace"):
-        source = open_source(request.options.model, request.options.task)
-        options = replace(request.options, model=source.files)
-        if (tokenizer := _tokenizer(source.files)) is not None:
-            read_tokenizer(tokenizer)  # told now, not after minutes
-        pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
-        meant = read_scoring(options.model).max_tokens if options.task == "rerank" else pooling and pooling.max_tokens
-        graph = load_graph(
-            source,
-            options.max_seq_len,
-            meant=meant or 0,
-            task=options.task,
-            ending=pooling and ending_of(pooling),
-            policy=options.eviction,
-        )
-        draft_layer = load_draft_layer(request.choice, source, graph)
-        texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
-        prompts = measure.read_prompts(request.prompts, texts) if request.prompts else ()
-        forms = measure.lower_forms(request.forms) if request.forms else ()
-    if earlier is not None:
-        earlier.check_model(graph.info)
-    kernels = options.deterministic, options.isa, options.os, options.step_kernel
-    backend = backend_for(request.target, graph.info.weight_dtype, *kernels)
-    limits = make_limits(graph, options)
-    lowering = lower_options(graph, options, backend, limits)
-    gates = _gates(options, graph, texts)
-    stages = request, source, options, texts, graph, backend, limits, lowering, pooling, gates, reporter
-    return Compilation(*stages, draft_layer=draft_layer, earlier=earlier, kept=kept, prompts=prompts, forms=forms)
-
-
-def _gates(options: CompileOptions, graph: Graph, texts: Path) -> GatePlan | None:
-    """What --gate asks for, its text tokenized; None without it."""
-    if not options.gate:
-        return None
-    bos = read_bos(options.model)
-    length = graph.max_seq_len
-    sequences = gate_sequences(options.gate_text, _tokenizer(texts), graph.info.vocab_size, bos, length)
-    return GatePlan(parse_gates(options.gate), sequences, str(options.gate_text or "bundled"))
-
-
-def _tokenizer(folder: Path) -> Path | None:
-    """The tokenizer.json of a directory, if it has one."""
-    file = folder / "tokenizer.json"
-    return file if file.is_file() else None

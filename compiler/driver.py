@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
-from ..runtime.format.container import open_container
-from .compilation import trace
+from ..runtime.format.open_container import open_container
 from .engine.atomic import engine_output
 from .engine.earlier import EarlierEngine
 from .options import CompileOptions
@@ -14,6 +13,7 @@ from .progress import Reporter
 from .refit import as_delta
 from .report import CompileReport
 from .request import check
+from .tracing import trace
 
 
 def compile_engine(

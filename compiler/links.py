@@ -1,4 +1,4 @@
-"""What ranks take to give each other values, by the links between them."""
+"""Modelled seconds that ranks take to give each other values, by the rate of the links between them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _MET = 1.5e-6  # seconds until ranks on CPUs have met in shared memory: benchmar
 
 
 def one_shot_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """What a sum of so many bytes takes if each rank reads those of all others."""
+    """Seconds of a sum over GPUs of `nbytes` on each rank, where each reads the bytes of all others."""
     return _TOLD + (ranks - 1) * nbytes / (target.link * 1e9 * _SHARE)
 
 
 def ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """What it takes in a ring: each rank passes on its own part of the sum, then the result."""
+    """Seconds of the same sum in a ring: each rank passes on its own part of the sum, then the result."""
     steps = 2 * (ranks - 1)
     return _BEGUN + steps * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
 
 
 def sum_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """What a sum over ranks of so many bytes takes, in the faster way."""
+    """Seconds of a sum of `nbytes` on each rank; on GPUs in the faster of the two ways above."""
     if target.backend == "cpu":
         return _MET + (ranks - 1) * nbytes / (target.link * 1e9)
     return min(one_shot_seconds(nbytes, ranks, target), ring_seconds(nbytes, ranks, target))
 
 
 def read_seconds(nbytes: float, target: Target) -> float:
-    """What a rank takes to read so many bytes of others, when they are there."""
+    """Seconds that a rank takes to read `nbytes` of another rank's memory once they are written."""
     if target.backend == "cpu":
         return _MET + nbytes / (target.link * 1e9)
     return _TOLD + nbytes / (target.link * 1e9 * _SHARE)

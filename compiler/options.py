@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ..passes.registry import check_names
-from ..runtime.format.exchange import MAX_RANKS as MAX_GPUS
 from ..runtime.format.manifest import Pooling
-from ..runtime.settings import setting, settings
-from ..runtime.system import LINUX
-from . import quantization, targets
+from ..runtime.settings import setting
+from . import drafters, quantization, targets
 from .adapter_slots import AdapterSlots, read_adapter_slots
-from .backends.cpu.isa import find_isas
-from .drafters import LAYERS
-from .errors import UsageError
+from .choices import POOLINGS, STATE_DTYPES, TASKS
 from .eviction import ALL, EXPLAINED, Eviction, read_eviction
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
-from .gates import parse_gates
-from .kv_formats import AUTO, cache_options, read_cache_option
-from .quantization import GROUPS, QUANTIZATIONS, ROWS8, find_quantization, head_format
-from .sizes import check_auto, read_size
+from .kv_formats import AUTO, cache_options
+from .option_checks import check_options
+from .sizes import read_size
 from .targets import find_target
-
-MAX_RANKS, MAX_STAGES = 64, 24  # on CPUs; the latter of several ranks each, see stages.h
-TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
-POOLINGS: dict[Pooling, str] = {
-    "last": "the hidden state of the last token",
-    "mean": "the mean over all tokens",
-    "cls": "the hidden state of the first token",
-    "max": "the maximum of each element",
-    "weightedmean": "the mean with weights 1, 2, 3 .. by position",
-    "mean_sqrt_len": "the sum over the root of the number of tokens",
-}
-STATE_DTYPES = {
-    "f32": "what the model does",
-    "bf16": "half the memory; matrices and vectors rounded to 8 bits of precision",
-}
 
 
 @dataclass(frozen=True)
@@ -189,18 +167,7 @@ class CompileOptions:
     spec: str = setting(
         "none",
         "Drafter of speculative decoding.",
-        values=lambda: {
-            "none": "no speculation",
-            "mtp": "the checkpoint's layer that predicts further tokens",
-            "eagle:DIR": "the EAGLE-3 drafter in this directory",
-            "assistant:DIR": "the assistant in this directory, which reads the model's keys and values",
-            "dflash:DIR": "the DFlash drafter in this directory, which guesses a block at once",
-            "medusa:DIR": "the heads in this directory, see icc train-heads",
-            "layer-skip:LAYERS": "the model's first layers",
-            "ngram": "what followed the same tokens before",
-            "suffix": "what most often followed them, in past answers too",
-            "lookahead[:W,N,G]": "n-grams that the model finds meanwhile",
-        },
+        values=lambda: drafters.EXPLAINED,
         open=True,
         metavar="DRAFTER",
         calibration=False,
@@ -290,112 +257,8 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         self._resolve_target()
-        _choice("--task", self.task, tuple(TASKS))
-        find_quantization(self.quant)
-        head_format(self.quant_head)
-        self._check_step_kernel()
-        read_cache_option(self.kv_cache)
-        _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
-        policy = self.eviction
-        object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
-        if policy is not None and policy.chooses:
-            if find_target(self.target).backend != "cpu":
-                raise UsageError(
-                    f"--kv-policy {policy}: there are no kernels for --target {self.target}",
-                    "use --target cpu, or --kv-policy streaming",
-                )
-            if self.spec != "none":
-                raise UsageError(f"--kv-policy {policy}: what guesses evict cannot be taken back", "leave --spec out")
-        if policy is not None and self.task != "generate":
-            raise UsageError(f"--kv-policy is for texts that go on, and --task {self.task} reads whole ones")
-        self._check_isa()
-        if self.tune and not find_target(self.target).is_here:
-            raise UsageError(
-                f"--tune measures this machine, and --target {self.target} is not only for it",
-                "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
-            )
-        self._check_group()
-        self._check_rows8()
-        if self.quant == "none":
-            self._check_unquantized()
-        if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
-            raise UsageError(f"--device {self.device!r} is unknown", "choose from: cpu, cuda, cuda:N")
-        self._check_task()
-        check_auto(self.quant, self.size, self.bits)
-        if self.quant == "auto":
-            self._check_auto()
-        self._check_kv_bits()
-        self._check_adapters()
-        self._check_ranks()
-        parse_gates(self.gate)
-        check_names(self.passes)
-        if self.gate_text is not None and not self.gate:
-            raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
-        for name, found in settings(type(self)).items():
-            value = getattr(self, name)
-            if found.least is not None and value is not None and value < found.least:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {found.least}, not {value}")
-
-    def _check_isa(self) -> None:
-        if self.isa is None and self.os is None:
-            return
-        target, option = find_target(self.target), "--os" if self.isa is None else "--isa"
-        if target.backend != "cpu" or target.is_here:
-            why = "is for this machine's CPU" if target.is_here else "is for a GPU"
-            given = f"{option} {self.isa or self.os}: --target {self.target} {why}"
-            raise UsageError(given, f"use --target cpu, or leave {option} out")
-        isas = find_isas(target.arch, self.isa, self.os)
-        if self.ranks > 1 and any(isa.system != LINUX for isa in isas):
-            raise UsageError(
-                f"--os {self.os}: several ranks run on Linux alone", "compile for one rank, or leave --os out"
-            )
-
-    def _check_unquantized(self) -> None:
-        head = self.quant_head not in ("none", type(self).quant_head)
-        for option, given, does in (
-            ("--rotate", self.rotate, "evens out what is rounded, and --quant none rounds nothing"),
-            ("--keep", bool(self.keep), "leaves layers unquantized, and --quant none quantizes none"),
-            (f"--quant-head {self.quant_head}", head, "is for models that are quantized, not --quant none"),
-        ):
-            if given:
-                raise UsageError(f"{option} {does}", f"give a --quant, or leave {option.partition(' ')[0]} out")
-
-    def _check_group(self) -> None:
-        if self.group_size is None:
-            return
-        if self.group_size not in GROUPS:
-            sizes = ", ".join(map(str, reversed(GROUPS)))
-            raise UsageError(f"--group-size {self.group_size}: there are no kernels for it", f"choose from: {sizes}")
-        chosen = find_quantization(self.quant)
-        if chosen is None or not chosen.grouped:
-            grouped = ", ".join(name for name, found in QUANTIZATIONS.items() if found is not None and found.grouped)
-            raise UsageError(f"--group-size is not used by --quant {self.quant}", f"choose from: {grouped}")
-
-    def _check_rows8(self) -> None:
-        chosen = find_quantization(self.quant)
-        if chosen is not None and chosen.format == ROWS8 and find_target(self.target).backend == "hip":
-            raise UsageError(
-                f"--quant {self.quant}: there are no products with rows of 8 bits for --target {self.target}",
-                f"use --quant {self.quant.removesuffix('a8')}",
-            )
-
-    def _check_auto(self) -> None:
-        for name, default in (("quant_head", "int8"), ("group_size", None), ("device", "cpu")):
-            if getattr(self, name) != default:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} has no meaning with --quant auto", f"leave {option} out")
-
-    def _check_kv_bits(self) -> None:
-        if self.kv_bits is None:
-            return
-        if not 0 < self.kv_bits <= 32:
-            raise UsageError(f"--kv-bits {self.kv_bits:g} is no number of bits", "give 2.6 to 16")
-        if self.kv_cache != AUTO:
-            raise UsageError(
-                f"--kv-cache {self.kv_cache} and --kv-bits both say what the KV cache holds", "leave one of them out"
-            )
-        if self.task != "generate":
-            raise UsageError(f"--kv-bits is for texts that go on, and --task {self.task} reads whole ones")
+        check_options(self)
+        object.__setattr__(self, "kv_policy", ALL if self.eviction is None else str(self.eviction))  # as written out
 
     @cached_property
     def eviction(self) -> Eviction | None:
@@ -412,97 +275,9 @@ class CompileOptions:
         """How many processes run the engine together."""
         return max(self.tensor_parallel or 1, self.expert_parallel or 1) * (self.pipeline_parallel or 1)
 
-    def _check_ranks(self) -> None:
-        if self.sequence_parallel:
-            self._check_rows()
-        if self.ranks == 1:
-            return
-        self._check_stages()
-        both = [n for n in (self.tensor_parallel, self.expert_parallel) if n is not None and n > 1]
-        if len(set(both)) > 1:
-            raise UsageError(
-                f"--tensor-parallel {self.tensor_parallel} and --expert-parallel {self.expert_parallel} differ, "
-                "and are of the same ranks",
-                "give both the same number",
-            )
-        target = find_target(self.target)
-        most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
-        if self.ranks > most:
-            raise UsageError(f"{self.ranks} ranks are more than the {most} that --target {self.target} can have")
-        given = {
-            "--tune": self.tune,
-            f"--spec {self.spec}": self.spec.partition(":")[0] in LAYERS,
-        }
-        for option, is_given in given.items():
-            if is_given:
-                raise UsageError(f"{option} does not work with several ranks", "leave it out, or compile for one rank")
-        if target.backend != "cpu" and self.spec.startswith(("medusa:", "layer-skip:")):
-            hint = "leave it out, or compile for one rank, or for CPUs"
-            raise UsageError(f"--spec {self.spec} does not work with several ranks of a GPU", hint)
-        if target.backend != "cpu" and not target.link:
-            raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {self.target}")
-
-    def _check_rows(self) -> None:
-        if (self.tensor_parallel or 1) == 1:
-            raise UsageError("--sequence-parallel divides what ranks of --tensor-parallel do alike", "give both")
-        if find_target(self.target).backend != "cpu":
-            raise UsageError(f"--sequence-parallel is for CPUs: there are no kernels of it for --target {self.target}")
-
     def _resolve_target(self) -> None:
         if self.target == targets.AUTO:
             object.__setattr__(self, "target", find_target(self.target).name)
-
-    def _check_step_kernel(self) -> None:
-        if self.step_kernel and find_target(self.target).backend != "cuda":
-            raise UsageError(f"--step-kernel is for NVIDIA GPUs: --target {self.target} is none", "leave it out")
-
-    def _check_stages(self) -> None:
-        if (self.pipeline_parallel or 1) == 1:
-            return
-        if find_target(self.target).backend != "cpu":
-            raise UsageError(f"--pipeline-parallel is for CPUs: there are no kernels of it for --target {self.target}")
-        if (self.pipeline_parallel or 1) > MAX_STAGES and self.ranks > (self.pipeline_parallel or 1):
-            said = f"--pipeline-parallel {self.pipeline_parallel}: at most {MAX_STAGES} stages of several ranks"
-            raise UsageError(said, "give fewer stages, of more ranks each")
-        given = {
-            "--sequence-parallel": self.sequence_parallel,
-            f"--spec {self.spec}": self.spec.startswith(("medusa:", "layer-skip:")),
-            f"--kv-policy {self.kv_policy}": self.eviction is not None and self.eviction.chooses,
-        }
-        for option, is_given in given.items():
-            if is_given:
-                raise UsageError(f"{option} does not work with --pipeline-parallel", "leave one of them out")
-
-    def _check_adapters(self) -> None:
-        if self.adapter_slots is None:
-            return
-        if self.rotate:
-            raise UsageError(
-                "--adapters and --rotate: adapters were trained for channels as they were", "leave one out"
-            )
-
-    def _check_task(self) -> None:
-        if self.pooling is not None:
-            _choice("--pooling", self.pooling, tuple(POOLINGS))
-            if self.task != "embed":
-                raise UsageError("--pooling is for engines that embed", "add --task embed")
-        if self.task != "generate" and self.prefix:
-            raise UsageError(f"--prefix: --task {self.task} reads whole texts, and keeps none", "leave --prefix out")
-        if self.task != "generate" and (self.schema or self.grammar):
-            raise UsageError(f"--schema and --grammar are for answers, and --task {self.task} gives none")
-        if self.eviction is not None and self.eviction.chooses and self.prefix:
-            raise UsageError(
-                f"--prefix: --kv-policy {self.eviction} gives up tokens by what comes later", "leave one of them out"
-            )
-        if self.task != "generate" and self.gate:
-            raise UsageError(f"--gate compares predictions, and --task {self.task} makes none", "leave --gate out")
-        if self.task != "generate" and (self.spec != "none" or self.spec_guesses is not None):
-            raise UsageError(f"--task {self.task} generates no tokens that --spec could guess", "leave --spec out")
-
-
-def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{option} {value!r} is unknown", f"choose from: {', '.join(allowed)}")
 
 
 def default_output(model: Path) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..runtime.format.container import open_container
 from ..runtime.format.load import read_targets, verify_all
+from ..runtime.format.open_container import open_container
 from ..runtime.format.present import ONE_FILE, engine_name
 from .engine.atomic import directory, engine_file, engine_output
 from .engine.oci import engine_in, is_layout, write_layout

@@ -18,7 +18,8 @@ from torch import fx
 
 from ..passes.manager import PassReport
 from ..runtime.format.program import Program
-from .graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType
+from .graph.graph import Graph
+from .graph.tensor_types import LOGIT_ROWS, TOKENS, TensorType
 from .ops import Traits, op_of
 from .ops.base import Cost
 from .options import CompileOptions

@@ -29,6 +29,12 @@ TOKENIZER = "tokenizer.json"
 _TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # of other libraries
 
 
+def tokenizer_file(folder: Path) -> Path | None:
+    """The tokenizer.json of a directory, if it has one."""
+    file = folder / TOKENIZER
+    return file if file.is_file() else None
+
+
 @dataclass(frozen=True)
 class CompileRequest:
     """A compile that nothing speaks against so far: its options, with the model as a directory or file here, its

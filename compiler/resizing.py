@@ -13,7 +13,8 @@ from torch import fx
 from ..passes.quantize.select import lm_heads, plain_name, retype
 from ..runtime.errors import AdapterError
 from .frontend.source.facts import token_lookups
-from .graph.graph import Graph, type_of
+from .graph.graph import Graph
+from .graph.tensor_types import type_of
 
 VIEW = torch.ops.aten.view.default
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.format.container import open_container
 from ..runtime.format.load import read_targets
+from ..runtime.format.open_container import open_container
 from ..runtime.format.present import check_present
 from ..runtime.format.targets import TargetFiles
 from .calibrations import kept_between_targets

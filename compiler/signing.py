@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..runtime.format.container import Container, open_container
+from ..runtime.format.container import Container
 from ..runtime.format.load import verify_all
+from ..runtime.format.open_container import open_container
 from ..runtime.format.present import MANIFEST_FILE, SIGNATURE_FILE
 from ..runtime.format.targets import TargetFiles
 from ..runtime.trust.minisign import SecretKey

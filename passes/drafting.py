@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from ..compiler.errors import UsageError
-from ..compiler.graph.graph import Graph, type_of
+from ..compiler.graph.graph import Graph
+from ..compiler.graph.tensor_types import type_of
 from ..compiler.ops import OPS
 from ..compiler.weights.handles import Constant, Weight
 from .layer_ends import LayerEnds

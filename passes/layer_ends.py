@@ -7,7 +7,8 @@ import re
 
 from torch import fx
 
-from ..compiler.graph.graph import Graph, layer_of, type_of
+from ..compiler.graph.graph import Graph, layer_of
+from ..compiler.graph.tensor_types import type_of
 from ..compiler.ops import traits_of
 
 

@@ -14,7 +14,7 @@ from .executor.base import Executor
 from .format.batch import BatchArray
 from .format.canaries import Canary
 from .format.load import Engine
-from .kv.group import GroupConfig
+from .kv.config import GroupConfig
 from .kv.policy import WithinStep
 from .loop.engine_loop import EngineLoop
 

@@ -142,7 +142,7 @@ class Run:
         loop, draw = self.llm.loop, self.draw
         scheduler = loop.scheduler
         if scheduler.num_running and draw.random() < 0.06:
-            scheduler._preempt(draw.choice(scheduler._running))
+            scheduler.queues.preempt(draw.choice(scheduler.queues.running))
         loop.step()
         scheduler.check()
         for request in self.live:

@@ -10,7 +10,8 @@ import random
 from collections import Counter
 
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
-from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.config import GroupConfig
+from icc.runtime.kv.group import Group
 from icc.runtime.kv.sequence import NO_BLOCK, slot_of
 from icc.runtime.kv.upkeep import Upkeep
 from icc.runtime.scheduler.request import RequestSpec
@@ -197,7 +198,8 @@ class Device:
 
     def spoil(self, request_id: int) -> None:
         """The blocks that only this request has must be zeroed."""
-        request = self.scheduler._requests[request_id]  # its tables of its last step may have been given back since
+        # the tables of its last step may have been given back since
+        request = self.scheduler.queues.requests[request_id]
         members = [request] if request.beams is None else request.beams.members.values()
         for number, memory in enumerate(self.memories):
             held = Counter(block for member in members for block in member.tables[number].held())

@@ -28,7 +28,7 @@ from icc.runtime.executor.cpu.device import CpuDevice
 from icc.runtime.executor.player import Player
 from icc.runtime.format.load import open_engine
 from icc.runtime.format.operands import WeightOperand
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 
 _RUN = "step.run(c);"
 _WAIT = "h.barrier.wait(tid);"

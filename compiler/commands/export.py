@@ -9,8 +9,8 @@ import click
 
 from ...runtime.cli.fields import PATH
 from ...runtime.cli.group import command
+from ..choices import TASKS
 from ..interrupt import ends_at_once
-from ..options import TASKS
 
 
 @command("export")

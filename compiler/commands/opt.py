@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...runtime.cli.group import command
-from ..options import TASKS
+from ..choices import TASKS
 
 SOURCE = click.Path(exists=True, path_type=Path)
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runtime.format.container import Folder
+from ...runtime.format.folder import Folder
 from ...runtime.format.present import ONE_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from ... import __version__
-from ...runtime.format.container import Folder
 from ...runtime.format.digest import encode_sealed, sealed
+from ...runtime.format.folder import Folder
 from ...runtime.format.load import read_manifest
 from ...runtime.format.manifest import FORMAT_VERSION, PIECE, FileEntry, Manifest
 from ...runtime.format.present import MANIFEST_FILE

@@ -30,7 +30,8 @@ from ..frontend.source.pair_template import texts_around
 from ..frontend.source.pooling import Pooling
 from ..frontend.source.scoring import read_scoring
 from ..genai import genai_config, genai_generation
-from ..graph.graph import Graph, type_of
+from ..graph.graph import Graph
+from ..graph.tensor_types import type_of
 from ..options import CompileOptions
 from ..program.lower import Lowered
 from ..targets import Target, find_target

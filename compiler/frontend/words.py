@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import UnsupportedModel
-from ..graph.graph import Graph, type_of
+from ..graph.graph import Graph
+from ..graph.tensor_types import type_of
 from ..ops import OPS, traits_of
 from ..weights.handles import Constant, derive
 from .source.scoring import Words

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from ..ops import OPS, traits_of
-from .graph import LOGIT_ROWS, Graph, TensorType, type_of
+from .graph import Graph
+from .tensor_types import LOGIT_ROWS, TensorType, type_of
 
 
 class Fact(StrEnum):

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from ..ops import op_of, traits_of
 from ..ops.collective import across
 from ..weights.shards import LastParts, of_rank
-from .graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, LOGITS, TOKENS, Graph, input_type
+from .graph import HIDDEN, LOGITS, Graph
+from .tensor_types import DRAFT_ROWS, LOGIT_ROWS, TOKENS, input_type
 
 
 def as_compute(value: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from ..ops.base import OpTarget
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
 from ..weights.handles import Constant, RoundedWeight, Weight
-from .graph import DRAFT_ROWS, FIXED_INPUTS, LOGIT_ROWS, LOGITS, TOKENS, Graph, ModelInfo, TensorType, infer_type
+from .graph import LOGITS, Graph, ModelInfo
+from .tensor_types import DRAFT_ROWS, FIXED_INPUTS, LOGIT_ROWS, TOKENS, TensorType, infer_type
 
 _ROWS = {"T": TOKENS, "L": LOGIT_ROWS, "D": DRAFT_ROWS}
 _TYPE = r"(\w+)\[([^\]]*)\]"

@@ -16,8 +16,9 @@ from torch import Tensor, fx
 
 from ..ops import OPS
 from ..weights.handles import Weight
-from .graph import Graph, type_of
+from .graph import Graph
 from .interpret import as_compute, eager, input_values
+from .tensor_types import type_of
 
 Change = Callable[[list[Any]], list[Any]]
 """The arguments that a call gets, for those that it would get."""

@@ -9,17 +9,9 @@ from torch import fx
 
 from ..errors import VerifyError
 from ..ops import op_of
-from .graph import (
-    FIXED_INPUTS,
-    HIDDEN,
-    LOGITS,
-    Graph,
-    infer_type,
-    input_type,
-    type_of,
-    weight_type,
-)
+from .graph import HIDDEN, LOGITS, Graph
 from .printer import target_name
+from .tensor_types import FIXED_INPUTS, infer_type, input_type, type_of, weight_type
 
 
 class Stage(StrEnum):

@@ -22,7 +22,7 @@ from ...runtime.executor.player import Player
 from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits
 from ...runtime.format.plan import LaunchPlan
-from ...runtime.kv.group import GroupConfig
+from ...runtime.kv.config import GroupConfig
 from ..backends.triton.fallback import resource_fault
 from ..backends.triton.objects.compile import Compiled, compile_specs
 from ..backends.triton.plan import Planned, PlannedPhase, make_plan, phase_shapes, plan_program

@@ -7,8 +7,8 @@ from pathlib import Path
 from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from ...runtime.batch.tables import plain_tables
 from ...runtime.executor.player import Player
-from ...runtime.format.container import Folder
 from ...runtime.format.files import EngineFiles
+from ...runtime.format.folder import Folder
 from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits, ModelFacts, QuantFacts
 from ...runtime.format.weights import MappedWeights

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from ..ops import AttentionSpec, named_arguments
 from .attention import Extras, Heads, RowBias, attention, choice, rotate, split
 from .writer import Table, Writer

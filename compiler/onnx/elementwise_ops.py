@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.graph import TensorType, type_of
+from ..graph.tensor_types import TensorType, type_of
 from ..ops.body import Argument, Body, BodyWriter
 from .pointwise import Typed, emit_body
 from .writer import Table, Writer

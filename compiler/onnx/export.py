@@ -8,7 +8,8 @@ import torch
 from onnx import GraphProto, ValueInfoProto, helper
 from torch import fx
 
-from ..graph.graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, TOKENS, Graph, type_of
+from ..graph.graph import HIDDEN, Graph
+from ..graph.tensor_types import DRAFT_ROWS, LOGIT_ROWS, TOKENS, type_of
 from .attention import Sequences
 from .builder import MICROSOFT, TYPES, Builder, StoredInitializers
 from .ops import write_call

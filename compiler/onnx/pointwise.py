@@ -23,7 +23,6 @@ class Typed:
 
 
 Emit = Callable[[Builder, list[str], torch.dtype], str]
-_FLOAT = torch.float32
 
 
 def _plain(op: str) -> Emit:

@@ -6,7 +6,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import fx
 
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from ..ops.hadamard import walsh_hadamard
 from .writer import Table, Writer
 

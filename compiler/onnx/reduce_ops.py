@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from .writer import Table, Writer
 
 HANDLERS = Table()

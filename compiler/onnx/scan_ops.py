@@ -8,7 +8,7 @@ from typing import Any
 from onnx import TensorProto, helper
 from torch import fx
 
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from .attention import split
 from .writer import Table, Writer
 

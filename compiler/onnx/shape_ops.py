@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from .writer import Table, Writer
 
 HANDLERS = Table()

@@ -10,7 +10,8 @@ from math import log, prod, sqrt
 from torch import fx
 
 from ...runtime.format.footprint import kv_bytes_read
-from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ..graph.graph import Graph
+from ..graph.tensor_types import LOGIT_ROWS, TOKENS, type_of
 from ..links import read_seconds, sum_seconds
 from ..ops import OPS, named_arguments, traits_of
 from ..report import node_cost

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from ...runtime.format.kv import KVLayer
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from ..kv_formats import find_kv_format
 from ..ops import OPS, AttentionSpec, named_arguments
 from ..ops.body import Body

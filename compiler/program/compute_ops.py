@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from torch import fx
 
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from ..ops import OPS
 from ..ops.body import Body
 from .context import Lowerer, row_kind

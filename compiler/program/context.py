@@ -16,7 +16,8 @@ from ...runtime.format.operands import Operand, WeightOperand
 from ...runtime.format.program import LOGITS
 from ..errors import UnsupportedModel
 from ..eviction import Eviction
-from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
+from ..graph.graph import Graph
+from ..graph.tensor_types import LOGIT_ROWS, TOKENS, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
 from ..weights.formats.base import StorageFormat

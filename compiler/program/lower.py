@@ -13,8 +13,9 @@ from torch import fx
 from ...runtime.format.adapters import ADAPTER, ADAPTER_SECTION
 from ...runtime.format.program import LOGITS, SectionArray, section_behind
 from ..errors import UnsupportedModel
-from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph, type_of
+from ..graph.graph import Graph
 from ..graph.printer import target_name
+from ..graph.tensor_types import DRAFT_ROWS, LOGIT_ROWS, TOKENS, type_of
 from .adapters import adapter_plan
 from .builder import VirtualBuffer, WeightSource, program_buffer, program_weight
 from .context import Lowerer, LowerOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from ...runtime.format.kv import KVLayer
-from ..graph.graph import type_of
+from ..graph.tensor_types import type_of
 from ..ops import OPS
 from .context import Lowerer, row_kind
 from .placed import Placed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
+from ..graph.graph import Graph
+from ..graph.tensor_types import DRAFT_ROWS, LOGIT_ROWS, TOKENS
 from ..program.profile import Profile
 from ..report import node_cost
 from ..targets import Target

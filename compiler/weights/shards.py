@@ -115,7 +115,7 @@ def cut_of(weight: Weight) -> tuple[int, Cuts] | None:
 
 
 def undivided(weight: Weight) -> Weight:
-    """What ranks have parts of, or rank 0 alone; the weight itself where every rank has all."""
+    """The whole weight, of which each rank has a part or rank 0 has all; `weight` itself where every rank has all."""
     if isinstance(weight, (Shard, OnFirst)):
         return weight.source
     if isinstance(weight, (SortedColumns, Transposed)) and cut_of(weight) is not None:

@@ -14,7 +14,8 @@ from torch import fx
 from ...compiler.adapter_slots import AdapterSlots
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import LOGIT_ROWS, TOKENS, type_of
 from ...compiler.ops import OPS
 from ...compiler.weights.pool import PoolSite
 from ...compiler.weights.shards import cut_of

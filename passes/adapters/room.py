@@ -20,7 +20,8 @@ import torch
 from torch import fx
 
 from ...compiler.adapter_slots import ADAPTER, AdapterSlots
-from ...compiler.graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import LOGIT_ROWS, TOKENS, type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import SortedColumns, Transposed, Weight
 from ...compiler.weights.pool import AdapterPool, PoolCut, PoolSite

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, named_arguments, traits_of
 from ...compiler.weights.handles import GatheredRows, QuantizedWeight, Weight, derive, is_quantized
 from ..base import Pass, PassContext, PassResult, Refusal

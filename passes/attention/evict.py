@@ -14,7 +14,8 @@ from torch import fx
 from ...compiler.errors import UsageError
 from ...compiler.eviction import Eviction
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, attention_spec, set_attention_spec, type_of
+from ...compiler.graph.graph import Graph, attention_spec, set_attention_spec
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, named_arguments
 from ..base import Pass, PassContext, PassResult
 

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, attention_spec, set_layer, type_of
+from ...compiler.graph.graph import Graph, attention_spec, set_layer
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, named_arguments
 from ..base import Pass, PassContext, PassResult, Refusal
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import eager
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Weight, derive
 from ..base import Pass, PassContext, PassResult

@@ -15,7 +15,8 @@ from torch import fx
 
 from ...compiler.errors import PassError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, TAP, Graph, ancestors, infer_type
+from ...compiler.graph.graph import LOGITS, TAP, Graph, ancestors
+from ...compiler.graph.tensor_types import DRAFT_ROWS, LOGIT_ROWS, infer_type
 from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult
 

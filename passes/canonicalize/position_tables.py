@@ -15,8 +15,9 @@ from torch import Tensor, fx
 
 from ...compiler.errors import SequenceLengthError
 from ...compiler.graph.facts import Fact, is_condition, is_position_row, position_values
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import as_compute, eager
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Constant
 from ..base import Pass, PassContext, PassResult

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ..base import Pass, PassContext, PassResult
 from ..rules import Bindings, Fail, Lit, Rule, Var, apply_rules, call
 

@@ -14,7 +14,8 @@ from torch import fx
 
 from ...compiler.errors import PassError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.graph.verify import is_pointwise
 from ...compiler.ops import OPS, op_of
 from ...compiler.ops.body import Argument, Body, BodyWriter, Operand

@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import StorageFormat
 from ...compiler.weights.handles import Constant, RowConcat, Weight, derive

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Constant, GivenRows, QuantizedWeight, SortedColumns, Weight, derive
 from ..base import Pass, PassContext, PassResult, Refusal

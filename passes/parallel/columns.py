@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import Graph, TensorType, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import TensorType, type_of
 from ...compiler.ops import OPS, named_arguments, op_of, traits_of
 from ...compiler.weights.handles import Constant
 from ...compiler.weights.shards import shard
@@ -131,8 +132,8 @@ def columns_of(values: Values, node: fx.Node) -> Divided | None:
 
 
 def experts_of(values: Values, node: fx.Node) -> Divided | None:
-    """A product with experts, of which each rank has some: zeros in the slots of others. Also the order of columns of
-    each slot's expert, whose slots of others have anything."""
+    """A product with experts, each of which one rank has: a rank gives zeros in the slots of the others' experts. Also
+    a sort of columns by each slot's expert, which leaves undefined numbers in those slots. None for another call."""
     named = named_arguments(node) if node.target in (EXPERTS, SORTED) else {}
     state = values.state(named["x"]) if named else None
     own = isinstance(state, Routed) if node.target is SORTED else _has_seeds(values, node, (BY_EXPERT,))
@@ -156,7 +157,8 @@ def experts_of(values: Values, node: fx.Node) -> Divided | None:
 
 
 def words_of(values: Values, node: fx.Node) -> Divided | None:
-    """A look-up of tokens of whose rows each rank has some, added up at once: all that comes behind adds to it."""
+    """A look-up of tokens in a table of which each rank has some rows. The results are summed over ranks at once,
+    because later layers add to them. None for another call."""
     if node.target is not EMBEDDING or not _has_seeds(values, node, (WORDS,)):
         return None
     index, table = node.args
@@ -181,8 +183,8 @@ def _summed_words(graph: Graph, node: fx.Node) -> fx.Node:
 
 
 def local_index(graph: Graph, local: Local) -> fx.Node:
-    """The numbers that a rank's own experts or words have there, as a call at the insertion point; those of others lie
-    outside."""
+    """A call at the insertion point that counts experts or words from the first of a rank's own. The numbers of other
+    ranks' experts or words then lie outside the rank's table."""
     firsts = Constant(torch.tensor([own[0][0] for own in local.cuts], dtype=torch.int32))
     ranks = len(local.cuts)
     first = graph.add_weight("rank.first", shard(firsts, 0, evenly(0, ranks, ranks, ranks)))

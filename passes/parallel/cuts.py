@@ -75,14 +75,14 @@ State = Cut | Partial | Routed | Unknown | None
 
 
 def evenly(begin: int, end: int, parts: int, ranks: int) -> Cuts:
-    """[begin, end) in equal `parts`, each of which as many ranks have as there are ranks for a part."""
+    """By rank, one of `parts` equal ranges of [begin, end). With more ranks than parts, neighbours have the same."""
     size = (end - begin) // parts
     owners = [rank * parts // ranks for rank in range(ranks)]
     return tuple(((begin + own * size, begin + (own + 1) * size),) for own in owners)
 
 
 def joined(pieces: Sequence[Cuts]) -> Cuts:
-    """By rank, one piece behind the other."""
+    """By rank, its ranges of each piece, one piece behind the other."""
     return tuple(compact([one for own in ranks for one in own]) for ranks in zip(*pieces, strict=True))
 
 

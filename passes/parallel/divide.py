@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, infer_type, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import infer_type, type_of
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult, Refusal
 from .columns import BY_EXPERT, WORDS, find_seeds, local_index, most_parts, pieces_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import type_of
+from ...compiler.graph.tensor_types import type_of
 from .cuts import Conflict, Cut, compact, joined, reshaped, sliced
 from .values import Divided, Values, seeds_of
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS
 from .cuts import Conflict, Cut, elements
 from .values import Divided, Values

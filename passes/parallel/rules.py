@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import TOKENS, attention_spec, type_of
+from ...compiler.graph.graph import attention_spec
 from ...compiler.graph.interpret import eager
+from ...compiler.graph.tensor_types import TOKENS, type_of
 from ...compiler.ops import OPS, Division, named_arguments, op_of, traits_of
 from .columns import columns_of, experts_of, words_of
 from .cuts import Conflict, Cut, Partial, Routed, Seed, State, elements

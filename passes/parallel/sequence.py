@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import TOKENS, Graph, TensorType, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import TOKENS, TensorType, type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import pieces_of
 from ...compiler.weights.shards import OnFirst, cut_of

@@ -17,7 +17,8 @@ from typing import ClassVar
 from torch import fx
 
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, TensorType, layer_of
+from ...compiler.graph.graph import Graph, layer_of
+from ...compiler.graph.tensor_types import TensorType
 from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult, Refusal
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.weights.formats.base import Misfit
 from ...compiler.weights.handles import SortedColumns, Weight
 from ...compiler.weights.shards import Cuts, OnFirst, shard
@@ -40,8 +41,8 @@ class Local:
 
 @dataclass(frozen=True)
 class Divided:
-    """A call as ranks do it: how they have the result, and the arguments, with Total, Part and Local among them. then:
-    replaces the call by more; gets the graph and the call."""
+    """A call as ranks do it. state: how they have the result. args: the arguments, in which Total, Part and Local stand
+    for what a rank has. then: a function of the graph and the call that puts several calls in its place."""
 
     state: State
     args: tuple[Any, ...]
@@ -54,8 +55,8 @@ class Stopped(Exception):
 
 @dataclass
 class Values:
-    """The states of all values before a call, and the weights in parts, one for equal parts. seeds: by product, in how
-    many parts each piece of its columns is divided."""
+    """How the ranks have every value that is computed before a call (`states`), and the parts of weights that were cut
+    so far. seeds: by product and piece of its columns, in how many parts the piece is divided."""
 
     graph: Graph
     ranks: int
@@ -135,5 +136,5 @@ def size_of(value: fx.Node, axis: int) -> int:
 
 
 def seeds_of(states: Iterable[State]) -> frozenset[Seed]:
-    """What these are divided because of."""
+    """The products whose division led to these states."""
     return frozenset[Seed]().union(*(state.seeds for state in states if state is not None))

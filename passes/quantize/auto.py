@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.weights.formats.affine import GroupAffine
 from ...compiler.weights.formats.base import Misfit, Parts, StorageFormat, decibels
 from ...compiler.weights.formats.blocks import BlockFormat

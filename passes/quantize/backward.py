@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ...compiler.graph.graph import Graph, TensorType
+from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import as_compute, input_values
+from ...compiler.graph.tensor_types import TensorType
 from .forward import fast
 from .stream import needed
 

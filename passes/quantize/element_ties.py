@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
 from ...compiler.graph.printer import target_name
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import traits_of
 
 aten = torch.ops.aten

@@ -13,7 +13,8 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import LOGITS, Graph, infer_type, type_of, weight_type
+from ...compiler.graph.graph import LOGITS, Graph
+from ...compiler.graph.tensor_types import infer_type, type_of, weight_type
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import Misfit, StorageFormat
 from ...compiler.weights.formats.grouped import GROUPS, GroupFormat

@@ -17,18 +17,8 @@ from torch import fx
 
 from ...compiler.errors import PassError, UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import (
-    DRAFT_LAYER,
-    HIDDEN,
-    LOGITS,
-    TAP,
-    TOKENS,
-    Graph,
-    attention_spec,
-    layer_of,
-    set_layer,
-    type_of,
-)
+from ...compiler.graph.graph import DRAFT_LAYER, HIDDEN, LOGITS, TAP, Graph, attention_spec, layer_of, set_layer
+from ...compiler.graph.tensor_types import TOKENS, type_of
 from ...compiler.ops import OPS, named_arguments, traits_of
 from ...compiler.weights.handles import Weight
 from ...compiler.weights.same import same_weight

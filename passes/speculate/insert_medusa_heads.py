@@ -17,7 +17,8 @@ from torch import fx
 
 from ...compiler.errors import HeadMismatch, PassError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.tensor_types import type_of
 from ...compiler.ops import OPS
 from ...compiler.weights.handles import Weight
 from ..base import Pass, PassContext, PassResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kv.group import GroupConfig
+from ..kv.config import GroupConfig
 
 
 def plain_tables(groups: Sequence[GroupConfig], num_tokens: int, *before: int) -> tuple[tuple[int, ...], ...]:

@@ -27,8 +27,8 @@ def detect_command(engine: str, text: str | None, key: Watermark, as_json: bool)
     """
     check_present(Path(engine))
     from ..commands.prompt import read_standard_input
-    from ..format.container import open_container
     from ..format.load import read_manifest
+    from ..format.open_container import open_container
     from ..tokenizer import Tokenizer
     from ..watermark.detect import detect
 

@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from ..errors import IccError, MissingExtraError, RequestError, install
-from ..format.container import Container, open_container
+from ..format.container import Container
+from ..format.open_container import open_container
 from ..format.present import MANIFEST_FILE
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ..errors import CapacityError, UsageError
-from ..kv.group import Demand
+from ..kv.config import Demand
 from ..llm import LLM
 from ..requests.params import SamplingParams
 from .options import BenchOptions

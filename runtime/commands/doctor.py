@@ -18,7 +18,7 @@ from ..executor.cpu.library import KernelLibrary
 from ..executor.cpu.memory import available_bytes, choose_blocks
 from ..executor.cuda.compat import arch_name, check_device, check_memory, open_gpu
 from ..executor.cuda.driver import Cuda
-from ..format.container import Container, open_container
+from ..format.container import Container
 from ..format.files import EngineFiles
 from ..format.footprint import (
     KV_SHARES,
@@ -32,6 +32,7 @@ from ..format.footprint import (
 from ..format.isa import cpu_flags, runs_here, select_library
 from ..format.load import check_abi, read_manifest, read_targets, verify_files
 from ..format.manifest import Library, Manifest
+from ..format.open_container import open_container
 from ..format.program import Program
 from ..format.programs import read_program
 from ..format.roofline import Roofline

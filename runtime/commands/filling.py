@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..batch.scheduled import StepOutcome
 from ..format.kv import KVMemory
 from ..format.manifest import Limits
-from ..kv.group import GroupConfig
+from ..kv.config import GroupConfig
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from ..format.container import open_container
 from ..format.decoding import decode
 from ..format.files import EngineFiles
 from ..format.forms import read_forms
@@ -16,6 +15,7 @@ from ..format.isa import cpu_flags, runs_here
 from ..format.kv import KVGroup, KVLayout, KVMemory
 from ..format.load import read_manifest, read_targets
 from ..format.manifest import Limits, Manifest
+from ..format.open_container import open_container
 from ..format.program import Program
 from ..format.programs import read_program
 from ..format.prompts import PROMPTS_FILE, CompiledPrompts

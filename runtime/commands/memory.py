@@ -16,13 +16,13 @@ from ..executor.cpu.cores import usable_cores
 from ..executor.cpu.library import KernelLibrary
 from ..executor.cpu.memory import choose_blocks, touched_bytes
 from ..format.batch import CPU_INPUTS, GPU_INPUTS
-from ..format.container import open_container
 from ..format.files import EngineFiles
 from ..format.footprint import LOGITS_BYTES, batch_limits, footprint
 from ..format.isa import cpu_flags, select_library
 from ..format.kv import KVGroup, KVMemory
 from ..format.load import read_manifest
 from ..format.manifest import Limits, Manifest
+from ..format.open_container import open_container
 from ..format.program import Program
 from ..format.programs import read_program
 from ..format.prompts import PROMPTS_DIR

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ..batch.scheduled import ScheduledBatch
 from ..format.adapters import AdapterPlan
 from ..format.batch import BatchArray
-from ..kv.group import GroupConfig
+from ..kv.config import GroupConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..format.batch import SAMPLED
 from ..format.program import section_behind
 from ..format.speculation import DRAFT_HIDDEN
-from ..kv.group import GroupConfig
+from ..kv.config import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
 from .device import Chooser, Device, DeviceWork, HostCache, Merger

@@ -118,12 +118,12 @@ class RankProcesses:
         self._on_loss()
 
     def hang_up(self) -> None:
-        """Say no more to them: those that listen then end."""
+        """Close the connections to the ranks: a rank that waits for an order then ends."""
         for connection in self.connections:
             connection.close()
 
     def kill(self) -> None:
-        """End them now."""
+        """Kill the processes, and wait for them."""
         for process in self._processes:
             process.kill()
         self.close()

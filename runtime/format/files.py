@@ -11,8 +11,9 @@ from pathlib import Path
 from ..errors import EngineChangedError
 from ..system import allowed_cores
 from .comparison import Comparison, Part
-from .container import Container, open_container
+from .container import Container
 from .manifest import PIECE, BaseEngine, FileEntry
+from .open_container import open_container
 from .present import MANIFEST_FILE
 
 # Writes the BLAKE3 digests of pieces of so many bytes, from a number on that threads share, as they share the digests.

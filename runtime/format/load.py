@@ -12,12 +12,13 @@ import msgspec
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, UsageError
 from .base_engine import with_base
 from .canaries import Canaries
-from .container import Container, open_container
+from .container import Container
 from .decoding import COPY_AGAIN, decode
 from .digest import check_seal
 from .files import DigestPieces, EngineFiles
 from .isa import cpu_flags, select_library
 from .manifest import FORMAT_VERSION, KERNEL_ABI, MAIN, READ_VERSIONS, Library, Manifest, rank_program
+from .open_container import open_container
 from .present import MANIFEST_FILE, check_present
 from .program import Program
 from .programs import check_agreement, read_program

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import EngineFormatError
-from .container import NO_FILE, Container, open_container
+from .container import NO_FILE, Container
 from .manifest import MAIN, FileEntry, Manifest
+from .open_container import open_container
 from .paths import check_relative
 from .present import BESIDE, MANIFEST_FILE
 

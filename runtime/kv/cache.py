@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import NamedTuple
 
+from .config import Demand, GroupConfig
 from .events import KVEvents
 from .evicting_group import EvictingGroup
-from .group import Demand, Group, GroupConfig, TableOpening
+from .group import Group, TableOpening
 from .places import Places
 from .policy import KeepAll
 from .prefix_cache import BlockKey
@@ -49,7 +50,7 @@ class KVCache:
     def record(self, events: KVEvents) -> None:
         """Tell what the prefix caches find from now on, and what they find no more."""
         for number, group in enumerate(self.groups):
-            group.record(events, number)
+            group.prefixes.record(events, number)
 
     @property
     def prefix_blocks(self) -> tuple[int, int]:
@@ -115,10 +116,6 @@ class KVCache:
         return min(group.limit(table, started) for group, table in pairs)
 
     # -- coming and going --------------------------------------------------------------------------------------------
-
-    def longest_prefix(self, sequence: CachedSequence) -> int:
-        """How many of a sequence's tokens can come from the prefix cache at most; at least one is always computed."""
-        return 0 if self.whole or self.evicts else (sequence.num_tokens - 1) // self._multiple * self._multiple
 
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
@@ -244,8 +241,8 @@ class KVCache:
         where one cannot be found."""
         found: list[dict[int, int]] = []
         for group in self.groups:
-            blocks = {n: block for n, block in group.found(sequence, length).items() if block is not None}
-            if group.lacking(sequence, length):
+            blocks = {n: block for n, block in group.prefixes.found(sequence, length).items() if block is not None}
+            if group.prefixes.lacking(sequence, length):
                 return None
             found.append(blocks)
         return found
@@ -258,13 +255,14 @@ class KVCache:
         if self.whole or self.evicts or any(group.due.any for group in self.groups):
             return None
         held = [
-            [block for block in group.found(sequence, length).values() if block is not None] for group in self.groups
+            [block for block in group.prefixes.found(sequence, length).values() if block is not None]
+            for group in self.groups
         ]
         for group, blocks in zip(self.groups, held, strict=True):
             for block in blocks:  # or room would be made for others with these
                 group.pool.share(block)
-        fits = all(group.pool.can_allocate(group.lacking(sequence, length)) for group in self.groups)
-        adopted = [group.adopt(sequence, length) for group in self.groups] if fits else None
+        fits = all(group.pool.can_allocate(group.prefixes.lacking(sequence, length)) for group in self.groups)
+        adopted = [group.prefixes.adopt(sequence, length) for group in self.groups] if fits else None
         for group, blocks in zip(self.groups, held, strict=True):
             group.pool.release(blocks)
         return adopted
@@ -273,14 +271,14 @@ class KVCache:
         """As `adopt`, of blocks that are written before any step after `settle`: until then nobody finds them."""
         if self.whole or self.evicts:
             return None
-        if not all(group.pool.can_allocate(group.lacking(sequence, length)) for group in self.groups):
+        if not all(group.pool.can_allocate(group.prefixes.lacking(sequence, length)) for group in self.groups):
             return None
-        return [group.reserve(sequence, length) for group in self.groups]
+        return [group.prefixes.reserve(sequence, length) for group in self.groups]
 
     def settle(self, sequence: CachedSequence, reserved: Sequence[dict[int, int]], filled: bool) -> None:
         """What was reserved is written, or, if not `filled`, is not wanted any more."""
         for group, blocks in zip(self.groups, reserved, strict=True):
-            group.settle(sequence, blocks, filled)
+            group.prefixes.settle(sequence, blocks, filled)
 
     # -- what stays --------------------------------------------------------------------------------------------------
 
@@ -290,7 +288,7 @@ class KVCache:
         if self.whole or self.evicts:
             return False
         return all(
-            group.most_together(demand) + group.num_unpinned(sequence, length) <= group.num_lent
+            group.most_together(demand) + group.prefixes.num_unpinned(sequence, length) <= group.num_lent
             for group in self.groups
         )
 
@@ -298,12 +296,12 @@ class KVCache:
         """Evict nothing from now on of what is kept of a sequence's first `length` tokens, whether it is computed
         already or will be. Requires `pinnable`."""
         for group in self.groups:
-            group.pin(sequence, length)
+            group.prefixes.pin(sequence, length)
 
     def unpin(self, sequence: CachedSequence, length: int) -> None:
         """Take one `pin` of this back."""
         for group in self.groups:
-            group.unpin(sequence, length)
+            group.prefixes.unpin(sequence, length)
 
     @property
     def multiple(self) -> int:

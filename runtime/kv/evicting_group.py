@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .group import Group, GroupConfig, TableOpening
+from .config import GroupConfig
+from .group import Group, TableOpening
 from .places import UNLIMITED, Places
 from .sequence import BlockTable, CachedSequence
 

@@ -1,61 +1,19 @@
-"""Group: the blocks of one KV group, who has them, and which of their contents others can find."""
+"""Group: the blocks of one KV group and who has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 from .block_pool import BlockPool
-from .events import BlockStored, KVEvents
+from .config import Demand, GroupConfig
 from .host_blocks import HostBlocks
 from .places import UNLIMITED
-from .policy import CachePolicy, KeepAll, Latest, WithinStep
-from .prefix_cache import BlockKey, PrefixCache
+from .policy import KeepAll, WithinStep, kept_blocks
+from .prefix_blocks import PrefixBlocks
+from .prefix_cache import PrefixCache
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 from .upkeep import Due
-
-
-@dataclass(frozen=True, slots=True)
-class GroupConfig:
-    """How much of a KV group there is: blocks of so many tokens, and what its layers keep of a sequence.
-
-    host_blocks: blocks of host memory for the KV of preempted requests; with none, it is computed again.
-    """
-
-    num_blocks: int
-    block_size: int
-    host_blocks: int = 0
-    policy: CachePolicy = field(default_factory=KeepAll)
-
-    @property
-    def holds_states(self) -> bool:
-        """Whether a block holds one state, and not something of each token."""
-        return isinstance(self.policy, Latest)
-
-    def __post_init__(self) -> None:
-        assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
-
-
-def kept_blocks(policy: CachePolicy, block_size: int, position: int) -> list[range]:
-    """The numbers of the blocks that hold what a policy keeps at a position."""
-    ranges: list[range] = []
-    for kept in policy.kept(position):
-        first, end = kept.start // block_size, -(-kept.stop // block_size)
-        if ranges and first <= ranges[-1].stop:
-            first = ranges.pop().start
-        ranges.append(range(first, end))
-    return ranges
-
-
-class Demand(NamedTuple):
-    """The most that a request needs at once: `width` sequences of `length` tokens, of which they share the first
-    `shared`."""
-
-    length: int
-    shared: int = 0
-    width: int = 1
 
 
 class TableOpening(NamedTuple):
@@ -92,13 +50,12 @@ class Group:
         self.pool = BlockPool(config.num_blocks, self.cache)
         self.due = Due()
         self.host = HostBlocks(config.host_blocks, self.due)
-        self._record: tuple[int, KVEvents] | None = None
-        self._pins: dict[BlockKey, int] = {}  # how many pins a block has that is to stay, whether it is here or not
+        self.prefixes = PrefixBlocks(self.pool, self.cache, self.block_size, self.numbers)
 
     @property
     def num_lent(self) -> int:
         """Blocks that requests can have at most: all but those that are pinned, or will be."""
-        return self.pool.num_blocks - len(self._pins)
+        return self.pool.num_blocks - self.prefixes.num_pinned
 
     def blocks_for(self, num_tokens: int) -> int:
         """The length of a table for so many tokens."""
@@ -208,81 +165,9 @@ class Group:
         for number in range(table.num_published, full):
             block = table.blocks[number]
             if block != NO_BLOCK and self.cache.can_publish(sequence.key(number, self.block_size), block):
-                self._publish(sequence, number, block)
+                self.prefixes.publish(sequence, number, block)
         table.num_published = full
         self.release_unread(table, sequence.num_computed_tokens)
-
-    def record(self, events: KVEvents, number: int) -> None:
-        """Tell what can be found from now on, and what cannot any more, as of the group of that number."""
-        self._record = number, events
-        self.cache.on_forget = partial(events.removed, number)
-
-    def found(self, sequence: CachedSequence, length: int) -> dict[int, int | None]:
-        """The cached blocks of what is kept of a sequence's first `length` tokens, by their numbers; None for none."""
-        return {number: self.cache.find(sequence.key(number, self.block_size)) for number in self.numbers(length)}
-
-    def lacking(self, sequence: CachedSequence, length: int) -> int:
-        """How many of these blocks are not cached."""
-        return list(self.found(sequence, length).values()).count(None)
-
-    def reserve(self, sequence: CachedSequence, length: int) -> dict[int, int]:
-        """Blocks for those that are not cached, by their numbers, which nobody finds before `settle`. Requires room."""
-        numbers = [number for number, block in self.found(sequence, length).items() if block is None]
-        return dict(zip(numbers, self.pool.reserve(len(numbers)), strict=True))
-
-    def settle(self, sequence: CachedSequence, reserved: dict[int, int], filled: bool) -> None:
-        """Blocks that were reserved can be found from now on, if they are `filled`, where nobody has computed them
-        meanwhile."""
-        for number, block in reserved.items():
-            if filled and self.cache.can_publish(sequence.key(number, self.block_size), block):
-                self._publish(sequence, number, block)
-            self.pool.unreserve(block)
-
-    def adopt(self, sequence: CachedSequence, length: int) -> dict[int, int]:
-        """Blocks for those that are not cached, by their numbers, which can be found from now on. Requires room."""
-        numbers = [number for number, block in self.found(sequence, length).items() if block is None]
-        blocks = dict(zip(numbers, self.pool.allocate(len(numbers)), strict=True))
-        for number, block in blocks.items():
-            self._publish(sequence, number, block)
-        self.pool.release(list(blocks.values()))
-        return blocks
-
-    def pin(self, sequence: CachedSequence, length: int) -> None:
-        """Keep what is kept of a sequence's first `length` tokens, now or once it is computed."""
-        for number in self.numbers(length):
-            key = sequence.key(number, self.block_size)
-            self._pins[key] = self._pins.get(key, 0) + 1
-            if (block := self.cache.find(key)) is not None:
-                self.pool.pin(block)
-
-    def unpin(self, sequence: CachedSequence, length: int) -> None:
-        """Take back what `pin` did."""
-        for number in self.numbers(length):
-            key = sequence.key(number, self.block_size)
-            self._pins[key] -= 1
-            if not self._pins[key]:
-                del self._pins[key]
-                if (block := self.cache.find(key)) is not None:
-                    self.pool.unpin(block)
-
-    def num_unpinned(self, sequence: CachedSequence, length: int) -> int:
-        """How many more blocks would be pinned by `pin`."""
-        return sum(sequence.key(number, self.block_size) not in self._pins for number in self.numbers(length))
-
-    def _publish(self, sequence: CachedSequence, number: int, block: int) -> None:
-        key = sequence.key(number, self.block_size)
-        self.cache.publish(key, block)
-        if key in self._pins:
-            self.pool.pin(block)
-        if self._record is not None:
-            self._record[1].stored(self._stored(self._record[0], sequence, number))
-
-    def _stored(self, group: int, sequence: CachedSequence, number: int) -> BlockStored:
-        parent = sequence.key(number - 1, self.block_size) if number else None
-        tokens = tuple(sequence.tokens[number * self.block_size : (number + 1) * self.block_size])
-        own = sequence.own_salt if sequence.own_from < (number + 1) * self.block_size else b""
-        salt = sequence.salt if sequence.salt_from < (number + 1) * self.block_size else b""
-        return BlockStored(group, (sequence.key(number, self.block_size),), parent, tokens, salt, own)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
         """Take back what is not kept at a position; the block of the position itself is its own."""

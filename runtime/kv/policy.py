@@ -115,3 +115,14 @@ POLICIES: dict[str, Callable[..., CachePolicy]] = {
     "state": Latest,
 }
 EVICTING = ("streaming", "h2o", "snapkv")  # those that give up what the model would read: lossy, of two sizes each
+
+
+def kept_blocks(policy: CachePolicy, block_size: int, position: int) -> list[range]:
+    """The numbers of the blocks that hold what a policy keeps at a position."""
+    ranges: list[range] = []
+    for kept in policy.kept(position):
+        first, end = kept.start // block_size, -(-kept.stop // block_size)
+        if ranges and first <= ranges[-1].stop:
+            first = ranges.pop().start
+        ranges.append(range(first, end))
+    return ranges

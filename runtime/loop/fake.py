@@ -11,7 +11,7 @@ import numpy as np
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
 from ..executor.sampling import Sampled, SamplingRow
 from ..format.batch import TOP_LOGPROBS, BatchArray
-from ..kv.group import GroupConfig
+from ..kv.config import GroupConfig
 from ..kv.sequence import slot_of
 from ..kv.upkeep import Upkeep
 from ..requests.params import SamplingParams

@@ -6,7 +6,7 @@ from ..format.decoding import decode
 from ..format.load import Engine
 from ..format.manifest import Manifest
 from ..format.prompts import PROMPTS_FILE, CompiledPrompt, CompiledPrompts
-from ..kv.group import kept_blocks
+from ..kv.policy import kept_blocks
 
 
 class PromptsOfEngine:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..kv.cache import KVCache
-from ..kv.group import Demand
+from ..kv.config import Demand
 from ..kv.sequence import CachedSequence
 from .blocks import KVBlocks
 from .store import PromptStore, StoredPrompt
@@ -150,7 +150,7 @@ class KeptPrompts:
         def fits() -> bool:
             lent = [group.pool.num_blocks for group in cache.groups]
             pinned = [group.pool.num_blocks - group.num_lent for group in cache.groups]
-            more = [group.num_unpinned(kept.sequence, kept.length) for group in cache.groups]
+            more = [group.prefixes.num_unpinned(kept.sequence, kept.length) for group in cache.groups]
             within = all(p + m <= n * _SHARE for p, m, n in zip(pinned, more, lent, strict=True))
             return within and cache.pinnable(kept.sequence, kept.length, Demand(self._longest))
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..executor.base import Executor
 from ..kv.cache import KVCache
-from ..kv.group import Demand
+from ..kv.config import Demand
 from ..kv.sequence import CachedSequence
 from .blocks import KVBlocks, digest_of, in_reach
 from .compiled import PromptsOfEngine

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from ..errors import EngineFormatError
-from ..format.container import open_container
 from ..format.files import EngineFiles
 from ..format.load import read_manifest
 from ..format.manifest import Manifest
+from ..format.open_container import open_container
 from ..format.program import Program
 from ..format.programs import read_program
 

@@ -227,7 +227,7 @@ class RequestTable:
         """What is computed is lost: hold everybody, with a new scheduler that goes on counting."""
         before = self.scheduler
         self.reset()
-        self.scheduler.num_preemptions, self.scheduler.num_swaps = before.num_preemptions, before.num_swaps
+        self.scheduler.queues.go_on_counting(before.queues)
         for request in self.live.values():
             if request.state is not State.HELD:
                 request.hold()

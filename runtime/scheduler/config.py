@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..kv.group import GroupConfig
+from ..kv.config import GroupConfig
 
 
 @dataclass(frozen=True, slots=True)

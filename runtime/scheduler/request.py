@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..batch.scheduled import NO_EXTRAS, Draft, Extras
-from ..kv.group import Demand
+from ..kv.config import Demand
 from ..kv.sequence import CachedSequence
 
 if TYPE_CHECKING:

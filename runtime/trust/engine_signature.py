@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SignatureError, UsageError
-from ..format.container import Container, open_container
+from ..format.container import Container
 from ..format.digest import digest_of
 from ..format.load import read_manifest
 from ..format.manifest import Manifest
+from ..format.open_container import open_container
 from ..format.present import BESIDE, MANIFEST_FILE, SIGNATURE_FILE
 from ..speculate.choose import DRAFT
 from .minisign import PublicKey

@@ -17,8 +17,8 @@ from icc.compiler.planning.plan import make_plan
 from icc.compiler.planning.show import as_text
 from icc.runtime.commands.memory import certify
 from icc.runtime.errors import RequestError, UsageError
-from icc.runtime.format.container import Folder
 from icc.runtime.format.files import EngineFiles
+from icc.runtime.format.folder import Folder
 from icc.runtime.format.footprint import size_text
 from icc.runtime.format.load import read_manifest
 from icc.runtime.format.programs import read_program

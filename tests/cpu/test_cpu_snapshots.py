@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cpu_cases import add_linear_q
 from cpu_harness import Builder
+from icc.compiler.backends.cpu.arithmetic import Arithmetic
 from icc.compiler.backends.cpu.emit import emit_source, kernel_params
 from icc.compiler.backends.cpu.isa import AVX2
 from icc.compiler.backends.cpu.kernels.attention import AttentionMicroParams
@@ -168,20 +169,24 @@ MICROS = {
     "micro_scaled__m2_n1": DenseMicroParams("m2_n1", "E4m3", 2, 1, 256, Float8Tiles.micro),
     "micro_scaled__kg32_m1_n2": DenseMicroParams("m1_n2", "E4m3", 1, 2, 256, Float8Tiles.micro, 32),
     "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", NIBBLES, 2, 1, 2048, True),
-    "micro_quant__q4_m3_n2_sums16": QuantMicroParams("quant_q4_m3_n2", NIBBLES, 3, 2, 2048, False, sums16=True),
+    "micro_quant__q4_m3_n2_sums16": QuantMicroParams(
+        "quant_q4_m3_n2", NIBBLES, 3, 2, 2048, False, Arithmetic.LONG_CHAINS
+    ),
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False),
     "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", BOTH, 1, 2, 2048, True),
     "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", HIGH, 1, 2, 2048, True),
-    "micro_quant__q8_m2_n1_pairs": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False, pairs=True),
-    "micro_chain__i7_m2_n1": QuantMicroParams("quant_i7_m2_n1", SIGNED, 2, 1, 2048, False, chains=True),
-    "micro_short__q4_k_m1_n2": QuantMicroParams("q4_k_m1_n2", reader_of(find_format("q4_k")), 1, 2, 256, True, True),
-    "micro_short__q8_0_m3_n1_staged": QuantMicroParams(
-        "q8_0_m3_n1", reader_of(find_format("q8_0")), 3, 1, 2048, False, True
+    "micro_quant__q8_m2_n1_pairs": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False, Arithmetic.PAIRS),
+    "micro_chain__i7_m2_n1": QuantMicroParams("quant_i7_m2_n1", SIGNED, 2, 1, 2048, False, Arithmetic.CHAINS),
+    "micro_short__q4_k_m1_n2": QuantMicroParams(
+        "q4_k_m1_n2", reader_of(find_format("q4_k")), 1, 2, 256, True, Arithmetic.SHORT
     ),
-    "micro_amx__q4_m16_n2": QuantMicroParams("quant_q4_m16_n2", NIBBLES, 16, 2, 256, False, amx=True),
-    "micro_amx__q8_m32_n2": QuantMicroParams("quant_q8_m32_n2", BYTES, 32, 2, 256, False, amx=True),
-    "micro_matrix__q4_m4": QuantMicroParams("quant_q4_m4_n1", NIBBLES, 4, 1, 2048, False, eights=True),
-    "micro_matrix__q8_m12": QuantMicroParams("quant_q8_m12_n1", BYTES, 12, 1, 2048, False, eights=True),
+    "micro_short__q8_0_m3_n1_staged": QuantMicroParams(
+        "q8_0_m3_n1", reader_of(find_format("q8_0")), 3, 1, 2048, False, Arithmetic.SHORT
+    ),
+    "micro_amx__q4_m16_n2": QuantMicroParams("quant_q4_m16_n2", NIBBLES, 16, 2, 256, False, Arithmetic.TILES),
+    "micro_amx__q8_m32_n2": QuantMicroParams("quant_q8_m32_n2", BYTES, 32, 2, 256, False, Arithmetic.TILES),
+    "micro_matrix__q4_m4": QuantMicroParams("quant_q4_m4_n1", NIBBLES, 4, 1, 2048, False, Arithmetic.MATRICES),
+    "micro_matrix__q8_m12": QuantMicroParams("quant_q8_m12_n1", BYTES, 12, 1, 2048, False, Arithmetic.MATRICES),
     "micro_table__dense": MicroTableParams(
         "DenseMicro",
         "DENSE_F32",

@@ -17,7 +17,7 @@ from pathlib import Path
 from icc.compiler.engine import directory as write_engine
 from icc.compiler.engine.atomic import engine_output
 from icc.compiler.errors import WriteError
-from icc.runtime.format.container import Folder
+from icc.runtime.format.folder import Folder
 from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import (
     FORMAT_VERSION,

@@ -114,7 +114,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
                 llm.loop.step()
                 scheduler = llm.loop.scheduler
                 if source.random() < 0.1 and scheduler.num_running:
-                    scheduler._preempt(source.choice(scheduler._running))
+                    scheduler.queues.preempt(source.choice(scheduler.queues.running))
             hits += sum(bool(generation.num_cached_tokens) for generation in generations)
             for number, generation in zip(chosen, generations, strict=True):
                 if generation.finish_reason != "abort":

@@ -152,7 +152,7 @@ def test_a_beam_sees_what_its_text_alone_would(
                 break
             llm.driver.step()
             if step % 7 == 0 and llm.loop.scheduler.num_running:
-                llm.loop.scheduler._preempt(llm.loop.scheduler._running[-1])
+                llm.loop.scheduler.queues.preempt(llm.loop.scheduler.queues.running[-1])
         assert llm.loop.scheduler.num_preemptions >= 3
         assert [one.completion().token_ids for one in again.generations] == [one.token_ids for one in found]
         for one in found:

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.packing import pack_engine
 from icc.runtime.errors import EngineChangedError, EngineFormatError, UsageError
-from icc.runtime.format.container import open_container
 from icc.runtime.format.load import open_engine
+from icc.runtime.format.open_container import open_container
 from safetensors.torch import load_file, save_file
 
 IDS = [3, 7, 1, 9, 40, 2]

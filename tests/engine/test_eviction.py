@@ -72,7 +72,7 @@ def test_streaming_answers_as_the_reference_far_beyond_the_models_positions(mode
             steps += 1
             most = max(most, group.pool.num_blocks - group.pool.num_available)
             if steps % 30 == 0 and loop.scheduler.num_running > 1:
-                loop.scheduler._preempt(loop.scheduler._running[-1])
+                loop.scheduler.queues.preempt(loop.scheduler.queues.running[-1])
         assert again.token_ids == list(first.token_ids) and again.num_cached_tokens > 0
         assert loop.scheduler.num_preemptions > 0 and len(other.token_ids) == 90
         sinks, window = 1, -(-40 // group.block_size) + 1
@@ -146,10 +146,10 @@ def test_what_is_chosen_by_attention(policy: str, tiny: Any, tmp_path: Path) -> 
             loop.step()
             steps += 1
             loop.scheduler.check()
-            if all(len(request.tokens) > 130 for request in loop.scheduler._running):
-                decoding = max(decoding, *(len(request.tables[0]) for request in loop.scheduler._running), 0)
+            if all(len(request.tokens) > 130 for request in loop.scheduler.queues.running):
+                decoding = max(decoding, *(len(request.tables[0]) for request in loop.scheduler.queues.running), 0)
             if steps % 9 == 0 and loop.scheduler.num_running > 1:
-                loop.scheduler._preempt(loop.scheduler._running[-1])
+                loop.scheduler.queues.preempt(loop.scheduler.queues.running[-1])
         assert [list(generation.token_ids) for generation in together] == alone
         assert loop.scheduler.num_preemptions > 0
         assert decoding * group.block_size <= (64 if kept == "h2o" else 64 + 62 + group.block_size)

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from icc.compiler.cli import main
 from icc.compiler.origins import licence_of
 from icc.compiler.packing import pack_engine
-from icc.runtime.format.container import open_container
 from icc.runtime.format.load import read_manifest
+from icc.runtime.format.open_container import open_container
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 FORMS = ["own.engine", "own.icc"]

@@ -68,7 +68,7 @@ def generate(llm: LLM, preempt_every: int = 0) -> list[Any]:
         llm.loop.step()
         steps += 1
         if preempt_every and steps % preempt_every == 0 and scheduler.num_running > 1:
-            scheduler._preempt(scheduler._running[-1])
+            scheduler.queues.preempt(scheduler.queues.running[-1])
     scheduler.check()
     assert scheduler.kv.is_idle
     return generations

@@ -200,7 +200,7 @@ def test_memory_that_runs_out_is_called_so(error: Exception, tmp_path: Path, mon
     def exhausted(*args: object, **kwargs: object) -> None:
         raise error
 
-    where = AutoModelForCausalLM if isinstance(error, MemoryError) else icc.compiler.compilation
+    where = AutoModelForCausalLM if isinstance(error, MemoryError) else icc.compiler.tracing
     name = "from_config" if isinstance(error, MemoryError) else "load_graph"
     monkeypatch.setattr(where, name, exhausted)
     with pytest.raises(OutOfMemory, match=r"memory.*trace"):

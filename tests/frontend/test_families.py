@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 import torch
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import Graph, attention_spec, type_of
+from icc.compiler.graph.graph import Graph, attention_spec
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.tensor_types import type_of
 from icc.compiler.ops import named_arguments
 from sizes import soak
 from transformers import LlamaConfig

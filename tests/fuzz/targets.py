@@ -19,10 +19,11 @@ from http_parser import bodies, conversation
 from icc.runtime.adapters.gguf import GgufNames, read_gguf
 from icc.runtime.adapters.reader import read_adapter
 from icc.runtime.errors import UsageError
-from icc.runtime.format.container import Folder, open_container
 from icc.runtime.format.files import EngineFiles
+from icc.runtime.format.folder import Folder
 from icc.runtime.format.gguf import read_container
 from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.format.open_container import open_container
 from icc.runtime.format.programs import decode_program
 from icc.runtime.format.vocabulary import Vocabulary
 from icc.runtime.format.weights import MappedWeights

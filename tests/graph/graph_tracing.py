@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from icc.compiler.graph.graph import Graph, ModelInfo, TensorType
+from icc.compiler.graph.graph import Graph, ModelInfo
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.printer import print_graph
+from icc.compiler.graph.tensor_types import TensorType
 from icc.compiler.ops import OPS
 from icc.compiler.weights.handles import Constant, Weight
 from icc.passes.base import Pass, PassContext, Refusal

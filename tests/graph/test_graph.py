@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from graph_tracing import IDS, VOCAB, Value, aten, difference, icc, random, trace
-from icc.compiler.graph.graph import TensorType, type_of
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.tensor_types import TensorType, type_of
 from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.formats.dense import F32
 from icc.compiler.weights.handles import (

@@ -9,7 +9,8 @@ import pytest
 import torch
 from graph_tracing import aten, icc, trace
 from icc.compiler.errors import VerifyError
-from icc.compiler.graph.graph import FIXED_INPUTS, LOGIT_ROWS, Graph
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.tensor_types import FIXED_INPUTS, LOGIT_ROWS
 from icc.compiler.graph.verify import Stage, verify
 from icc.runtime.format.batch import BatchArray
 

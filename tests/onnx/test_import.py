@@ -18,8 +18,9 @@ from icc.compiler.errors import CheckpointError, TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.onnx.container import open_container
 from icc.compiler.frontend.source.source import open_source
-from icc.compiler.graph.graph import Graph, attention_spec, type_of
+from icc.compiler.graph.graph import Graph, attention_spec
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.tensor_types import type_of
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.registry import parse_passes

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from graph_tracing import OPS, Value, cat, empty_graph, icc
-from icc.compiler.graph.graph import TensorType
+from icc.compiler.graph.tensor_types import TensorType
 from icc.compiler.ops import AttentionSpec, Op
 from icc.compiler.weights.handles import Constant
 from torch import Tensor

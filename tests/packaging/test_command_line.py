@@ -39,8 +39,8 @@ def test_help_of_all_lists_all_and_the_runtime_has_its_own(capsys: pytest.Captur
 
 
 def test_compile_explains_what_its_options_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    from icc.compiler.choices import POOLINGS, TASKS
     from icc.compiler.kv_formats import cache_options
-    from icc.compiler.options import POOLINGS, TASKS
     from icc.compiler.quantization import QUANTIZATIONS
     from icc.compiler.targets import TARGETS
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc.compiler.eviction import read_eviction
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import Graph, type_of
+from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.tensor_types import type_of
 from icc.compiler.ops import OPS
 from icc.compiler.weights.formats.base import Misfit
 from icc.compiler.weights.formats.registry import find_format

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import Graph, ModelInfo, TensorType
+from icc.compiler.graph.graph import Graph, ModelInfo
+from icc.compiler.graph.tensor_types import TensorType
 from icc.compiler.ops import OPS
 from icc.compiler.weights.handles import Constant
 from icc.passes.base import PassContext

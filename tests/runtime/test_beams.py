@@ -16,7 +16,7 @@ from icc import SamplingParams
 from icc.runtime.async_llm import AsyncLLM
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.format.manifest import Manifest, SamplingDefaults
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash

@@ -12,7 +12,7 @@ import pytest
 from icc import SamplingParams
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.format.manifest import Manifest
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import CachePolicy, Window
 from icc.runtime.loop.engine_loop import EngineLoop
 from icc.runtime.loop.fake import FakeExecutor, FakePipeline, context_hash

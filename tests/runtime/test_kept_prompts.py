@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import CapacityError
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM

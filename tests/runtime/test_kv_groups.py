@@ -6,7 +6,8 @@ import pytest
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.cache import KVCache
-from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.config import GroupConfig
+from icc.runtime.kv.group import Group
 from icc.runtime.kv.places import HeavyHitters
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window, WithinStep
 from icc.runtime.kv.prefix_cache import BlockKey
@@ -97,8 +98,8 @@ def test_a_preempted_request_is_kept_whole_or_not_at_all() -> None:
         s.add(RequestSpec(1, tuple(range(30)), 20))
         for _ in range(5):
             step(s)
-        before = s._running[0].num_computed_tokens
-        s._preempt(s._running[0])
+        before = s.queues.running[0].num_computed_tokens
+        s.queues.preempt(s.queues.running[0])
         assert s.num_swaps == saved
         out = step(s)  # nobody has run since
         assert [len(upkeep.swap_outs) for upkeep in out.upkeep] == ([9, 2] if saved else [0, 0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.format.manifest import Manifest, SamplingDefaults
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
@@ -83,7 +83,7 @@ def test_preempted_scores_are_given_once(make_llm: MakeLLM, host_blocks: int) ->
         llm.loop.step()
         chunks += scores.take()
         if len(chunks) == 1:
-            llm.loop.scheduler._preempt(llm.loop.scheduler._requests[scores.request_id])
+            llm.loop.scheduler.queues.preempt(llm.loop.scheduler.queues.requests[scores.request_id])
     assert np.array_equal(np.concatenate(chunks), wanted) and len(generation.token_ids) == 30
     assert llm.loop.scheduler.num_swaps == (host_blocks > 0)
 

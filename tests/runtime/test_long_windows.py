@@ -11,7 +11,7 @@ from icc.compiler.program.kv_groups import group_layers
 from icc.runtime.batch.scheduled import StepOutcome
 from icc.runtime.format.kv import KVLayer, KVLayout
 from icc.runtime.format.manifest import Limits
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.sequence import NO_BLOCK
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.scheduler.request import RequestSpec

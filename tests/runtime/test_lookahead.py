@@ -12,7 +12,7 @@ import pytest
 from icc.compiler.speculate.choice import SpecChoice
 from icc.runtime.errors import UsageError
 from icc.runtime.format.lookahead import Lookahead
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window as WindowPolicy
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor, context_hash

@@ -16,7 +16,7 @@ from icc.runtime import loading
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
-from icc.runtime.format.container import Folder
+from icc.runtime.format.folder import Folder
 from icc.runtime.format.manifest import KERNEL_ABI, GpuFacts
 from icc.runtime.format.present import MANIFEST_FILE
 from sizes import soak

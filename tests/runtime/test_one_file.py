@@ -23,8 +23,8 @@ from icc.compiler.errors import OutputExistsError, UsageError, WriteError
 from icc.compiler.packing import pack_engine, pack_layout, unpack_engine
 from icc.runtime.cli.commands import main
 from icc.runtime.errors import EngineChangedError, EngineFormatError
-from icc.runtime.format.container import open_container
 from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.format.open_container import open_container
 from icc.runtime.format.present import SHEBANG
 from icc.runtime.loading import load
 

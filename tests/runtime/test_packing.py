@@ -10,7 +10,7 @@ from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from icc.runtime.batch.tables import plain_tables
 from icc.runtime.format.batch import BatchLimits
 from icc.runtime.format.plan import Phase
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.sequence import NO_BLOCK
 
 LIMITS = BatchLimits(64, 4, 20, 64)

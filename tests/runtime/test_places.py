@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from icc.runtime.batch.scheduled import StepOutcome
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.places import CompressedPrompt, HeavyHitters, Places
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -50,7 +50,7 @@ def test_steps_and_blocks(policy: Places) -> None:
                 assert last // 4 < len(sequence.block_tables[0])
             scheduler.update([StepOutcome(s.request_id, 7) for s in batch.sequences if s.num_logits])
             scheduler.check()
-        for request in scheduler._running:
+        for request in scheduler.queues.running:
             if request.num_computed_tokens > request.tables[0].prompt:
                 grown = request.num_computed_tokens - request.tables[0].prompt + 2
                 most = 16 if isinstance(policy, HeavyHitters) else max(8, min(request.tables[0].prompt, 8)) + grown
@@ -58,5 +58,5 @@ def test_steps_and_blocks(policy: Places) -> None:
                 after += 1
         steps += 1
         if steps % 4 == 0 and scheduler.num_running > 1:
-            scheduler._preempt(scheduler._running[-1])
+            scheduler.queues.preempt(scheduler.queues.running[-1])
     assert scheduler.kv.is_idle and scheduler.num_preemptions > 1 and after > 20

@@ -192,7 +192,7 @@ def test_a_scheduler_that_fails_on_one_request(make_llm: MakeLLM, method: str) -
         real = getattr(scheduler, method)
 
         def call(*arguments: Any) -> Any:
-            if any(request.spec.token_ids[0] == POISON for request in scheduler._requests.values()):
+            if any(request.spec.token_ids[0] == POISON for request in scheduler.queues.requests.values()):
                 raise KeyError("a bug")
             return real(*arguments)
 

@@ -285,8 +285,8 @@ class Life(RuleBasedStateMachine):
     def the_table_and_the_scheduler_agree(self) -> None:
         requests, scheduler = self.llm.loop.requests, self.llm.loop.scheduler
         scheduler.check()
-        running = {request.id for request in scheduler._running}  # beams of a request all run, or wait, together
-        waiting = {request.id for request in scheduler._waiting}
+        running = {request.id for request in scheduler.queues.running}  # beams of a request all run, or wait, together
+        waiting = {request.id for request in scheduler.queues.waiting}
         for request in requests.live.values():
             where = {
                 State.WAITING: waiting,

@@ -17,7 +17,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.executor.sampling import Sampled, SamplingRow
 from icc.runtime.format.batch import TOP_LOGPROBS
 from icc.runtime.format.manifest import Manifest
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.loop.engine_loop import EngineLoop
 from icc.runtime.loop.fake import FakeDevice, context_hash

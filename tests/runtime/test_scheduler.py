@@ -8,7 +8,7 @@ import pytest
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.kv.block_pool import BlockPool
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import WithinStep
 from icc.runtime.kv.prefix_cache import PrefixCache, child_key, root_key
 from icc.runtime.scheduler.request import RequestSpec, ScheduledRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from shadow_device import Device
@@ -48,7 +48,7 @@ def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new
         spec = RequestSpec(request_id, tuple((request_id >> bit) & 1 for bit in range(1 + request_id % 5)), new)
         scheduler.add(spec)
         device.add(spec)
-    requests = dict(scheduler._requests)
+    requests = dict(scheduler.queues.requests)
     ended, steps = [], 0
     while scheduler.has_work():
         batch = scheduler.schedule()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
 from icc.runtime.scheduler.beams import Beams
 from icc.runtime.scheduler.request import RequestSpec
@@ -74,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client,
             first_turn=len(tokens) // 2, beams=1 if score else beams,
         )  # fmt: skip
-        if not self.scheduler.can_ever_fit(spec):
+        if spec.beams > self.scheduler.config.max_batch_size or self.scheduler.kv.too_small([spec.demand]) is not None:
             with pytest.raises(CapacityError):
                 self.scheduler.add(spec)
             return
@@ -106,8 +106,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         abort_too: bool = False,
     ) -> None:
         if preempt is not None and not self.flight and preempt < self.scheduler.num_running:
-            request = self.scheduler._running[preempt]
-            self.scheduler._preempt(request)
+            request = self.scheduler.queues.running[preempt]
+            self.scheduler.queues.preempt(request)
             if abort_too:
                 self.abort_id(request.id)
         drafts = {} if guesses is None or self.flight else self.device.drafts(guesses)
@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             spec = self.live[request_id]
             if len(next(iter(self.device.beams[request_id].values()))) + 1 == len(spec.token_ids) + spec.max_new_tokens:
                 self.abort_id(request_id)
-            elif all(not beam.num_remaining for beam in self.scheduler._beams[request_id].members.values()):
+            elif all(not beam.num_remaining for beam in self.scheduler.queues.beams[request_id].members.values()):
                 self.device.branch(request_id, spec.beams, self.source)
                 self.branched += 1
 
@@ -166,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def consistent(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check()
-            here = {request.id for request in self.scheduler._running + self.scheduler._waiting}
+            here = {request.id for request in self.scheduler.queues.running + self.scheduler.queues.waiting}
             assert here == self.live.keys() == set(self.scheduler.request_ids)
 
     def teardown(self) -> None:

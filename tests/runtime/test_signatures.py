@@ -23,8 +23,8 @@ from icc.compiler.errors import OutputExistsError
 from icc.compiler.packing import pack_engine, unpack_engine
 from icc.compiler.signing import make_keys, read_secret_key, sign_engine
 from icc.runtime.errors import EngineChangedError, MissingExtraError, SignatureError, UsageError
-from icc.runtime.format.container import open_container
 from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.format.open_container import open_container
 from icc.runtime.trust.engine_signature import check_signature, read_public_key
 from icc.runtime.trust.minisign import PublicKey, SecretKey
 from sizes import SOAK

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import RequestError
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor, context_hash

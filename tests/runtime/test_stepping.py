@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from icc.runtime.format.manifest import Manifest
-from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor

@@ -10,7 +10,7 @@ import pytest
 from building import GpuEngine, build
 from icc import SamplingParams
 from icc.runtime.format.manifest import Limits
-from icc.runtime.scheduler.scheduler import Scheduler
+from icc.runtime.scheduler.queues import Queues
 
 LIMITS = Limits(max_seq_len=12, max_batch_size=4, max_step_tokens=8)
 ASKED = [5, 9, 23, 7, 11]
@@ -40,8 +40,8 @@ def test_neither_batch_nor_chunks_nor_cache_nor_preemption_change_a_bit(
     with engine.llm() as llm:  # the others take tokens of the steps: the prompt is cut
         assert answers(llm, [*OTHERS, ASKED])[-1] == alone
     preempted: list[int] = []
-    preempt = Scheduler._preempt
-    monkeypatch.setattr(Scheduler, "_preempt", lambda self, r: (preempted.append(r.id), preempt(self, r)))
+    preempt = Queues.preempt
+    monkeypatch.setattr(Queues, "preempt", lambda self, r: (preempted.append(r.id), preempt(self, r)))
     with engine.llm(num_blocks=5) as llm:
         assert answers(llm, [OTHERS[2], ASKED])[-1] == alone
     assert preempted

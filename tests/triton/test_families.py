@@ -20,7 +20,7 @@ from icc.passes.quantize.cache_damage import rounding
 from icc.runtime.batch.scheduled import Draft
 from icc.runtime.format.kv_numbers import KV_NUMBERS
 from icc.runtime.format.manifest import Limits
-from icc.runtime.scheduler.scheduler import Scheduler
+from icc.runtime.scheduler.queues import Queues
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
 from sizes import soak
@@ -70,8 +70,8 @@ def test_equal_to_the_reference(name: str, quant: str, engine_of: Any, monkeypat
     ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
     expected = interpret(engine.graph, ids).numpy()
     preempted: list[int] = []
-    preempt = Scheduler._preempt
-    monkeypatch.setattr(Scheduler, "_preempt", lambda self, r: (preempted.append(r.id), preempt(self, r)))
+    preempt = Queues.preempt
+    monkeypatch.setattr(Queues, "preempt", lambda self, r: (preempted.append(r.id), preempt(self, r)))
     with engine.llm(FEW_BLOCKS) as llm:
         found = llm.logits(ids)
         prompts = [ids[:7], ids[:7] + ids[:2]]

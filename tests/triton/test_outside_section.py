@@ -22,10 +22,11 @@ from fake_cuda import OnDisk
 from icc import SamplingParams
 from icc.compiler.errors import PassError
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import DRAFT_ROWS, Graph
+from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret, interpret_outputs
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.graph.printer import print_graph
+from icc.compiler.graph.tensor_types import DRAFT_ROWS
 from icc.compiler.ops import OPS
 from icc.compiler.weights.handles import Constant
 from icc.passes import pipelines

@@ -73,8 +73,8 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
         scheduler, schedule = llm.loop.scheduler, llm.loop.scheduler.schedule
 
         def disturbed(*given: Any) -> ScheduledBatch:
-            if scheduler._running:
-                scheduler._preempt(scheduler._running[len(seen) % len(scheduler._running)])
+            if scheduler.queues.running:
+                scheduler.queues.preempt(scheduler.queues.running[len(seen) % len(scheduler.queues.running)])
             seen.append(schedule(*given))
             return seen[-1]
 
@@ -112,8 +112,8 @@ def test_states_are_swapped_beside_blocks(kind: str, tiny: Any, tmp_path: Path) 
         def disturbed(*given: Any) -> ScheduledBatch:
             nonlocal steps
             steps += 1
-            if scheduler._running:
-                scheduler._preempt(scheduler._running[steps % len(scheduler._running)])
+            if scheduler.queues.running:
+                scheduler.queues.preempt(scheduler.queues.running[steps % len(scheduler.queues.running)])
             batch = schedule(*given)
             swapped.update(group for group, upkeep in enumerate(batch.upkeep) if upkeep.swap_ins)
             return batch

@@ -44,7 +44,7 @@ class Isa:
     dense_blocks: tuple[Block, ...]
     quant_blocks: tuple[Block, ...]
     attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
-    short_sums: bool = False  # products of block formats are summed in 16 bits: no instruction does so in 32 bits
+    short_sums: bool = False  # products of bytes are summed as `Reader.without_quads` says: no instruction does so
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
     matrix_rows: tuple[int, ...] = ()  # of products of bytes, where an instruction multiplies matrices of them

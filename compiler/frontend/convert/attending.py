@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from ...graph.graph import type_of
+from ...graph.tensor_types import type_of
 from ...ops import OPS, AttentionSpec
 from .conversion import Conversion
 from .index_scores import IndexScores

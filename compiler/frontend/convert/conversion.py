@@ -16,7 +16,8 @@ from torch.export.graph_signature import InputKind
 
 from ....runtime.format.batch import BatchArray
 from ...errors import UnsupportedModel
-from ...graph.graph import FIXED_INPUTS, Graph, ModelInfo, type_of
+from ...graph.graph import Graph, ModelInfo
+from ...graph.tensor_types import FIXED_INPUTS, type_of
 from ...ops import OPS
 from ...weights.handles import Constant, Weight
 from .static_values import StaticValues

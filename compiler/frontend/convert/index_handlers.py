@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graph.graph import type_of
+from ...graph.tensor_types import type_of
 from .axis_handlers import cat_parts
 from .broadcasting import expand_to, per_token, val_of
 from .conversion import Conversion

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graph.graph import Graph, type_of
+from ...graph.graph import Graph
+from ...graph.tensor_types import type_of
 from ...ops import OPS
 from ...ops.attention_spec import ALL_AHEAD, AttentionMask, AttentionSpec
 from .conversion import Conversion

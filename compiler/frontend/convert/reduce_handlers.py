@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graph.graph import TOKENS, type_of
+from ...graph.tensor_types import TOKENS, type_of
 from ...ops import OPS
 from .broadcasting import align, expand_to, val_of
 from .conversion import Conversion

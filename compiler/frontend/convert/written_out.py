@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graph.graph import type_of
+from ...graph.tensor_types import type_of
 from ...ops import OPS
 from .attending import emit_attention
 from .broadcasting import per_token

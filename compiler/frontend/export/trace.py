@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from ....runtime.format.batch import BatchArray
 from ...errors import IccError, TraceError, UnsupportedModel
-from ...graph.graph import input_type
+from ...graph.tensor_types import input_type
 from ..layers.kinds import LayerKinds, RepeatedLayer
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence

@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from ...graph.graph import set_layer, type_of
+from ...graph.graph import set_layer
+from ...graph.tensor_types import type_of
 from ...ops import traits_of
 from ...weights.handles import Constant
 from ..convert.conversion import Conversion

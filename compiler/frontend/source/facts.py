@@ -12,7 +12,8 @@ import torch
 from torch import fx, nn
 
 from ....runtime.format.batch import BatchArray
-from ...graph.graph import Graph, ModelInfo, type_of
+from ...graph.graph import Graph, ModelInfo
+from ...graph.tensor_types import type_of
 from ...ops import OPS, traits_of
 from ...weights.handles import Weight, is_quantized
 from .lengths import position_limit

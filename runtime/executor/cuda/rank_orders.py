@@ -16,7 +16,7 @@ class _Order(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", for
 
 
 class Send(_Order, frozen=True, tag="send"):
-    """The arrays of a turn lie in the shared memory."""
+    """Copy the arrays of a turn from the shared memory to the GPU."""
 
     turn: int
     num_seqs: int
@@ -24,14 +24,14 @@ class Send(_Order, frozen=True, tag="send"):
 
 
 class Zero(_Order, frozen=True, tag="zero"):
-    """Bytes of the KV cache."""
+    """Zero `nbytes` of the KV cache from byte `offset` on."""
 
     offset: int
     nbytes: int
 
 
 class Copy(_Order, frozen=True, tag="copy"):
-    """Within the KV cache."""
+    """Copy `nbytes` within the KV cache; source, target: first bytes."""
 
     source: int
     target: int
@@ -39,7 +39,7 @@ class Copy(_Order, frozen=True, tag="copy"):
 
 
 class Swap(_Order, frozen=True, tag="swap"):
-    """Between the KV cache and the host's blocks. out: to the host."""
+    """Copy `nbytes` between the KV cache and the host's blocks. cache, host: first bytes. out: to the host."""
 
     out: bool
     cache: int
@@ -48,7 +48,7 @@ class Swap(_Order, frozen=True, tag="swap"):
 
 
 class RunStep(_Order, frozen=True, tag="run"):
-    """phase: its number in the plan. expected: it is only made ready."""
+    """Run a step. phase: its number in the plan. expected: only make ready for it."""
 
     sizes: dict[str, int]
     phase: int
@@ -58,13 +58,13 @@ class RunStep(_Order, frozen=True, tag="run"):
 
 
 class Fetch(_Order, frozen=True, tag="fetch"):
-    """A turn ends."""
+    """End a turn: all that was ordered of it is before this."""
 
     turn: int
 
 
 class Write(_Order, frozen=True, tag="write"):
-    """Rows for a section."""
+    """Put `rows`, as bytes, where `SectionArray.at` says, behind a step of `tokens` tokens: a section reads them."""
 
     at: str
     tokens: int
@@ -72,7 +72,7 @@ class Write(_Order, frozen=True, tag="write"):
 
 
 class WritePool(_Order, frozen=True, tag="write_pool"):
-    """Values for a pool. only: of this rank; -1 for all."""
+    """Write `values` into a pool from `offset` on. only: the rank that does so; -1 for all ranks."""
 
     name: str
     offset: int
@@ -84,7 +84,7 @@ Order = Send | Zero | Copy | Swap | RunStep | Fetch | Write | WritePool
 
 
 class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all ranks' areas are opened by, in order, and the id of their communicator; empty for none."""
+    """handles: what the areas of ranks 0, 1 .. are opened by. unique_id: of NCCL's communicator; empty for none."""
 
     handles: list[bytes]
     unique_id: bytes

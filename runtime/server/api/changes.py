@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import IccError
-from ...format.container import open_container
 from ...format.load import open_engine
 from ...format.manifest import FileEntry, Manifest
+from ...format.open_container import open_container
 from ...trust.engine_signature import check_signature, read_public_key
 from ..engine.engine_pool import EnginePool
 from .adapters import ServedAdapters

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ...format.container import open_container
 from ...format.files import EngineFiles
 from ...format.forms import read_forms
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
+from ...format.open_container import open_container
 from ...format.present import engine_name
 from ...format.verify import check_listing
 from ...prompting import Prompting

@@ -12,7 +12,7 @@ from .kv_file import KV_FOLDER, open_kv
 
 
 @dataclass(eq=False)
-class _Gift:
+class _NamedGift:
     """A prompt that runs. nbytes: so many of its file are there, in whole parts. changed: is set with the next
     change."""
 
@@ -30,12 +30,12 @@ class KVGifts:
 
     def __init__(self, folder: Path = KV_FOLDER) -> None:
         self.folder = folder
-        self._gifts: dict[str, _Gift] = {}
+        self._gifts: dict[str, _NamedGift] = {}
         self._begun = asyncio.Event()  # is set with the next prompt that begins
 
     def begin(self, name: str) -> None:
         """A prompt was sent to an engine process, which will write its KV under a name."""
-        self._gifts[name] = _Gift()
+        self._gifts[name] = _NamedGift()
         self._begun.set()
         self._begun = asyncio.Event()
 
@@ -66,7 +66,7 @@ class KVGifts:
         several whole parts, see KVWriter."""
         gift, at = self._gifts.get(name), 0
         if gift is None:
-            gift = _Gift(self._size(name), ended=True)
+            gift = _NamedGift(self._size(name), ended=True)
         while True:
             changed, end = gift.changed, gift.nbytes
             if end > at:

@@ -172,7 +172,7 @@ class KVTransfer:
         sequence.tokens += part.tokens
         sequence.salt_from = self._shared_length(sequence.tokens)
         for group, numbers in zip(kv.groups, part.numbers, strict=True):
-            lacking = {number for number, block in group.found(sequence, length).items() if block is None}
+            lacking = {number for number, block in group.prefixes.found(sequence, length).items() if block is None}
             if not lacking <= set(numbers):
                 raise ValueError("what comes before it is not here any more")
         adopted = kv.adopt(sequence, length)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...kv import events as kv
-from ...kv.group import GroupConfig
+from ...kv.config import GroupConfig
 from ...kv.policy import CachePolicy, KeepAll, Latest, Window
 from ...kv.prefix_cache import BlockKey
 

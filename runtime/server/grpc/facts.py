@@ -13,9 +13,9 @@ import msgspec
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
-from ...format.container import open_container
 from ...format.files import EngineFiles
 from ...format.manifest import Manifest
+from ...format.open_container import open_container
 from ..api.errors import HttpError
 from ..api.model import ServedModel
 

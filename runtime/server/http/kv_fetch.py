@@ -47,7 +47,7 @@ def folder_id(folder: Path) -> str:
     return blake2b(f"{boot} {found.st_dev} {found.st_ino} {os.geteuid()}".encode(), digest_size=16).hexdigest()
 
 
-class Answer:
+class FetchAnswer:
     """The body of an HTTP answer that has begun with status 200."""
 
     def __init__(self, reader: asyncio.StreamReader, length: int | None) -> None:
@@ -104,7 +104,7 @@ class Answer:
 @contextlib.asynccontextmanager
 async def asked(
     address: str, method: str, path: str, key: str, body: bytes = b"", headers: tuple[str, ...] = ()
-) -> AsyncIterator[Answer]:
+) -> AsyncIterator[FetchAnswer]:
     """Ask another server over plain HTTP. key: the header `authorization`. OSError where it cannot be reached,
     ValueError for an answer of another status than 200 or 204, EOFError where there is none."""
     host, _, port = address.rpartition(":")
@@ -119,7 +119,7 @@ async def asked(
         lines += ["content-type: application/json", *([f"authorization: {key}"] if key else []), *headers]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
         await writer.drain()
-        yield Answer(reader, await _begun(reader))
+        yield FetchAnswer(reader, await _begun(reader))
     finally:
         writer.close()
 

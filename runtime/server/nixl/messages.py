@@ -21,7 +21,7 @@ class Forget(msgspec.Struct, tag=2, array_like=True, frozen=True):
     key: str
 
 
-class Fetch(msgspec.Struct, tag=3, array_like=True, frozen=True):
+class FetchBytes(msgspec.Struct, tag=3, array_like=True, frozen=True):
     """Read what another process has published into bytes `begin` to `end` of a file, the first eight of them at last,
     so that nobody takes for whole what is not; answered by Fetched or Failure. key: see Forget."""
 
@@ -34,14 +34,14 @@ class Fetch(msgspec.Struct, tag=3, array_like=True, frozen=True):
     end: int
 
 
-class Ready(msgspec.Struct, tag=10, array_like=True, frozen=True):
+class MoverReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     """There is an agent; error: why there is none."""
 
     error: str = ""
 
 
 class Published(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """Where what was published is, for Fetch."""
+    """Where what was published is, for FetchBytes."""
 
     id: int
     agent: bytes
@@ -61,8 +61,8 @@ class Failure(msgspec.Struct, tag=13, array_like=True, frozen=True):
     error: str
 
 
-ToMover = Publish | Forget | Fetch
-FromMover = Ready | Published | Fetched | Failure
+ToMover = Publish | Forget | FetchBytes
+FromMover = MoverReady | Published | Fetched | Failure
 
 
 def frame(message: ToMover | FromMover) -> bytes:

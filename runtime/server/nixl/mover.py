@@ -14,14 +14,14 @@ from typing import Any
 
 from ..engine.kv_file import open_kv
 from .library import Agent
-from .messages import Failure, Fetch, Fetched, Publish, Published
+from .messages import Failure, FetchBytes, Fetched, Publish, Published
 
 HEAD = 8  # bytes at the beginning of a piece that come at last
 _LATEST_S = 120.0  # that one piece may take
 _MEMORY, _BACKENDS = "DRAM", ["UCX"]
 
 
-class _Region:
+class _MemoryRegion:
     """Bytes of a file, or of no file, as memory that an agent knows. OSError where they cannot be mapped."""
 
     def __init__(self, agent: Agent, file: int, begin: int, end: int) -> None:
@@ -50,10 +50,10 @@ class _Region:
 class _Transfer:
     """A piece on its way."""
 
-    asked: Fetch
+    asked: FetchBytes
     peer: bytes
-    target: _Region
-    head: _Region
+    target: _MemoryRegion
+    head: _MemoryRegion
     file: int
     handle: Any = None
     begun: float = field(default_factory=time.monotonic)
@@ -64,7 +64,7 @@ class Mover:
 
     def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
         self._agent, self._clock = agent, clock
-        self._published: dict[str, list[_Region]] = {}
+        self._published: dict[str, list[_MemoryRegion]] = {}
         self._transfers: list[_Transfer] = []
         self._peers: dict[str, set[bytes]] = {}  # who is read from, by key
 
@@ -79,7 +79,7 @@ class Mover:
             path = Path(asked.path)
             file = open_kv(path.parent, path.name, os.O_RDWR)  # network cards register no memory that is read-only
             try:
-                region = _Region(self._agent, file, asked.begin, asked.end)
+                region = _MemoryRegion(self._agent, file, asked.begin, asked.end)
             finally:
                 os.close(file)
             self._published.setdefault(asked.key, []).append(region)
@@ -98,7 +98,7 @@ class Mover:
             with contextlib.suppress(Exception):
                 self._agent.remove_remote_agent(peer)
 
-    def fetch(self, asked: Fetch) -> Failure | None:
+    def fetch(self, asked: FetchBytes) -> Failure | None:
         """Begin to read what another process has published; `finished` says how it went."""
         transfer = None
         try:
@@ -121,14 +121,14 @@ class Mover:
             return Failure(asked.id, _words(error))
         return None
 
-    def _opened(self, asked: Fetch, peer: bytes) -> _Transfer:
+    def _opened(self, asked: FetchBytes, peer: bytes) -> _Transfer:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         file = os.open(asked.path, flags, 0o600)
-        regions: list[_Region] = []
+        regions: list[_MemoryRegion] = []
         try:
             os.posix_fallocate(file, asked.begin, asked.end - asked.begin)  # or a full disk would end the process
-            regions.append(_Region(self._agent, file, asked.begin, asked.end))
-            regions.append(_Region(self._agent, -1, 0, HEAD))
+            regions.append(_MemoryRegion(self._agent, file, asked.begin, asked.end))
+            regions.append(_MemoryRegion(self._agent, -1, 0, HEAD))
         except BaseException:
             for region in regions:
                 region.close()

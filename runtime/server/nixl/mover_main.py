@@ -18,7 +18,7 @@ import msgspec
 from ...parent import die_with_parent
 from ..engine.messages import Frames
 from .library import Agent, make_agent
-from .messages import Fetch, Forget, FromMover, Publish, Ready, ToMover, frame
+from .messages import FetchBytes, Forget, FromMover, MoverReady, Publish, ToMover, frame
 from .mover import Mover
 
 _POLL_S = 0.0005  # between two looks at pieces that are on their way
@@ -34,9 +34,9 @@ def main(arguments: list[str]) -> int:
     try:
         agent = make_agent(f"icc-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}")
     except Exception as error:
-        connection.sendall(frame(Ready(f"{type(error).__name__}: {error}")))
+        connection.sendall(frame(MoverReady(f"{type(error).__name__}: {error}")))
         return 1
-    connection.sendall(frame(Ready()))
+    connection.sendall(frame(MoverReady()))
     with contextlib.suppress(OSError):
         serve(connection, agent)
     return 0
@@ -61,7 +61,7 @@ def serve(connection: socket.socket, agent: Agent) -> None:
 def _answered(mover: Mover, asked: ToMover) -> list[FromMover]:
     if isinstance(asked, Publish):
         return [mover.publish(asked)]
-    if isinstance(asked, Fetch):
+    if isinstance(asked, FetchBytes):
         failure = mover.fetch(asked)
         return [] if failure is None else [failure]
     assert isinstance(asked, Forget)

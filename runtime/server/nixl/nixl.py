@@ -15,7 +15,7 @@ import msgspec
 from ...errors import IccError
 from ..engine.messages import Frames
 from .library import check_nixl
-from .messages import Failure, Fetch, Forget, FromMover, Publish, Published, Ready, frame
+from .messages import Failure, FetchBytes, Forget, FromMover, MoverReady, Publish, Published, frame
 
 _START_S = 60.0
 
@@ -66,14 +66,14 @@ class Nixl:
 
     async def fetch(self, key: str, agent: bytes, address: int, path: Path, begin: int, end: int) -> None:
         """Read what was published elsewhere into bytes of a file, which is made if it is not there. NixlError."""
-        await self._ask(Fetch(next(self._ids), key, agent, address, str(path), begin, end))
+        await self._ask(FetchBytes(next(self._ids), key, agent, address, str(path), begin, end))
 
     def forget(self, key: str) -> None:
         """Nothing of a key is read any more, by others or by this process."""
         if self._transport is not None:
             self._transport.write(frame(Forget(key)))
 
-    async def _ask(self, asked: Publish | Fetch) -> FromMover:
+    async def _ask(self, asked: Publish | FetchBytes) -> FromMover:
         await self._started()
         assert self._transport is not None
         answer = self._asked[asked.id] = asyncio.get_running_loop().create_future()
@@ -108,12 +108,12 @@ class Nixl:
             )
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self), sock=ours)
+        self._transport, _ = await loop.create_unix_connection(lambda: _MoverPipe(self), sock=ours)
 
     def take(self, body: bytes) -> None:
         """A message of the process."""
         message = self._decoder.decode(body)
-        if isinstance(message, Ready):
+        if isinstance(message, MoverReady):
             if self._ready is not None and not self._ready.done():
                 error = NixlError(message.error) if message.error else None
                 self._ready.set_result(None) if error is None else self._ready.set_exception(error)
@@ -131,7 +131,7 @@ class Nixl:
             self._process.poll()
 
 
-class _Pipe(asyncio.Protocol):
+class _MoverPipe(asyncio.Protocol):
     """The server's end of the socket."""
 
     def __init__(self, nixl: Nixl) -> None:

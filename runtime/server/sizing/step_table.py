@@ -10,7 +10,7 @@ import msgspec
 
 from ...batch.scheduled import ScheduledBatch
 from ...errors import UsageError
-from ...kv.group import GroupConfig
+from ...kv.config import GroupConfig
 from ...kv.policy import CachePolicy, KeepAll, Latest, Window, WithinStep
 from ...scheduler.config import SchedulerConfig
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import msgspec
-from icc.runtime.server.nixl.messages import Ready, frame
+from icc.runtime.server.nixl.messages import MoverReady, frame
 from icc.runtime.server.nixl.mover_main import serve
 
 
@@ -76,5 +76,5 @@ class FakeAgent:
 
 if __name__ == "__main__":
     connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.sendall(frame(Ready()))
+    connection.sendall(frame(MoverReady()))
     serve(connection, FakeAgent(f"fake-{id(connection)}"))

@@ -52,11 +52,11 @@ def leak_requests(kinds: list[str]) -> None:
 
 def leak_blocks() -> None:
     """Now and then a request that ends leaves a block that nobody releases."""
-    from icc.runtime.scheduler.scheduler import Scheduler
+    from icc.runtime.scheduler.queues import Queues
 
-    remove, count = Scheduler._remove, 0
+    remove, count = Queues.remove, 0
 
-    def leaking(self: Scheduler, request: Any) -> None:
+    def leaking(self: Queues, request: Any) -> None:
         nonlocal count
         remove(self, request)
         count += 1
@@ -64,7 +64,7 @@ def leak_blocks() -> None:
         if count % EVERY == 0 and pool.num_available > pool.num_blocks // 2:
             pool.allocate(1)
 
-    Scheduler._remove = leaking  # type: ignore[method-assign]
+    Queues.remove = leaking  # type: ignore[method-assign]
 
 
 def main(arguments: list[str]) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from icc.runtime.kv.config import GroupConfig
 from icc.runtime.kv.events import AllBlocksCleared, BlockRemoved, BlockStored
-from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import KeepAll, Latest, Streaming, Window
 from icc.runtime.kv.prefix_cache import BlockKey
 from icc.runtime.server.engine.kv_wire import KVWire

@@ -24,7 +24,7 @@ from icc.runtime.server.engine.kv_file import KVReader, new_kv_name
 from icc.runtime.server.engine.kv_gifts import KVGifts
 from icc.runtime.server.http.prefillers import HEADER
 from icc.runtime.server.nixl import library
-from icc.runtime.server.nixl.messages import Failure, Fetch, Fetched, Publish, Published
+from icc.runtime.server.nixl.messages import Failure, FetchBytes, Fetched, Publish, Published
 from icc.runtime.server.nixl.mover import HEAD, Mover
 from icc.runtime.server.nixl.nixl import Nixl, NixlError
 
@@ -91,7 +91,7 @@ class Pair:
         return found
 
     def fetch(self, piece: Published, begin: int, end: int, shift: int = 0) -> Failure | None:
-        return self.taker.fetch(Fetch(7, "key", piece.agent, piece.address + shift, str(self.target), begin, end))
+        return self.taker.fetch(FetchBytes(7, "key", piece.agent, piece.address + shift, str(self.target), begin, end))
 
 
 def test_pieces_arrive_byte_by_byte(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ....program.steps.linear import (
     Product,
     QuantizeRows,
 )
+from ..arithmetic import Arithmetic
 from ..isa import Block, Isa
 from ..layouts.codes import CodeTiles, Reader
 from ..layouts.dense import ValueTiles
@@ -28,14 +29,9 @@ P = TypeVar("P", bound=Product)
 SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
 
 
-def in_pairs(reader: Reader, isa: Isa) -> bool:
-    """Whether codes and activations are multiplied as pairs of 16 bits."""
-    return reader.pairs and bool(isa.pair_blocks)
-
-
-def chained(reader: Reader, isa: Isa) -> bool:
-    """Whether products of eight k are summed in 16 bits first."""
-    return reader.chains and bool(isa.pair_blocks)
+def vector_arithmetic(reader: Reader, isa: Isa) -> Arithmetic:
+    """How the vectors of a level multiply such codes and sum the products."""
+    return reader.without_quads if isa.short_sums else Arithmetic.QUADS
 
 
 def blocks_of(reader: Reader, isa: Isa, group: int) -> tuple[Block, ...]:
@@ -48,9 +44,10 @@ def blocks_of(reader: Reader, isa: Isa, group: int) -> tuple[Block, ...]:
 
 
 def _vector_blocks(reader: Reader, isa: Isa) -> tuple[Block, ...]:
-    if reader.nibbles and isa.nibble_blocks:
+    arithmetic = vector_arithmetic(reader, isa)
+    if arithmetic is Arithmetic.LONG_CHAINS:
         return isa.nibble_blocks
-    if in_pairs(reader, isa) or chained(reader, isa):
+    if arithmetic in (Arithmetic.PAIRS, Arithmetic.CHAINS):
         return isa.pair_blocks
     if reader.line_k == 4:  # of bytes, whose lines are loaded for every four k: half of the loads with two tiles
         return tuple(b for b in isa.quant_blocks if b.tiles > 1 or b.rows <= 8)
@@ -105,7 +102,8 @@ class QuantParams(KernelParams[P]):
     @property
     def scratch_bytes(self) -> int:
         reader = self.layout.reader
-        row = self.step.k * (2 if in_pairs(reader, self.isa) else 1) + 8 * self.groups
+        in_pairs = vector_arithmetic(reader, self.isa) is Arithmetic.PAIRS
+        row = self.step.k * (2 if in_pairs else 1) + 8 * self.groups
         blocks = self.isa.tile_blocks or blocks_of(reader, self.isa, self.layout.group)
         return blocks[-1].rows * row + 64
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...render import render
+from ..arithmetic import Arithmetic
 from ..isa import Block, Isa
-from ..layouts.block_reader import BlockReader
 from ..layouts.codes import Reader
 from ..layouts.dense import Tiles
 from .attention import AttentionParams
 from .base import KernelParams
-from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams, blocks_of, chained, in_pairs
+from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams, blocks_of, vector_arithmetic
 from .matrix import with_matrices
 
 
@@ -29,17 +29,13 @@ class DenseMicroParams:
     template: str = Tiles.micro
     group: int = 0
     unroll: int = 4
-    pairs: ClassVar[bool] = False
-    eights: ClassVar[bool] = False
+    arithmetic: ClassVar[str] = "floats"
 
 
 @dataclass(frozen=True)
 class QuantMicroParams:
     """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Its float
-    sums stay in registers where they are few. short: products are summed in 16 bits, which is less work where no
-    instruction sums them in 32. pairs: codes and activations are multiplied as pairs of 16 bits. chains: products of
-    eight k are summed in 16 bits first; sums16: those of 32 k. amx: sixteen rows are multiplied at a time. eights:
-    instructions multiply matrices of eight k."""
+    sums stay in registers where they are few."""
 
     name: str
     reader: Reader
@@ -47,23 +43,12 @@ class QuantMicroParams:
     nt: int
     prefetch: int
     in_registers: bool
-    short: bool = False
-    pairs: bool = False
-    chains: bool = False
-    sums16: bool = False
-    amx: bool = False
-    eights: bool = False
+    arithmetic: Arithmetic = Arithmetic.QUADS
 
     @property
     def template(self) -> str:
         """The template, relative to codegen_templates, by how products are summed."""
-        if self.amx:
-            return "cpp/linear/micro_amx.cpp.jinja"
-        if self.eights:
-            return "cpp/linear/micro_matrix.cpp.jinja"
-        if self.chains:
-            return "cpp/linear/micro_chain.cpp.jinja"
-        return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"
+        return self.arithmetic.template
 
     @property
     def ready(self) -> bool:
@@ -100,13 +85,12 @@ class MicroTableParams:
 def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicroParams:
     """The micro-kernel of a block on a level."""
     if block.matrix:
-        form = "amx" if isa.tile_blocks else "eights"
-        return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, False, **{form: True})
-    few = block.rows * block.tiles <= isa.float_sums
-    short = isa.short_sums and isinstance(reader, BlockReader)
-    sums16 = isa.short_sums and reader.nibbles and not few  # a few rows take their time for reading codes
-    forms = {"pairs": in_pairs(reader, isa), "chains": chained(reader, isa), "sums16": sums16}
-    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short, **forms)
+        few, arithmetic = False, Arithmetic.TILES if isa.tile_blocks else Arithmetic.MATRICES
+    else:
+        few, arithmetic = block.rows * block.tiles <= isa.float_sums, vector_arithmetic(reader, isa)
+        if few and arithmetic is Arithmetic.LONG_CHAINS:  # a few rows take their time for reading codes
+            arithmetic = Arithmetic.QUADS
+    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, arithmetic)
 
 
 def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ....program.layout import Arrays
 from ....weights.formats.affine import GroupAffine
+from ..arithmetic import Arithmetic
 from .codes import CodeTiles, Reader
 from .elements import round_up
 from .tiles import (
@@ -23,8 +24,10 @@ from .tiles import (
     tiled,
 )
 
-NIBBLES = Reader("a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4", nibbles=True)
-BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8", pairs=True)
+NIBBLES = Reader(
+    "a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4", without_quads=Arithmetic.LONG_CHAINS
+)
+BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8", without_quads=Arithmetic.PAIRS)
 
 
 def quant_tile_bytes(k: int, bits: int, group: int) -> int:

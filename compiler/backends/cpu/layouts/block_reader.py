@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from ....weights.formats.blocks import BlockFormat
+from ..arithmetic import Arithmetic
 from .codes import Reader
 from .scales import SCALE_BYTES
 from .tiles import TILE
@@ -179,5 +180,5 @@ def reader_of(form: BlockFormat) -> BlockReader:
     dot = "dot_u8" if form.bits == 8 else "dot_table" if span * _units(form.table) > 127 else "dot_u4"
     return BlockReader(
         f"a product with {form.name} blocks", "cpp/layouts/blocks.cpp.jinja", _PIECES[base],
-        dot, 0, form, base, _span(form),
+        dot, 0, form, base, _span(form), without_quads=Arithmetic.SHORT,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ....program.layout import MatrixLayout
+from ..arithmetic import Arithmetic
 from .elements import round_up
 from .tiles import HEADER, TILE
 
@@ -18,10 +19,8 @@ class Reader:
     title: the product as the kernel's comment names it. macros: the template with the macros that
     cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each,
     by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
-    of a group before its lines. pairs: levels without an instruction for bytes take codes and activations in pairs of
-    16 bits (not where a head is screened, which packs its rows once, for both its lists of micro-kernels). chains:
-    there products of eight k are summed in 16 bits first. nibbles: codes of 4 bits as q4.cpp.jinja has them, of whose
-    products 32 are summed in 16 bits where no instruction sums them in 32.
+    of a group before its lines. without_quads: the arithmetic where no instruction sums the products of four bytes
+    (never PAIRS where a head is screened, which packs its rows once, for both its lists of micro-kernels).
     """
 
     title: str
@@ -29,9 +28,7 @@ class Reader:
     pieces: tuple[str, ...]
     dot: str
     header: int = HEADER
-    pairs: bool = field(default=False, kw_only=True)
-    chains: bool = field(default=False, kw_only=True)
-    nibbles: bool = field(default=False, kw_only=True)
+    without_quads: Arithmetic = field(default=Arithmetic.QUADS, kw_only=True)
 
     @property
     def line_k(self) -> int:

@@ -12,12 +12,15 @@ import numpy as np
 from ....program.layout import Arrays
 from ....weights.formats.channel import ZERO
 from ....weights.formats.reduced import ReducedInt8
+from ..arithmetic import Arithmetic
 from .codes import CodeTiles, Reader
 from .elements import round_up
 from .tiles import TILE, byte_lines, of_byte_lines, tiled
 
 HEADER = 2 * 4 * TILE
-SIGNED = Reader("a product of 7 bits", "cpp/layouts/i7.cpp.jinja", ("raw",), "dot_i7", HEADER, chains=True)
+SIGNED = Reader(
+    "a product of 7 bits", "cpp/layouts/i7.cpp.jinja", ("raw",), "dot_i7", HEADER, without_quads=Arithmetic.CHAINS
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""Prompts that an engine is compiled with: which of --prefix and of an earlier engine, and their KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+from pathlib import Path
+
+from ..runtime.format.manifest import Limits, Manifest
+from ..runtime.format.prompts import CompiledPrompt, CompiledPrompts
+from . import measure
+from .engine import directory as writer
+from .engine.earlier import EarlierEngine
+from .errors import UsageError
+from .program.lower import Lowered
+from .progress import Reporter
+from .prompt_files import PromptTokens
+from .targets import Target
+
+
+def compiled_prompts(
+    prompts: Sequence[PromptTokens], kept: EarlierEngine | None, lowered: Lowered, limits: Limits, reporter: Reporter
+) -> list[CompiledPrompt]:
+    """The prompts whose KV the engine has: those of the engine whose prompts it keeps, and those of --prefix.
+    UsageError for one that does not fill a block of the engine's cache, or a sequence."""
+    multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
+    found = [] if kept is None else kept.prompts()
+    for prompt in prompts:
+        length = len(prompt.tokens) // multiple * multiple
+        if not length:
+            raise UsageError(
+                f"--prefix: the prompts that begin with {prompt.source} have only {len(prompt.tokens)} tokens in "
+                f"common, and a block of the KV cache holds {multiple}",
+                "leave it out, or make it longer",
+            )
+        if len(prompt.tokens) + 1 >= limits.max_seq_len:
+            raise UsageError(
+                f"--prefix: {prompt.source} has {len(prompt.tokens)} tokens, and the longest sequence "
+                f"{limits.max_seq_len}",
+                "raise --max-seq-len, or shorten it",
+            )
+        if prompt.warning:
+            reporter.warn(prompt.warning)
+        found.append(CompiledPrompt(prompt.source, prompt.kind, list(prompt.tokens), length))
+    return found
+
+
+def write_prompts(
+    manifest: Manifest, prompts: Sequence[CompiledPrompt], stage: Path, target: Target, reporter: Reporter
+) -> Manifest:
+    """Compute and write the KV of prompts, where the engine runs here; else it does so when it is loaded."""
+    if not prompts:
+        return manifest
+    with reporter.stage("prompts"):
+        found = measure.compute_prompts(stage, target, prompts)
+    if found is None:
+        found = CompiledPrompts(list(prompts))
+        reporter.warn(
+            f"--prefix: an engine for {target.name} does not run here, or has several ranks: it "
+            "computes these prompts whenever it is loaded, before its first request"
+        )
+    return writer.write_prompts(stage, manifest, found)
