@@ -242,7 +242,7 @@ class CompileOptions:
         calibration=False,
     )
     sequence_parallel: bool = setting(
-        False, "With --tensor-parallel: norms and sums of prompts by rows, on CPUs.", calibration=False
+        False, "With --tensor-parallel: norms and sums of prompts by rows.", calibration=False
     )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
@@ -445,8 +445,6 @@ class CompileOptions:
     def _check_rows(self) -> None:
         if (self.tensor_parallel or 1) == 1:
             raise UsageError("--sequence-parallel divides what ranks of --tensor-parallel do alike", "give both")
-        if find_target(self.target).backend != "cpu":
-            raise UsageError(f"--sequence-parallel is for CPUs: there are no kernels of it for --target {self.target}")
 
     def _resolve_target(self) -> None:
         if self.target == targets.AUTO:
