@@ -91,6 +91,7 @@ def build(
     kv_dtypes: Mapping[int, str] | None = None,
     target: Target = TARGET, adapters: str = "", tensors: int = 1, experts: int = 1,
     draft_layer: str = "", step_kernel: bool = False, rows: int = 0,
+    group: int | None = None,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
@@ -99,6 +100,7 @@ def build(
     layers whose cache has a type of its own. adapters: the room for them, as --adapters has it. tensors, experts: ranks
     that these are divided among. draft_layer: a layer that guesses, as --spec has it. step_kernel: steps of one
     sequence launch a layer's kernels as one. rows: from how many on ranks divide them, 0 for never.
+    group: of quantized weights, where it is another than usual.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, task="generate" if pooling is None else "embed")  # one trace, whatever the limits
@@ -108,7 +110,7 @@ def build(
     if quant != "none":
         rng = np.random.default_rng(0)
         sequences = [rng.integers(0, graph.info.vocab_size, limits.max_seq_len).tolist() for _ in range(4)]
-        phases.append(pipelines.quantize(quant, "int8", (), sequences))
+        phases.append(pipelines.quantize(quant, "int8", (), sequences, group))
     if heads is not None:
         phases.append(pipelines.speculate(read_heads(heads), 0, quant, "int8"))
     layer = load_draft_layer(SpecChoice.parse(draft_layer), open_source(model), graph)
