@@ -28,10 +28,11 @@ PROMPTS = [IDS, IDS[:5]]
 MLA = "deepseek_v3-latent_grouped_routing"
 # (model, ranks that tensors are divided among, and experts)
 USUAL = [("llama", 2, 1), ("mixtral", 1, 2)]
+ODD = 7  # tokens of the largest step, to which steps are padded
 # (model, ranks, weights) of prompts by rows
 BY_ROWS = [("llama", 2, "none"), ("mixtral", 4, "rtn4")]
 MORE_BY_ROWS = [
-    ("llama", 4, "none"), ("llama", 2, "rtn4"), ("llama", 4, "fp8"), ("mixtral", 2, "none"), ("mixtral", 4, "none"),
+    ("llama", 2, "rtn4"), ("llama", 4, "none"), ("llama", 4, "rtn4"), ("mixtral", 2, "none"), ("mixtral", 4, "none"),
     ("mixtral", 2, "rtn4"), (MLA, 2, "none"), (MLA, 4, "none"), (MLA, 2, "rtn4"), (MLA, 4, "rtn4"),
 ]  # fmt: skip
 MORE = [("llama", 4, 1), ("llama", 8, 1), ("gemma3", 2, 1), ("mixtral", 4, 4), (MLA, 2, 2), (MLA, 4, 1)]
@@ -48,11 +49,11 @@ def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
     @cache
     def make(
-        name: str, tensors: int, experts: int, target: str = "h100", rows: int = 0, quant: str = "none"
+        name: str, tensors: int, experts: int, target: str = "h100", rows: int = 0, quant: str = "none", steps: int = 8
     ) -> GpuEngine:
         found = {"tensors": tensors, "experts": experts, "target": TARGETS[target], "rows": rows}
-        limits = replace(LIMITS, max_step_tokens=7) if rows else LIMITS  # to which steps are padded: odd
-        return build(checkpoint(name), quant, limits, block_size=4, group=16 if quant != "none" else None, **found)
+        limits = replace(LIMITS, max_step_tokens=steps)
+        return build(checkpoint(name), quant, limits, block_size=4, group=16 if quant == "rtn4" else None, **found)
 
     return make
 
@@ -101,27 +102,29 @@ def test_gpus_that_do_not_see_each_other_need_a_communicator(engine_of: Engines)
 def test_prompts_by_rows(name: str, ranks: int, quant: str, engine_of: Engines) -> None:
     """Two steps of 7 rows, of which the last rank has more than others; and a step of 4, which is not divided."""
     experts = 1 if name == "llama" else ranks
-    one, own = engine_of(name, 1, 1, quant=quant), engine_of(name, ranks, experts, rows=5, quant=quant)
+    one, own = engine_of(name, 1, 1, quant=quant), engine_of(name, ranks, experts, "h100", 5, quant, ODD)
     plan = own.program.plan
-    assert plan is not None and own.graph.ranks == ranks and sum(call.own for call in plan.calls) >= 4
+    assert plan is not None and own.graph.ranks == ranks and sum(call.own for call in plan.calls) >= 2
     assert [phase.own is not None for phase in plan.phases] == [not phase.decode for phase in plan.phases]
     wanted = logits(one)
     assert difference(logits(own), wanted) < (DivideAmongRanks.tolerance or 0)
     assert difference(logits(own, IDS[:2]), logits(one, IDS[:2])) < (DivideAmongRanks.tolerance or 0)
 
 
-@pytest.mark.parametrize("target", ["h100", *soak("l4")])
-def test_by_rows_the_bits_are_those_of_whole_sums(target: str, engine_of: Engines) -> None:
-    """Through memory and through a communicator, at 2 ranks of a llama."""
-    whole, own = logits(engine_of("llama", 2, 1)), engine_of("llama", 2, 1, target, rows=5)
+@pytest.mark.parametrize(("target", "quant"), [("h100", "fp8"), *soak(("h100", "none"), ("l4", "none"))])
+def test_by_rows_the_bits_are_those_of_whole_sums(target: str, quant: str, engine_of: Engines) -> None:
+    """Through memory and through a communicator, at 2 ranks of a llama. A norm does not write 8 bits that others would
+    need: they are made of the rows that are gathered."""
+    whole, own = (engine_of("llama", 2, 1, *more, quant, ODD) for more in (("h100", 0), (target, 5)))
+    wanted = logits(whole)
     for exchanges in {target == "l4", True}:
         with LLM(own.manifest, own.ranks(exchanges=exchanges)) as llm:
-            assert np.array_equal(llm.logits(IDS), whole)
+            assert np.array_equal(llm.logits(IDS), wanted)
 
 
 def test_a_row_that_is_not_gathered_shows(engine_of: Engines) -> None:
-    """With a plan that gathers nothing, logits are no numbers."""
-    engine = engine_of("llama", 2, 1, rows=5)
+    """With a plan that gathers nothing, logits are others."""
+    engine = engine_of("llama", 2, 1, "h100", 5, "fp8", ODD)
     plan = engine.program.plan
     assert plan is not None
     gathers = {call.kernel for call in plan.calls if call.kernel.startswith("all_gather_rows")}
@@ -130,7 +133,7 @@ def test_a_row_that_is_not_gathered_shows(engine_of: Engines) -> None:
         for phase in plan.phases
     ]
     broken = dataclasses.replace(engine, program=replace(engine.program, plan=replace(plan, phases=tuple(phases))))
-    assert np.isnan(logits(broken)).any()
+    assert not difference(logits(broken), logits(engine)) < 0.01
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
