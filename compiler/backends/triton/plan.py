@@ -49,8 +49,8 @@ class PlannedPhase:
 
     Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
     specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer. runs: what may be
-    launched as one; untiled: why other kernels are in none, by kernel, or by the run that they might have been. own: see
-    `Phase`.
+    launched as one; untiled: why other kernels are in none, by kernel, or by the run that they might have been. own:
+    see `Phase`.
     """
 
     shape: Shape
