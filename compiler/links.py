@@ -23,6 +23,23 @@ def ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
     return _BEGUN + steps * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
 
 
+def half_ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
+    """What a ring takes to leave each rank its own part of a sum of so many bytes, or to gather the parts again."""
+    return _BEGUN + (ranks - 1) * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
+
+
+def part_seconds(nbytes: float, ranks: int, target: Target) -> float:
+    """What a rank takes to read of all others its own part of a sum of so many bytes, or theirs again."""
+    return read_seconds(nbytes * (ranks - 1) / ranks, target)
+
+
+def divided_seconds(nbytes: float, ranks: int, target: Target) -> float:
+    """Half of a sum that ranks divide by rows, in the faster way."""
+    if target.backend == "cpu":
+        return part_seconds(nbytes, ranks, target)
+    return min(part_seconds(nbytes, ranks, target), half_ring_seconds(nbytes, ranks, target))
+
+
 def sum_seconds(nbytes: float, ranks: int, target: Target) -> float:
     """Seconds of a sum of `nbytes` on each rank; on GPUs in the faster of the two ways above."""
     if target.backend == "cpu":

@@ -179,8 +179,6 @@ def _check_ranks(options: CompileOptions) -> None:
 def _check_rows(options: CompileOptions) -> None:
     if (options.tensor_parallel or 1) == 1:
         raise UsageError("--sequence-parallel divides what ranks of --tensor-parallel do alike", "give both")
-    if find_target(options.target).backend != "cpu":
-        raise UsageError(f"--sequence-parallel is for CPUs: there are no kernels of it for --target {options.target}")
 
 
 def _check_step_kernel(options: CompileOptions) -> None:

@@ -209,7 +209,7 @@ class CompileOptions:
         calibration=False,
     )
     sequence_parallel: bool = setting(
-        False, "With --tensor-parallel: norms and sums of prompts by rows, on CPUs.", calibration=False
+        False, "With --tensor-parallel: norms and sums of prompts by rows.", calibration=False
     )
     deterministic: bool = setting(
         False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False

@@ -15,7 +15,6 @@ from ...runtime.format.batch import BLOCK_TABLES, GPU_INPUTS, SAMPLED
 from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
-from ...runtime.format.plan import RANK
 from ...runtime.format.program import Program
 from ..backends.triton.interpreter import TORCH_TYPES, launch
 from ..backends.triton.spec import LaunchSpec
@@ -108,7 +107,8 @@ class InterpretDevice:
     def run(self, work: DeviceWork) -> None:
         """Launch by launch."""
         assert work.phase is not None
-        for bound in self._walker.walk(work.phase, {**work.sizes, RANK: self._rank}, work.section or self._section):
+        sizes = work.phase.rank_sizes(work.sizes, self._rank)
+        for bound in self._walker.walk(work.phase, sizes, work.section or self._section):
             if bound.launch.makes_moves or not work.moves_only:
                 self._launch(bound)
 
@@ -151,7 +151,8 @@ class InterpretDevice:
             assert self._meeting is not None, "there is no communicator"
             source, target = (self._resolve(place, "*fp32") for place in bound.args[:2])
             assert isinstance(source, torch.Tensor) and isinstance(target, torch.Tensor)
-            self._meeting.exchange(exchange.op, self._rank, source[: bound.exchanged], target)
+            for one in bound.exchanged:
+                self._meeting.exchange(one.op, self._rank, source[one.source :], target[one.target :], one.count)
             return
         spec = self._specs[bound.launch.object]
         types = self.plan.objects[bound.launch.object].types

@@ -87,23 +87,31 @@ class Meeting:
         self._turns = [0] * ranks
         self.aborted = False
 
-    def exchange(self, op: str, rank: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        """float32 of this rank and of all, in order. op: see `Exchange`."""
+    def exchange(self, op: str, rank: int, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
+        """float32 of this rank and of all, in order: `count` of each. op: see `Exchanged`."""
         turn = self._turns[rank]
         self._turns[rank] += 1
         while len(self._given) <= turn:
             self._given.append({})
         given = self._given[turn]
-        given[rank] = source.clone()
+        given[rank] = source[: count * (self._ranks if op == "reduce_scatter" else 1)].clone()
         while len(given) < self._ranks and not self.aborted:
             self._lockstep.give_way(rank)
         if self.aborted:
             return
-        every = [given[other] for other in range(self._ranks)]
-        if op == "all_reduce":
-            total = every[0].clone()
-            for own in every[1:]:
-                total += own
-        else:
-            total = torch.cat(every)
-        target[: len(total)] = total
+        found = self._found(op, rank, [given[other] for other in range(self._ranks)])
+        target[: len(found)] = found
+
+    def _found(self, op: str, rank: int, every: list[torch.Tensor]) -> torch.Tensor:
+        """What a rank has of it; of a reduce all but the last have nothing."""
+        match op:
+            case "all_gather":
+                return torch.cat(every)
+            case "broadcast":
+                return every[-1]
+            case "reduce" if rank < self._ranks - 1:
+                return every[0][:0]
+        total = every[0].clone()
+        for own in every[1:]:
+            total += own
+        return total.chunk(self._ranks)[rank] if op == "reduce_scatter" else total

@@ -21,12 +21,14 @@ from .speed import decode_time, prefill_time
 @dataclass(frozen=True)
 class DeviceArrangement:
     """replicas: engines beside each other. tensors, experts: ranks of each among which these are divided; where both
-    are above 1, they are the same ranks. stages: ranks among which layers are divided."""
+    are above 1, they are the same ranks. stages: ranks among which layers are divided. rows: whether ranks divide the
+    norms and sums of prompts by rows."""
 
     replicas: int = 1
     tensors: int = 1
     experts: int = 1
     stages: int = 1
+    rows: bool = False
 
     @property
     def ranks(self) -> int:
@@ -36,10 +38,9 @@ class DeviceArrangement:
     @property
     def name(self) -> str:
         """In short, for a table."""
-        parts = {
-            "tensors by": self.tensors, "experts by": self.experts, "layers by": self.stages, "replicas": self.replicas,
-        }  # fmt: skip
-        return ", ".join(f"{what} {count}" for what, count in parts.items() if count > 1) or "one device"
+        ways = {"tensors by": self.tensors, "experts by": self.experts, "layers by": self.stages}
+        parts = [f"{what} {count}" for what, count in ways.items() if count > 1] + ["prompts by rows"] * self.rows
+        return ", ".join([*parts, *[f"replicas {self.replicas}"] * (self.replicas > 1)]) or "one device"
 
     @property
     def options(self) -> str:
@@ -48,7 +49,8 @@ class DeviceArrangement:
             "--tensor-parallel": self.tensors, "--expert-parallel": self.experts, "--pipeline-parallel": self.stages,
             "--replicas": self.replicas,
         }  # fmt: skip
-        return " ".join(f"{option} {count}" for option, count in asked.items() if count > 1) or "one device"
+        parts = [f"{option} {count}" for option, count in asked.items() if count > 1]
+        return " ".join(parts + ["--sequence-parallel"] * self.rows) or "one device"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def plan_devices(
         planned = single
         if arrangement.ranks > 1:
             ways = arrangement.tensors, arrangement.experts, arrangement.stages
-            divided = divided_graph(graph, options, *ways, token_seconds(target, single.backend.profile))
+            cost = token_seconds(target, single.backend.profile)
+            divided = divided_graph(graph, options, *ways, cost, arrangement.rows)
             if divided is None:
                 continue
             planned = plan_program(divided, options, target)
@@ -141,6 +144,7 @@ def _arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
             continue
         replicas = devices // ranks
         yield from (DeviceArrangement(replicas, *kind) for kind in ((ranks, 1), (1, ranks), (ranks, ranks)))
+        yield DeviceArrangement(replicas, ranks, rows=True)
         if target.backend == "cpu":
             yield DeviceArrangement(replicas, stages=ranks)
 

@@ -72,11 +72,17 @@ def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = Fal
 
 
 def divided_graph(
-    planned: PlannedGraph, options: CompileOptions, tensors: int, experts: int, stages: int, cost: CostOf
+    planned: PlannedGraph,
+    options: CompileOptions,
+    tensors: int,
+    experts: int,
+    stages: int,
+    cost: CostOf,
+    rows: bool = False,
 ) -> PlannedGraph | None:
     """What one of several ranks runs, see `pipelines.parallel`; None where nothing divides so."""
     graph = planned.quantized.copy()
-    divide = pipelines.parallel(tensors, experts, stages, cost)
+    divide = pipelines.parallel(tensors, experts, stages, cost, rows)
     for phase in (pipelines.attention(options.eviction), divide):
         run_passes(graph, phase, PassContext())
     if graph.ranks == 1 or (experts > 1 and not _has_experts(planned.quantized)):

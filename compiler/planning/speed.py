@@ -12,19 +12,19 @@ from torch import fx
 from ...runtime.format.footprint import kv_bytes_read
 from ..graph.graph import Graph
 from ..graph.tensor_types import LOGIT_ROWS, TOKENS, type_of
-from ..links import read_seconds, sum_seconds
+from ..links import divided_seconds, read_seconds, sum_seconds
 from ..ops import OPS, named_arguments, traits_of
+from ..program.storage import narrow_values
 from ..report import node_cost
 from ..targets import Target
 from ..weights.handles import Weight, is_quantized, pieces_of
 from ..weights.shards import Shard
 from .program import PlannedCompile
 
-_PAGED, _EXPERTS, _SUM, _TRANSFER = (
-    OPS[name].overload for name in ("paged_attention", "expert_linear", "all_reduce", "transfer")
+_PAGED, _EXPERTS, _SUM, _TRANSFER, _SCATTER, _GATHER = (
+    OPS[name].overload
+    for name in ("paged_attention", "expert_linear", "all_reduce", "transfer", "reduce_scatter", "all_gather_rows")
 )
-
-_BY_ROWS = (OPS["reduce_scatter"].overload, OPS["all_gather_rows"].overload)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, at
     quantized = any(map(_has_codes, graph.weights.values()))
     roof = target.roofline(eight=quantized and target.backend == "cpu")
     counts = {TOKENS: tokens, LOGIT_ROWS: rows}
+    narrow = narrow_values(graph) if plan.backend.profile.activation != "f32" else ()
     for node in graph.nodes:
         if node.op == "call_function" and traits_of(node.target).collective:
-            time += _exchange_time(node, counts, graph.ranks, target)
+            time += _exchange_time(node, counts, graph.ranks, target, (node.args[0], 0) in narrow)
             continue
         cost = node_cost(graph, node, counts, plan.backend.profile)
         if cost is None:
@@ -115,15 +116,24 @@ def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, at
     return time
 
 
-def _exchange_time(node: fx.Node, counts: Mapping[str, int], ranks: int, target: Target) -> StepTime:
-    """What ranks do together: each reads what the others have."""
+def _exchange_time(
+    node: fx.Node, counts: Mapping[str, int], ranks: int, target: Target, narrow: bool = False
+) -> StepTime:
+    """What ranks do together: each reads what the others have, of rows that they divide what is its own or theirs.
+    narrow: whether elements are of 16 bits."""
     given = node.args[0]
     assert isinstance(given, fx.Node)
     kind = type_of(given)
-    nbytes = kind.dtype.itemsize * prod(kind.shape) * (1 if kind.rows is None else counts[kind.rows])
-    read = float(nbytes if node.target in (_TRANSFER, *_BY_ROWS) else nbytes * (ranks - 1))
-    seconds = sum_seconds(nbytes, ranks, target) if node.target is _SUM else read_seconds(read, target)
-    return StepTime(link=seconds, link_bytes=read)
+    rows = 1 if kind.rows is None else counts[kind.rows]
+    nbytes = (2 if narrow else kind.dtype.itemsize) * prod(kind.shape) * rows
+    decodes = counts[TOKENS] == counts[LOGIT_ROWS] and target.backend != "cpu"  # which plans of GPUs do not divide
+    if node.target in (_SCATTER, _GATHER) and rows >= node.args[1] and not decodes:  # type: ignore[operator]
+        return StepTime(link=divided_seconds(nbytes, ranks, target), link_bytes=nbytes * (ranks - 1) / ranks)
+    if node.target is _GATHER:  # every rank has all rows
+        return StepTime()
+    read = float(nbytes if node.target is _TRANSFER else nbytes * (ranks - 1))
+    whole = node.target in (_SUM, _SCATTER)
+    return StepTime(link=sum_seconds(nbytes, ranks, target) if whole else read_seconds(read, target), link_bytes=read)
 
 
 def _fullest(graph: Graph, node: fx.Node, tokens: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from .builder import ProgramBuilder, Record
 from .profile import Profile
 from .rewrite import StepRewrite
 from .steps.base import CodedRows
+from .steps.collective import GatherRows
 from .steps.linear import RowProduct
 from .steps.norm import Norm
 
@@ -28,7 +29,8 @@ def micro_words(k: int) -> int:
 
 @dataclass(frozen=True)
 class CodeRows(StepRewrite):
-    """A norm whose rows are multiplied in 8 bits writes them so, too."""
+    """A norm whose rows are multiplied in 8 bits writes them so, too; not where ranks gather them between the two, for
+    then each has normalized some rows alone."""
 
     name: ClassVar[str] = "code-rows"
 
@@ -38,7 +40,9 @@ class CodeRows(StepRewrite):
     def run(self, builder: ProgramBuilder, profile: Profile) -> int:
         assert profile.coding is not None
         records = builder.records
-        makers = {y: at for at, record in enumerate(records) if (y := _normed(record)) is not None}
+        gathered = {record.step.y for record in records if isinstance(record.step, GatherRows)}
+        normed = {y: at for at, record in enumerate(records) if (y := _normed(record)) is not None}
+        makers = {y: at for y, at in normed.items() if y not in gathered}
         count = 0
         made: dict[int, tuple[str, CodedRows]] = {}
         for at, record in enumerate(records):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 
+from ...runtime.format.elements import ITEM_SIZE
 from ...runtime.format.operands import BufferOperand
+from ...runtime.format.plan import OwnRows
 from .program import Program
 from .steps.attention import CacheStep
 from .steps.collective import Collective, GatherRows, ReduceScatter
 from .steps.embedding import SelectRows
 from .steps.state import StateStep
 
+_ALIGNED = 16  # bytes: pointers of GPU kernels are compiled as multiples
 _MIXED = (CacheStep, StateStep, Collective, SelectRows)
 
 
@@ -30,6 +34,28 @@ def own_row_steps(program: Program) -> set[int]:
         else:
             own -= written
     return found
+
+
+def least_rows(program: Program) -> int:
+    """From how many rows on ranks divide them; 0 where they never do."""
+    return next((step.least for step in program.steps if isinstance(step, ReduceScatter)), 0)
+
+
+def divides(least: int, most: int, decode: bool) -> bool:
+    """Whether a launch plan divides steps of `most` rows at most: no step of one token per sequence, in which little is
+    to divide."""
+    return not decode and most >= least > 0
+
+
+def plan_own_rows(program: Program) -> OwnRows | None:
+    """How the phases of a launch plan divide rows; None where ranks have all of all values."""
+    ranks = next((step.ranks for step in program.steps if isinstance(step, ReduceScatter)), 0)
+    if not ranks:
+        return None
+    every = [operand for number in own_row_steps(program) for operand in program.steps[number].operands.values()]
+    widths = {operand.stride * ITEM_SIZE[operand.dtype] for operand in every if operand.stride}
+    step = max((_ALIGNED // gcd(_ALIGNED, width) for width in widths), default=1)
+    return OwnRows(ranks, max(least_rows(program), ranks * step), step)
 
 
 def own_rows_problem(program: Program, number: int) -> str:

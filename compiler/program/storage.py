@@ -2,17 +2,21 @@
 
 The products round their operands to 16 bits anyway. All else stays in float32: the residual stream and its sums, what
 is normalized, whatever decides a selection (a router's scores: rounding could swap two experts), and what ranks give
-each other (parts of sums, and logits).
+each other to add up, or as logits. Rows that they gather are moved as they are: two elements of 16 bits to a word.
 """
 
 from __future__ import annotations
 
 import operator
+from math import prod
 
 from torch import fx
 
 from ..graph.graph import Graph
-from ..ops import traits_of
+from ..graph.tensor_types import TensorType
+from ..ops import OPS, traits_of
+
+_GATHER = OPS["all_gather_rows"].overload
 
 
 def narrow_values(graph: Graph) -> set[tuple[fx.Node, int]]:
@@ -20,7 +24,7 @@ def narrow_values(graph: Graph) -> set[tuple[fx.Node, int]]:
     found: set[tuple[fx.Node, int]] = set()
     reading, selecting, exchanged = _backward(graph)
     for node in graph.nodes:
-        if node.op != "call_function" or traits_of(node.target).moves_only or node.target is operator.getitem:
+        if node.op != "call_function" or _moves(node) or node.target is operator.getitem:
             continue
         many = isinstance(node.meta["type"], tuple)
         for index in range(len(node.meta["type"]) if many else 1):
@@ -45,10 +49,18 @@ def _backward(graph: Graph) -> tuple[set[fx.Node], set[fx.Node], set[fx.Node]]:
                 if any(user.args[i] is node for i in asked.product):
                     reading.add(node)
                 continue
-            if asked.collective or (asked.moves_only and user in exchanged):
+            if (asked.collective and not _moves(user)) or (_moves(user) and user in exchanged):
                 exchanged.add(node)
-            if asked.moves_only and user in reading:
+            if _moves(user) and user in reading:
                 reading.add(node)
             if asked.selects or user in selecting:
                 selecting.add(node)
     return reading, selecting, exchanged
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether a call moves elements and no more: its result lies as what it is given."""
+    kind = node.meta.get("type")
+    if node.target is _GATHER and isinstance(kind, TensorType):
+        return prod(kind.shape) % 2 == 0
+    return node.op == "call_function" and traits_of(node.target).moves_only

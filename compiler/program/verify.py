@@ -70,8 +70,10 @@ def verify_plan(program: Program) -> None:
     _require(
         len(plan.calls) == len(program.steps), "the plan", f"{len(plan.calls)} calls of {len(program.steps)} steps"
     )
+    by_rows = own_row_steps(program)
     for number, (step, call) in enumerate(zip(program.steps, plan.calls, strict=True)):
         where = f"step {number} ({step.kernel})"
+        _require(call.own == (number in by_rows), where, "its call is for other rows than the step")
         same = (call.kernel, call.operands, call.layer) == (step.kernel, step.operands, step.layer)
         _require(same, where, "its call has other operands, another kernel or another layer")
         problem = next(_launch_problems(plan, number), "")

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ..format.batch import PLAN_ARRAYS, BatchLimits
 from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
 from ..format.operands import BufferOperand, Operand, WeightOperand
 from ..format.plan import (
+    BY_ROWS,
     COUNTERS,
+    EVEN_TOKENS,
+    FIRST_OWN,
+    OWN_TOKENS,
+    REST_TOKENS,
     AreaArg,
     BatchArg,
     Call,
     CallArg,
     CountersArg,
+    Exchange,
+    Extent,
     KVArg,
     Launch,
     LaunchArg,
@@ -27,6 +36,7 @@ from ..format.plan import (
     ScratchArg,
     SizeArg,
     StepCountersArg,
+    Term,
 )
 from ..format.program import Program
 
@@ -47,28 +57,59 @@ class LaunchPointer:
 @dataclass(frozen=True)
 class LaunchArgument:
     """What a launch passes, symbolic in the batch: one of `SIZES` by its name, or, in a memory space, a pointer to byte
-    `offset + per_token * num_tokens`; there, `name` is that of a weight."""
+    `offset + per_token * num_tokens + per_own * first_own`; there, `name` is that of a weight."""
 
     name: str
     space: str = ""
     offset: int = 0
     per_token: int = 0
+    per_own: int = 0
 
     def value(self, sizes: Mapping[str, int]) -> LaunchPointer | int:
         """The argument in a batch with these sizes: an integer, or where a pointer points."""
         if not self.space:
             return sizes[self.name]
-        return LaunchPointer(self.space, self.offset + self.per_token * sizes["num_tokens"], self.name)
+        at = self.offset + self.per_token * sizes["num_tokens"]
+        if self.per_own:
+            at += self.per_own * sizes[FIRST_OWN]
+        return LaunchPointer(self.space, at, self.name)
 
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """A launch with its arguments as places and integers, and its grid as numbers; no dimension is 0."""
+    """A launch with its arguments as places and integers, and its grid as numbers; no dimension is 0. exchanged: what a
+    communicator may do instead."""
 
     launch: Launch
     args: list[LaunchPointer | int]
     grid: tuple[int, int, int]
-    exchanged: int = 0  # float32 of a rank, where a communicator may do it
+    exchanged: tuple[Exchanged, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """One call of a communicator: "all_reduce", "all_gather", "reduce_scatter", or "reduce" and "broadcast", to and of
+    the last rank. source, target: float32 in front of what is read and written. count: float32 of a rank."""
+
+    op: str
+    source: int
+    target: int
+    count: int
+
+
+def exchanged(facts: Exchange, sizes: Mapping[str, int]) -> tuple[Exchanged, ...]:
+    """The calls of an exchange in a step, without those of nothing. sizes: of a rank, see `Phase.rank_sizes`."""
+    count = facts.count.value(sizes)
+    if facts.op not in BY_ROWS:
+        return (Exchanged(facts.op, 0, 0, count),) if count else ()
+    tokens, first, even, rest = (sizes[name] * count for name in ("num_tokens", FIRST_OWN, EVEN_TOKENS, REST_TOKENS))
+    if not even:
+        return (Exchanged("all_reduce", 0, 0, tokens),) if facts.op == "reduce_scatter" and tokens else ()
+    if facts.op == "reduce_scatter":
+        calls = Exchanged("reduce_scatter", 0, first, even), Exchanged("reduce", tokens - rest, tokens - rest, rest)
+    else:
+        calls = Exchanged("all_gather", first, 0, even), Exchanged("broadcast", tokens - rest, tokens - rest, rest)
+    return calls if rest else calls[:1]
 
 
 class Walker:
@@ -90,7 +131,14 @@ class Walker:
         before = [((), launch) for launch in phase.before if around]
         after = [((), launch) for launch in phase.after if around]
         steps = self._steps(phase, section)
-        return [(launch, self.arguments(launch, *calls)) for calls, launch in (*before, *steps, *after)]
+        return [self._bound(calls, launch, phase) for calls, launch in (*before, *steps, *after)]
+
+    def _bound(self, calls: Sequence[Call], launch: Launch, phase: Phase) -> tuple[Launch, tuple[LaunchArgument, ...]]:
+        """A launch with its arguments: of a rank's own rows alone, where its call is and the phase divides them."""
+        if phase.own is None or not any(call.own for call in calls):
+            return launch, self.arguments(launch, *calls)
+        own = _of_own_rows(launch)
+        return own, self.arguments(own, *calls, own=True)
 
     def _steps(self, phase: Phase, section: str) -> Iterator[tuple[tuple[Call, ...], Launch]]:
         """The launches of a section's steps, each with its call, or with those of its run."""
@@ -111,18 +159,19 @@ class Walker:
         for launch, arguments in self.launches(phase, section):
             x, y, z = (dim.value(sizes) for dim in launch.grid)
             if x * y * z:
-                count = launch.exchange.count.value(sizes) if launch.exchange else 0
-                yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z), count)
+                calls = exchanged(launch.exchange, sizes) if launch.exchange else ()
+                yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z), calls)
 
-    def arguments(self, launch: Launch, *calls: Call) -> tuple[LaunchArgument, ...]:
-        """What a launch is given: one of a call, of a run's calls, or, without any, of what comes before or after."""
-        return tuple(self._argument(arg, calls) for arg in launch.args)
+    def arguments(self, launch: Launch, *calls: Call, own: bool = False) -> tuple[LaunchArgument, ...]:
+        """What a launch is given: one of a call, of a run's calls, or, without any, of what comes before or after. own:
+        operands from a rank's first own row on."""
+        return tuple(self._argument(arg, calls, own) for arg in launch.args)
 
-    def _argument(self, arg: LaunchArg, calls: Sequence[Call]) -> LaunchArgument:
+    def _argument(self, arg: LaunchArg, calls: Sequence[Call], own: bool) -> LaunchArgument:
         call = calls[0] if calls else None
         match arg:
             case CallArg():
-                return self._argument(arg.arg, calls[arg.call :])
+                return self._argument(arg.arg, calls[arg.call :], own)
             case StepCountersArg():
                 return LaunchArgument("", "counters", 4 * COUNTERS * self._limits.seqs)
             case SizeArg():
@@ -134,7 +183,7 @@ class Walker:
             case AreaArg():
                 return LaunchArgument(str(arg.rank), "area")
             case OperandArg() if call is not None:
-                return self._operand(call.operands[arg.name])
+                return self._operand(call.operands[arg.name], own)
             case KVArg() if call is not None:
                 return LaunchArgument("", "kv", self._cache.layer_offset(call.layer))
             case BatchArg() if call is not None and (stride := self._limits.group_bytes(PLAN_ARRAYS[arg.name])):
@@ -145,11 +194,23 @@ class Walker:
                 raise ValueError(f"a launch outside the program's steps asks for {arg}")
         return LaunchArgument("", f"{'sampling' if isinstance(arg, SamplingArg) else 'sampled'}:{arg.name}")
 
-    def _operand(self, operand: Operand) -> LaunchArgument:
+    def _operand(self, operand: Operand, own: bool) -> LaunchArgument:
         moved = operand.offset * ITEM_SIZE[operand.dtype]
+        row = operand.stride * ITEM_SIZE[operand.dtype] if own else 0
         match operand:
             case BufferOperand():
-                return LaunchArgument("", "arena", moved, per_token=self._buffers[operand.name].offset)
+                return LaunchArgument("", "arena", moved, self._buffers[operand.name].offset, row)
             case WeightOperand():
                 return LaunchArgument(operand.name, "weight", moved)
-        return LaunchArgument("", operand.name, moved)  # of the batch, or a result
+        return LaunchArgument("", operand.name, moved, per_own=row)  # of the batch, or a result
+
+
+def _of_own_rows(launch: Launch) -> Launch:
+    """The launch, for as many rows as are a rank's own."""
+    args = tuple(SizeArg(OWN_TOKENS) if arg == SizeArg("num_tokens") else arg for arg in launch.args)
+    return msgspec.structs.replace(launch, args=args, grid=tuple(map(_of_own_extent, launch.grid)))
+
+
+def _of_own_extent(found: Extent) -> Extent:
+    terms = (Term(OWN_TOKENS, t.divide, t.times) if t.size == "num_tokens" else t for t in found.terms)
+    return Extent(found.constant, tuple(terms))

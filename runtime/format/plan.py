@@ -15,6 +15,9 @@ from .operands import Operand
 # The symbols of an extent, and the integers that a launch may pass.
 SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_moves")
 RANK = "rank"  # what a launch may pass besides: the number of the rank that launches it
+# and of rows that ranks divide among themselves (`OwnRows`): the first of the rank's own and how many it has; how many
+# every rank has, 0 in a step that is not divided; and how many the last one has besides
+FIRST_OWN, OWN_TOKENS, EVEN_TOKENS, REST_TOKENS = ROWS = ("first_own", "own_tokens", "even_tokens", "rest_tokens")
 
 HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
 
@@ -24,7 +27,7 @@ STEP_COUNTERS = 32  # more of them, for programs that wait for each other
 
 
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`times * ceil(size / divide)` for one of `SIZES`."""
+    """`times * ceil(size / divide)` for one of `SIZES`, or of `ROWS`."""
 
     size: str
     divide: int = 1
@@ -89,7 +92,7 @@ class BatchArg(_Argument, frozen=True, tag="batch"):
 
 
 class SizeArg(_Argument, frozen=True, tag="size"):
-    """One of `SIZES`, or `RANK`, as an integer."""
+    """One of `SIZES`, `RANK` or one of `ROWS`, as an integer."""
 
     name: str
 
@@ -154,18 +157,51 @@ LaunchArg = _CallArg | CallArg | StepCountersArg
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the launches of one step of the program are given: its operands by name, and its KV layer, -1 for none."""
+    """What the launches of one step of the program are given: its operands by name, and its KV layer, -1 for none.
+
+    own: whether a rank runs it for its own rows alone, in a step that is divided (`Phase.own`).
+    """
 
     kernel: str
     operands: dict[str, Operand]
     layer: int = -1
+    own: bool = False
+
+
+class OwnRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How ranks divide the rows of a step of `least` rows and more: each has equally many, as collectives of a
+    communicator want it, and the last one those that are left, fewer than ranks * step. step: own rows begin at its
+    multiples, so that what lies in them is as aligned as the first."""
+
+    ranks: int
+    least: int
+    step: int = 1
+
+    def sizes(self, tokens: int, rank: int) -> dict[str, int]:
+        """`ROWS` of a step, for a rank."""
+        even = tokens // self.ranks // self.step * self.step if tokens >= self.least else 0
+        if not even:
+            return whole_rows(tokens)
+        rest = tokens - self.ranks * even
+        own = even + (rest if rank == self.ranks - 1 else 0)
+        return {FIRST_OWN: rank * even, OWN_TOKENS: own, EVEN_TOKENS: even, REST_TOKENS: rest}
+
+
+def whole_rows(tokens: int) -> dict[str, int]:
+    """`ROWS` of a step that is not divided."""
+    return {FIRST_OWN: 0, OWN_TOKENS: tokens, EVEN_TOKENS: 0, REST_TOKENS: 0}
+
+
+REDUCE_SCATTER, GATHER_ROWS = BY_ROWS = ("reduce_scatter", "all_gather_rows")  # exchanges of rows that are divided
 
 
 class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a communicator (NCCL, RCCL) does: "all_reduce", a sum, or "all_gather", one rank's behind the other's.
+    """What a communicator (NCCL, RCCL) does: "all_reduce", a sum, "all_gather", one rank's behind the other's,
+    "reduce_scatter", a sum of which each rank has its own rows, or "all_gather_rows", those of all.
 
-    It reads what the first argument of the launch points to, and writes to the second. count: float32 of a rank. only:
-    whether there is no kernel that does the same, because ranks do not see each other's memory.
+    It reads what the first argument of the launch points to, and writes to the second. count: float32 of a rank, or, of
+    the last two, of a row. only: whether there is no kernel that does the same, because ranks do not see each other's
+    memory.
     """
 
     op: str
@@ -205,7 +241,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence.
 
     before: what comes before the program's steps (tokens of the step before are filled in). after: what comes after
-    them (sampling). runs: by rising first call.
+    them (sampling). runs: by rising first call. own: how ranks divide rows; None where each has all, as in decodes.
     """
 
     max_tokens: int
@@ -214,6 +250,13 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     before: tuple[Launch, ...]
     after: tuple[Launch, ...]
     runs: tuple[KernelRun, ...] = ()
+    own: OwnRows | None = None
+
+    def rank_sizes(self, sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+        """`SIZES` of a step with what a launch of a rank may pass besides: `RANK` and `ROWS`."""
+        tokens = sizes["num_tokens"]
+        rows = self.own.sizes(tokens, rank) if self.own is not None else whole_rows(tokens)
+        return {**sizes, RANK: rank, **rows}
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

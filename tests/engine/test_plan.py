@@ -119,7 +119,8 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
     arranged = {plan.arrangement.name: plan for plan in found.devices.arranged}
     assert list(arranged) == [
         "replicas 4", "tensors by 2, replicas 2", "experts by 2, replicas 2", "tensors by 2, experts by 2, replicas 2",
-        "tensors by 4", "experts by 4", "tensors by 4, experts by 4",
+        "tensors by 2, prompts by rows, replicas 2", "tensors by 4", "experts by 4", "tensors by 4, experts by 4",
+        "tensors by 4, prompts by rows",
     ]  # fmt: skip
     whole = arranged["replicas 4"]
     assert whole.link_seconds == whole.link_bytes == 0 and whole.weights == found.planned.memory.weights
@@ -129,6 +130,10 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
     hidden, layers, words = 64, 2, found.planned.program.vocab_size
     assert divided.link_bytes == 4 * (hidden * (2 * layers + 1) + words // 2)
     assert divided.link_seconds > 0 and divided.weights < whole.weights < 2 * divided.weights
+    rows = arranged["tensors by 2, prompts by rows, replicas 2"]
+    assert rows.arrangement.options == "--tensor-parallel 2 --replicas 2 --sequence-parallel"
+    assert (rows.link_bytes, rows.weights) == (divided.link_bytes, divided.weights)  # a token's sums are whole
+    assert rows.prefill_seconds != divided.prefill_seconds and rows.sequences > 0
     best = found.devices.best
     assert best is not None and best.tokens_per_s == max(plan.tokens_per_s for plan in found.devices.arranged)
     on_cpus = make_plan(replace(options, target="native", max_step_tokens=16), ["native"], devices=2).targets[0].devices

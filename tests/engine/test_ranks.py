@@ -258,10 +258,6 @@ def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
         ({"tensor_parallel": 2, "expert_parallel": 4}, "--tensor-parallel 2 and --expert-parallel 4 differ"),
         ({"tensor_parallel": 0}, "--tensor-parallel must be at least 1"),
         ({"sequence_parallel": True}, "--sequence-parallel divides what ranks of --tensor-parallel do alike"),
-        (
-            {"tensor_parallel": 2, "sequence_parallel": True, "target": "h100"},
-            "--sequence-parallel is for CPUs: there are no kernels of it for --target h100",
-        ),
         ({"tensor_parallel": 65}, "65 ranks are more than the 64 that --target cpu can have"),
         (
             {"tensor_parallel": 2, "target": "h100", "spec": "layer-skip:1"},

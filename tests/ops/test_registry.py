@@ -50,11 +50,11 @@ BACKENDS: dict[str, Callable[[Graph], str]] = {"cpu": render_cpu, "triton": rend
 @pytest.mark.parametrize("name", [declared.name for declared in OPS.lowered()])
 def test_every_op_has_a_lowering_and_a_kernel(name: str, backend: str) -> None:
     """One graph per op, so that the first gap does not hide another."""
-    if backend == "triton" and OPS[name].traits.collective:
-        pytest.skip("ranks on GPUs are refused, see compiler/options.py")
+    if backend == "triton" and name == "transfer":
+        pytest.skip("stages of GPUs are refused, see compiler/options.py")
     if name == "select_rows":  # its rows must be those of the step: every program has one
         graph = optimize(trace(lambda x: aten.exp.default(x), x="f32[T, 8]"))
-    elif name == "reduce_scatter":  # its rows are a rank's own until they are gathered
+    elif name in ("reduce_scatter", "all_gather_rows"):  # its rows are a rank's own until they are gathered
         scatter, gather = (OPS[each].overload for each in ("reduce_scatter", "all_gather_rows"))
         graph = optimize(trace(lambda x: gather(scatter(x, 1), 1), x="f32[T, 8]"))
     else:

@@ -35,6 +35,7 @@ from icc.compiler.weights.shards import of_rank
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
+from icc.passes.parallel.sequence import DivideRows
 from icc.passes.speculate.insert_draft_layer import DraftLayer
 from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import EmbeddingFacts, GpuFacts, Limits, Manifest, QuantFacts
@@ -89,7 +90,8 @@ def build(
     exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
     kv_dtypes: Mapping[int, str] | None = None,
     target: Target = TARGET, adapters: str = "", tensors: int = 1, experts: int = 1,
-    draft_layer: str = "", step_kernel: bool = False,
+    draft_layer: str = "", step_kernel: bool = False, rows: int = 0,
+    group: int | None = None,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
@@ -97,7 +99,8 @@ def build(
     engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
     layers whose cache has a type of its own. adapters: the room for them, as --adapters has it. tensors, experts: ranks
     that these are divided among. draft_layer: a layer that guesses, as --spec has it. step_kernel: steps of one
-    sequence launch a layer's kernels as one.
+    sequence launch a layer's kernels as one. rows: from how many on ranks divide them, 0 for never.
+    group: of quantized weights, where it is another than usual.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, task="generate" if pooling is None else "embed")  # one trace, whatever the limits
@@ -107,14 +110,14 @@ def build(
     if quant != "none":
         rng = np.random.default_rng(0)
         sequences = [rng.integers(0, graph.info.vocab_size, limits.max_seq_len).tolist() for _ in range(4)]
-        phases.append(pipelines.quantize(quant, "int8", (), sequences))
+        phases.append(pipelines.quantize(quant, "int8", (), sequences, group))
     if heads is not None:
         phases.append(pipelines.speculate(read_heads(heads), 0, quant, "int8"))
     layer = load_draft_layer(SpecChoice.parse(draft_layer), open_source(model), graph)
     phases.append(pipelines.speculate((), exit_layers, quant, "int8", layer))
     for phase in phases:
         run_passes(graph, phase, PassContext())
-    for phase in (pipelines.attention(), pipelines.parallel(tensors, experts)):
+    for phase in (pipelines.attention(), pipelines.parallel(tensors, experts), [DivideRows(rows)] if rows else []):
         run_passes(graph, phase, PassContext())
     adapted = adapted_graph(graph, read_adapter_slots(adapters), open_source(model)) if adapters else None
     run_passes(graph, pipelines.fuse(), PassContext())

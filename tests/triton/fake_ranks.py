@@ -212,19 +212,33 @@ class FakeNccl:
         assert bytes(unique_id.content) == self.unique_id() and count == len(self.node.drivers)
         comm._obj.value = rank + 1
 
-    def _ncclAllReduce(self, source: int, target: int, count: int, kind: int, op: int, comm: Any, stream: Any) -> None:  # noqa: N802
-        assert (kind, op) == (7, 0)
-        self._put("all_reduce", source, target, count, comm)
+    def _ncclAllReduce(self, source: int, target: int, count: int, kind: int, op: int, *rest: Any) -> None:  # noqa: N802
+        self._put("all_reduce", source, target, count, *rest, kind=kind, op=op)
 
-    def _ncclAllGather(self, source: int, target: int, count: int, kind: int, comm: Any, stream: Any) -> None:  # noqa: N802
-        self._put("all_gather", source, target, count, comm)
+    def _ncclAllGather(self, source: int, target: int, count: int, kind: int, *rest: Any) -> None:  # noqa: N802
+        self._put("all_gather", source, target, count, *rest, kind=kind)
 
-    def _put(self, op: str, source: int, target: int, count: int, comm: Any) -> None:
-        rank = comm.value - 1
+    def _ncclReduceScatter(self, source: int, target: int, count: int, kind: int, op: int, *rest: Any) -> None:  # noqa: N802
+        self._put("reduce_scatter", source, target, count, *rest, kind=kind, op=op)
+
+    def _ncclReduce(  # noqa: N802
+        self, source: int, target: int, count: int, kind: int, op: int, root: int, *rest: Any
+    ) -> None:
+        self._put("reduce", source, target, count, *rest, kind=kind, op=op, root=root)
+
+    def _ncclBroadcast(self, source: int, target: int, count: int, kind: int, root: int, *rest: Any) -> None:  # noqa: N802
+        self._put("broadcast", source, target, count, *rest, kind=kind, root=root)
+
+    def _put(
+        self, name: str, source: int, target: int, count: int, comm: Any, stream: Any, kind: int, op: int = 0,
+        root: int | None = None,
+    ) -> None:  # fmt: skip
+        rank, ranks = comm.value - 1, len(self.node.drivers)
+        assert (kind, op) == (7, 0) and root in (None, ranks - 1) and count > 0
         driver = self.node.drivers[rank]
 
         def exchange() -> None:
             x, y = driver._tensor(source, "*fp32"), driver._tensor(target, "*fp32")
-            self.meeting.exchange(op, rank, x[:count], y)
+            self.meeting.exchange(name, rank, x, y, count)
 
         driver._put(exchange)

@@ -19,6 +19,7 @@ HEADS = {"rows": 16, "heads": 2, "tile": 16, "warps": 4, "stages": 2}
 OTHERS: dict[str, Point] = {
     "collective__sum": Point("all_reduce", {"n": 96, "ranks": 2}, ("f32", "f32")),
     "collective__lines": Point("all_gather", {"n": 33, "outer": 2, "ranks": 2}, ("f32", "f32"), DECODE),
+    "collective__own_sum": Point("reduce_scatter", {"n": 96, "ranks": 2, "least": 4}, ("f32", "f32")),
     "gathered__lines": Point(
         "all_gather", {"n": 33, "outer": 2, "ranks": 2}, ("f32", "f32"), DECODE, launch=1, target="l4"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,21 +15,22 @@ from icc.compiler.backends.triton.lockstep import Lockstep, StuckError
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.program.steps.collective import AllGather, AllReduce, Collective
+from icc.compiler.program.steps.collective import AllGather, AllReduce, Collective, GatherRows, ReduceScatter
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.exchange import EXCHANGE, GONE
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand
-from icc.runtime.format.plan import AreaArg
+from icc.runtime.format.plan import EVEN_TOKENS, RANK, ROWS, AreaArg, OwnRows, SizeArg, whole_rows
 from races import Race
 from rank_races import run_racing
 from sizes import soak
 
 LIMITS = Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=4096)
+LEAST = 4  # rows that are divided
 
 
-def operand(name: str, n: int) -> BufferOperand:
-    return BufferOperand(name, "f32", n)
+def operand(name: str, n: int, dtype: str = "f32") -> BufferOperand:
+    return BufferOperand(name, dtype, n)
 
 
 def a_sum(ranks: int, n: int) -> AllReduce:
@@ -40,6 +42,15 @@ def lines(ranks: int, outer: int, n: int) -> AllGather:
     return AllGather(
         kernel="k", x=operand("x", wide), y=operand("y", ranks * wide), n=n, outer=outer, ranks=ranks
     )  # fmt: skip
+
+
+def own_sum(ranks: int, n: int) -> ReduceScatter:
+    return ReduceScatter(kernel="k", x=operand("x", n), y=operand("y", n), n=n, ranks=ranks, least=LEAST)
+
+
+def all_rows(ranks: int, n: int, dtype: str = "f32") -> GatherRows:
+    x = operand("x", n, dtype)
+    return GatherRows(kernel="k", x=x, y=x, n=n, ranks=ranks, least=LEAST)
 
 
 def spec_of(step: Collective, tokens: int, target: str = "h100") -> LaunchSpec:
@@ -56,35 +67,61 @@ class Ranks:
         self.ranks, random = ranks, Random(seed)
         self.areas = [torch.zeros(EXCHANGE.nbytes // 4) for _ in range(ranks)]
         self.lockstep = Lockstep(lambda ready: random.choice(ready))
-        self.launches: list[tuple[LaunchSpec, int, list[torch.Tensor], list[torch.Tensor], torch.Tensor]] = []
+        self.launches: list[tuple[LaunchSpec, int, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]] = []
 
     def add(self, step: Collective, rows: int, spec: LaunchSpec) -> None:
-        xs = [torch.randn(rows, step.widths()["x"]) for _ in range(self.ranks)]
+        kind = torch.bfloat16 if step.x.dtype == "bf16" else torch.float32
+        xs = [torch.randn(rows, step.widths()["x"]).to(kind) for _ in range(self.ranks)]
         ys = [torch.full((rows, step.widths()["y"]), float("nan")) for _ in xs]
-        if isinstance(step, AllReduce):
-            wanted = xs[0].clone()
-            for x in xs[1:]:
-                wanted += x
+        own = [self._own(rows, rank) for rank in range(self.ranks)]
+        if isinstance(step, GatherRows):
+            every = torch.cat([x[rows_of] for x, rows_of in zip(xs, own, strict=True)])
+            wanted = [every if rows >= LEAST else x for x in xs]
+            ys = xs = [self._alone(x, rows_of) for x, rows_of in zip(xs, own, strict=True)]
+        elif isinstance(step, AllGather):
+            wanted = [torch.cat([x.reshape(rows, step.outer, 1, step.n) for x in xs], 2).reshape(rows, -1)] * self.ranks
         else:
-            shaped = [x.reshape(rows, step.outer, 1, step.n) for x in xs]  # type: ignore[attr-defined]
-            wanted = torch.cat(shaped, 2).reshape(rows, -1)
+            total = xs[0].clone()
+            for x in xs[1:]:
+                total += x
+            by_rows = isinstance(step, ReduceScatter)
+            wanted = [self._alone(total, rows_of) if by_rows else total for rows_of in own]
         self.launches.append((spec, rows, xs, ys, wanted))
 
+    def _sizes(self, rows: int, rank: int) -> dict[str, int]:
+        divided = OwnRows(self.ranks, LEAST).sizes(rows, rank) if rows >= LEAST else whole_rows(rows)
+        return {"num_tokens": rows, RANK: rank, **divided}
+
+    def _own(self, rows: int, rank: int) -> slice:
+        first, own, *_ = (self._sizes(rows, rank)[name] for name in ROWS)
+        return slice(first, first + own)
+
+    def _alone(self, rows: torch.Tensor, own: slice) -> torch.Tensor:
+        """Of these rows only a rank's own; nothing else is a number."""
+        found = torch.full_like(rows, float("nan"))
+        found[own] = rows[own]
+        return found
+
     def run(self) -> None:
-        run_racing(
-            self.ranks,
-            [(spec, (spec.grid[0].constant, 1, 1), self._arguments(*rest)) for spec, *rest, _ in self.launches],
-            self.lockstep,
-        )
+        run_racing(self.ranks, self.bound(), self.lockstep)
         for _, _, _, ys, wanted in self.launches:
-            for y in ys:
-                assert torch.equal(y, wanted)
+            for y, its in zip(ys, wanted, strict=True):
+                assert torch.equal(y.nan_to_num(1e9), its.nan_to_num(1e9))
 
-    def _arguments(self, rows: int, xs: list[torch.Tensor], ys: list[torch.Tensor]) -> Any:
-        def of(rank: int) -> Sequence[torch.Tensor | int]:
-            return [xs[rank].view(-1), ys[rank].view(-1), rows, rank, self.areas[rank], *self.areas]
+    def bound(self) -> list[Any]:
+        """What `run_racing` takes: launches whose grid is not empty, with their grids and arguments."""
+        found = []
+        for spec, rows, xs, ys, _ in self.launches:
+            if programs := spec.grid[0].value(self._sizes(rows, 0)):
+                found.append((spec, (programs, 1, 1), partial(self._arguments, spec, rows, xs, ys)))
+        return found
 
-        return of
+    def _arguments(
+        self, spec: LaunchSpec, rows: int, xs: list[torch.Tensor], ys: list[torch.Tensor], rank: int
+    ) -> Sequence[torch.Tensor | int]:
+        sizes, areas = self._sizes(rows, rank), {f"area{r}_ptr": area for r, area in enumerate(self.areas)}
+        places = {"x_ptr": xs[rank].view(-1), "y_ptr": ys[rank].view(-1), "own_ptr": self.areas[rank], **areas}
+        return [sizes[arg.value.name] if isinstance(arg.value, SizeArg) else places[arg.name] for arg in spec.args]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, *soak(4, 8)])
@@ -99,6 +136,47 @@ def test_ranks_have_the_same_numbers_and_do_not_race(ranks: int, seed: int) -> N
     ):  # fmt: skip
         node.add(step, rows, spec_of(step, tokens))
     node.run()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, *soak(4, 8)])
+@pytest.mark.parametrize("seed", [0, *soak(*range(1, 20))])
+def test_rows_that_ranks_divide(ranks: int, seed: int) -> None:
+    """Numbers of rows that divide and that do not, in 16 bits too, among whole sums; several pieces per program. Of few
+    rows every rank has all, and nothing is gathered."""
+    node = Ranks(ranks, seed)
+    for step, rows, tokens in (
+        (own_sum(ranks, 96), 8, 8), (all_rows(ranks, 96), 8, 8), (own_sum(ranks, 33), 3, 16),
+        (a_sum(ranks, 96), 1, 1), (all_rows(ranks, 34, "bf16"), 7, 16), (all_rows(ranks, 33), 3, 16),
+        (own_sum(ranks, 520), 13, 4), (all_rows(ranks, 520), 13, 4), (own_sum(ranks, 33), 0, 16),
+    ):  # fmt: skip
+        node.add(step, rows, spec_of(step, tokens))
+    node.run()
+
+
+def test_decodes_and_small_phases_have_whole_sums() -> None:
+    """There, the kernel is that of a whole sum, and nothing is launched to gather."""
+    tuner = Tuner(TARGETS["h100"])
+    for shape in (Shape(64, True), Shape(LEAST - 1, False)):
+        [own] = kernel_of(own_sum(2, 96)).launches(shape, LIMITS, tuner)
+        assert own == kernel_of(a_sum(2, 96)).launches(shape, LIMITS, tuner)[0]
+        assert kernel_of(all_rows(2, 96)).launches(shape, LIMITS, tuner) == ()
+    [gather] = kernel_of(all_rows(2, 96)).launches(Shape(64, False), LIMITS, tuner)
+    assert not gather.grid[0].value({EVEN_TOKENS: 0})
+
+
+@pytest.mark.parametrize("tokens", [4, 5, 32, 37, 63])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("step", [1, 4])
+def test_every_row_is_one_ranks_own(tokens: int, ranks: int, step: int) -> None:
+    """All ranks but the last have equally many, as collectives of a communicator want it."""
+    every = [OwnRows(ranks, 1, step).sizes(tokens, rank) for rank in range(ranks)]
+    if not every[0][EVEN_TOKENS]:
+        assert tokens < ranks * step and every == [whole_rows(tokens)] * ranks
+        return
+    rows = [row for own in every for row in range(own["first_own"], own["first_own"] + own["own_tokens"])]
+    assert rows == list(range(tokens)) and all(own["first_own"] % step == 0 for own in every)
+    assert {own["own_tokens"] for own in every[:-1]} == {every[0][EVEN_TOKENS]}
+    assert 0 <= every[0]["rest_tokens"] < ranks * step
 
 
 @pytest.mark.parametrize(
@@ -120,10 +198,7 @@ def test_a_kernel_that_waits_too_little_races(planted: str, instead: str) -> Non
             node = Ranks(2, seed)
             for _ in range(4):
                 node.add(step, 2, wrong)
-            run_racing(
-                2, [(s, (s.grid[0].constant, 1, 1), node._arguments(*rest)) for s, *rest, _ in node.launches],
-                node.lockstep,
-            )  # fmt: skip
+            run_racing(2, node.bound(), node.lockstep)
 
 
 def test_a_rank_that_is_gone_is_not_waited_for_where_it_is_said() -> None:
@@ -157,9 +232,21 @@ def test_a_communicator_is_for_what_it_is_faster_at(target: str) -> None:
     assert exchange.count.value({"num_tokens": 3}) == 3 * 8192
 
 
+@pytest.mark.parametrize("target", ["a100", "h100", "b200", "mi300x"])
+def test_a_communicator_is_for_many_rows_that_are_divided(target: str) -> None:
+    """A ring moves no less than ranks read of each other, so that it must make up for its beginning by its rate."""
+    for step in (own_sum(8, 8192), all_rows(8, 8192)):
+        assert spec_of(step, 32, target).exchange is None
+        exchange = spec_of(step, 4096, target).exchange
+        assert exchange is not None and exchange.op == step.op and exchange.count.value({}) == 8192
+
+
 @pytest.mark.parametrize("target", ["l4", "l40s", "a10g", "rtx4090"])
 def test_gpus_that_do_not_see_each_other_have_a_communicator_alone(target: str) -> None:
     kernel, tuner = kernel_of(lines(2, 3, 65)), Tuner(TARGETS[target])
+    for step in (own_sum(2, 64), all_rows(2, 64)):
+        [own] = kernel_of(step).launches(Shape(4, False), LIMITS, tuner)
+        assert own.exchange is not None and own.exchange.only and not own.source
     gather, arrange = kernel.launches(Shape(4, False), LIMITS, tuner)
     assert gather.exchange is not None and gather.exchange.only and not gather.source
     assert kernel.scratch(Shape(4, False), LIMITS, tuner) == {"gathered": 4 * 4 * 195 * 2} and not arrange.exchange

@@ -32,9 +32,10 @@ def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Engines:
     tiny.save_tiny(config, model)
 
     @cache
-    def make(ranks: int, target: str = "h100") -> GpuEngine:
-        limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=8)
-        return build(model, "none", limits, target=TARGETS[target], tensors=ranks)
+    def make(ranks: int, target: str = "h100", rows: int = 0) -> GpuEngine:
+        # steps are padded to a multiple of 4, or to the largest: with rows, to one that does not divide
+        limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=7 if rows else 8)
+        return build(model, "none", limits, target=TARGETS[target], tensors=ranks, rows=rows)
 
     return make
 
@@ -75,6 +76,22 @@ def test_a_communicator_where_gpus_do_not_see_each_other(
     assert node.drivers[0].graph_launches > 0
 
 
+@pytest.mark.parametrize(("target", "seed"), [("l4", 0), ("h100", 1), *soak(("l4", 2), ("h100", 3))])
+def test_prompts_by_rows(
+    target: str, seed: int, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 7 tokens of two prompts: 3 rows of each rank, and one more of the last. Decodes, in their graphs, have
+    whole sums."""
+    node = FakeNode(engine_of(2, target, rows=4), seed, capability=(8, 9) if target == "l4" else (9, 0))
+    with node.installed(monkeypatch):
+        assert tokens(node) == expected
+    assert node.drivers[0].graph_launches > 0
+    by_rows = ("ncclReduceScatter", "ncclReduce", "ncclAllGather", "ncclBroadcast")
+    found = [name for name in node.nccl.calls if name in (*by_rows, "ncclAllReduce")]
+    assert set(found) == (set() if target == "h100" else {*by_rows, "ncclAllReduce"})
+    assert not any(driver.live or driver.memory for driver in node.drivers)
+
+
 def test_without_a_communicator_such_gpus_refuse_in_words(engine_of: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     node = FakeNode(engine_of(2, "l4"), capability=(8, 9))
     node.nccl = None  # type: ignore[assignment]
@@ -83,21 +100,23 @@ def test_without_a_communicator_such_gpus_refuse_in_words(engine_of: Engines, mo
 
 
 ENDS, HANGS = ("ends", "rank 1 has ended with -9", 600.0), ("hangs", "a rank has not answered for 5 s", 5.0)
-LOST = [(*ENDS, "h100"), *soak((*ENDS, "l4"), (*HANGS, "l4")), (*HANGS, "h100")]
+LOST = [(*ENDS, "h100", 0), *soak((*ENDS, "l4", 0), (*HANGS, "l4", 0)), (*HANGS, "h100", 0)]
+LOST += [(*ENDS, "l4", 4), *soak((*ENDS, "h100", 4), (*HANGS, "l4", 4))]  # prompts by rows
 
 
-@pytest.mark.parametrize(("how", "said", "patience", "target"), LOST)
+@pytest.mark.parametrize(("how", "said", "patience", "target", "rows"), LOST)
 def test_a_rank_that_is_lost_ends_requests_in_bounded_time_and_the_engine_can_be_loaded_again(
     how: str,
     said: str,
     patience: float,
     target: str,
+    rows: int,
     engine_of: Engines,
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: dict[str, Any] = {"capability": (8, 9)} if target == "l4" else {}
-    node = FakeNode(engine_of(2, target), **found, **{how: (1, 4)})  # behind two graphs and two steps
+    node = FakeNode(engine_of(2, target, rows), **found, **{how: (1, 4)})  # behind two graphs and two steps
     with node.installed(monkeypatch, patience):
         player = node.player()
         with LLM(node.engine.manifest, player) as llm:
@@ -107,6 +126,6 @@ def test_a_rank_that_is_lost_ends_requests_in_bounded_time_and_the_engine_can_be
             with pytest.raises(DeviceError, match=said):  # and so do all that come later, at once
                 llm.generate(PROMPTS, PARAMS)
             assert time.monotonic() - began < 60  # not the 600 s that a rank may take
-    again = FakeNode(engine_of(2, target), **found)
+    again = FakeNode(engine_of(2, target, rows), **found)
     with again.installed(monkeypatch):
         assert tokens(again) == expected

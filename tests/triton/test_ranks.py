@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from icc.compiler.targets import TARGETS
 from icc.passes.parallel.divide import DivideAmongRanks
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
+from msgspec.structs import replace
 from sizes import soak
 
 pytestmark = pytest.mark.slow
@@ -26,6 +28,13 @@ PROMPTS = [IDS, IDS[:5]]
 MLA = "deepseek_v3-latent_grouped_routing"
 # (model, ranks that tensors are divided among, and experts)
 USUAL = [("llama", 2, 1), ("mixtral", 1, 2)]
+ODD = 7  # tokens of the largest step, to which steps are padded
+# (model, ranks, weights) of prompts by rows
+BY_ROWS = [("llama", 2, "rtn4"), ("mixtral", 2, "none")]
+MORE_BY_ROWS = [
+    ("llama", 2, "none"), ("llama", 4, "none"), ("llama", 4, "rtn4"), ("mixtral", 4, "rtn4"), ("mixtral", 4, "none"),
+    ("mixtral", 2, "rtn4"), (MLA, 2, "none"), (MLA, 4, "none"), (MLA, 2, "rtn4"), (MLA, 4, "rtn4"),
+]  # fmt: skip
 MORE = [("llama", 4, 1), ("llama", 8, 1), ("gemma3", 2, 1), ("mixtral", 4, 4), (MLA, 2, 2), (MLA, 4, 1)]
 Engines = Callable[..., GpuEngine]
 
@@ -39,16 +48,19 @@ def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Engines:
         return path
 
     @cache
-    def make(name: str, tensors: int, experts: int, target: str = "h100") -> GpuEngine:
-        found = {"tensors": tensors, "experts": experts, "target": TARGETS[target]}
-        return build(checkpoint(name), "none", LIMITS, block_size=4, **found)
+    def make(
+        name: str, tensors: int, experts: int, target: str = "h100", rows: int = 0, quant: str = "none", steps: int = 8
+    ) -> GpuEngine:
+        found = {"tensors": tensors, "experts": experts, "target": TARGETS[target], "rows": rows}
+        limits = replace(LIMITS, max_step_tokens=steps)
+        return build(checkpoint(name), quant, limits, block_size=4, group=16 if quant == "rtn4" else None, **found)
 
     return make
 
 
-def logits(engine: GpuEngine) -> np.ndarray:
+def logits(engine: GpuEngine, ids: list[int] = IDS) -> np.ndarray:
     with engine.llm() as llm:
-        return llm.logits(IDS)
+        return llm.logits(ids)
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -84,6 +96,45 @@ def test_gpus_that_do_not_see_each_other_need_a_communicator(engine_of: Engines)
         assert np.array_equal(llm.logits(IDS), wanted)
     with LLM(engine.manifest, engine.ranks()) as llm, pytest.raises(Exception, match="there is no communicator"):
         llm.logits(IDS)
+
+
+@pytest.mark.parametrize(("name", "ranks", "quant"), [*BY_ROWS, *soak(*MORE_BY_ROWS)])
+def test_prompts_by_rows(name: str, ranks: int, quant: str, engine_of: Engines) -> None:
+    """Two steps of 7 rows, of which the last rank has more than others; and a step of 4, which is not divided. Where a
+    rank's rows begin at every fourth, so that what lies in them is aligned, it is one step of 16."""
+    experts, steps = 1 if name == "llama" else ranks, 19 if name == MLA else ODD
+    one, own = engine_of(name, 1, 1, quant=quant), engine_of(name, ranks, experts, "h100", 5, quant, steps)
+    plan = own.program.plan
+    assert plan is not None and own.graph.ranks == ranks and sum(call.own for call in plan.calls) >= 2
+    assert [phase.own is not None for phase in plan.phases] == [not phase.decode for phase in plan.phases]
+    wanted = logits(one)
+    assert difference(logits(own), wanted) < (DivideAmongRanks.tolerance or 0)
+    assert difference(logits(own, IDS[:2]), logits(one, IDS[:2])) < (DivideAmongRanks.tolerance or 0)
+
+
+@pytest.mark.parametrize(("target", "quant"), [("h100", "fp8"), *soak(("h100", "none"), ("l4", "none"))])
+def test_by_rows_the_bits_are_those_of_whole_sums(target: str, quant: str, engine_of: Engines) -> None:
+    """Through memory and through a communicator, at 2 ranks of a llama. A norm does not write 8 bits that others would
+    need: they are made of the rows that are gathered."""
+    whole, own = (engine_of("llama", 2, 1, *more, quant, ODD) for more in (("h100", 0), (target, 5)))
+    wanted = logits(whole)
+    for exchanges in {target == "l4", True}:
+        with LLM(own.manifest, own.ranks(exchanges=exchanges)) as llm:
+            assert np.array_equal(llm.logits(IDS), wanted)
+
+
+def test_a_row_that_is_not_gathered_shows(engine_of: Engines) -> None:
+    """With a plan that gathers nothing, logits are others."""
+    engine = engine_of("llama", 2, 1, "h100", 5, "fp8", ODD)
+    plan = engine.program.plan
+    assert plan is not None
+    gathers = {call.kernel for call in plan.calls if call.kernel.startswith("all_gather_rows")}
+    phases = [
+        replace(phase, launches={k: () if k in gathers else many for k, many in phase.launches.items()})
+        for phase in plan.phases
+    ]
+    broken = dataclasses.replace(engine, program=replace(engine.program, plan=replace(plan, phases=tuple(phases))))
+    assert not difference(logits(broken), logits(engine)) < 0.01
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

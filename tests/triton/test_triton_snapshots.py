@@ -15,11 +15,17 @@ from pathlib import Path
 import pytest
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.backends.triton.dependent import dependent
+from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec
 from icc.compiler.backends.triton.step_kernel.runs import step_spec
 from icc.compiler.backends.triton.step_kernel.schedule import Span, TileStage, schedule
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.program.steps.collective import GatherRows
+from icc.compiler.targets import TARGETS
+from icc.runtime.format.operands import BufferOperand
 from icc.runtime.format.plan import Extent
 from snapshot_others import OTHERS
+from snapshot_point import LIMITS, MIXED
 from snapshot_products import PRODUCTS
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -29,6 +35,9 @@ SPECS = {name: point.spec() for name, point in POINTS.items()}
 _TWO = [POINTS["softmax__2x17"].spec(), POINTS["cumsum__f32"].spec()]
 _LINES = frozenset([Span("arena", 0, 64)])
 _STAGES = schedule([TileStage("softmax", 1, writes=_LINES), TileStage("cumsum", 1, reads=_LINES)])
+_X = BufferOperand("x", "bf16", 96)  # rows are gathered where they lie
+_GATHER = GatherRows(kernel="all_gather_rows_0", x=_X, y=_X, n=96, ranks=2, least=4)
+[SPECS["collective__own_rows"]] = kernel_of(_GATHER).launches(MIXED, LIMITS, Tuner(TARGETS["h100"]))
 SPECS["step__two"] = step_spec(list(enumerate(_TWO)), _STAGES)
 
 

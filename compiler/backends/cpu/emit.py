@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from ....runtime.format.batch import OPERANDS
 from ....runtime.format.elements import ITEM_SIZE
 from ....runtime.format.operands import BufferOperand, InputOperand, Operand, WeightOperand
-from ...program.own_rows import own_row_steps
+from ...program.own_rows import least_rows, own_row_steps
 from ...program.program import Program
 from ...program.stages import stages_of
 from ...program.steps.base import Step
-from ...program.steps.collective import Collective, ReduceScatter, Transfer
+from ...program.steps.collective import Collective, Transfer
 from ..errors import CodegenError
 from ..render import read_header, render
 from .isa import Isa
@@ -129,7 +129,7 @@ def _operand(operand: Operand | None, places: _Places, by_rows: bool) -> str:
 
 def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...]:
     places, layers, own = _Places.of(program), _layers(program), own_row_steps(program)
-    by_rows = bool(_least_rows(program))
+    by_rows = bool(least_rows(program))
 
     def step_params(number: int, step: Step, stages: frozenset[int]) -> StepParams:
         try:
@@ -148,11 +148,6 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
         return StepParams(fn, *place, ", ".join(ins), ", ".join(outs), bits, number in own)
 
     return tuple(map(step_params, count(), program.steps, stages_of(program)))
-
-
-def _least_rows(program: Program) -> int:
-    """From how many rows on ranks divide them; 0 where they never do."""
-    return next((step.least for step in program.steps if isinstance(step, ReduceScatter)), 0)
 
 
 def _layers(program: Program) -> dict[int, LayerParams]:
@@ -225,6 +220,6 @@ def emit_source(program: Program, isa: Isa) -> str:
     last = max((step.stage for step in program.steps if isinstance(step, Transfer)), default=-1)
     steps, sections = _steps(program, functions), _sections(program)
     table = ProgramParams(
-        steps, sections, instead, layers, group_bytes, together, last + 1, _least_rows(program), len(program.inputs)
+        steps, sections, instead, layers, group_bytes, together, last + 1, least_rows(program), len(program.inputs)
     )
     return "\n".join([*parts, render(table.template, table)])

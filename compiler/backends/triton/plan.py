@@ -9,7 +9,18 @@ from typing import Any
 import msgspec
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import Call, Extent, KernelObject, KernelRun, Launch, LaunchPlan, Phase, ScratchArg
+from ....runtime.format.plan import (
+    Call,
+    Extent,
+    KernelObject,
+    KernelRun,
+    Launch,
+    LaunchPlan,
+    OwnRows,
+    Phase,
+    ScratchArg,
+)
+from ...program.own_rows import divides, own_row_steps, plan_own_rows
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
@@ -38,7 +49,8 @@ class PlannedPhase:
 
     Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
     specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer. runs: what may be
-    launched as one; untiled: why other kernels are in none, by kernel, or by the run that they might have been.
+    launched as one; untiled: why other kernels are in none, by kernel, or by the run that they might have been. own:
+    see `Phase`.
     """
 
     shape: Shape
@@ -50,6 +62,7 @@ class PlannedPhase:
     picks: Mapping[str, tuple[str, Config]] = field(default_factory=dict)
     runs: tuple[PlannedRun, ...] = ()
     untiled: Mapping[str, str] = field(default_factory=dict)
+    own: OwnRows | None = None
 
     @property
     def kernels(self) -> dict[str, tuple[LaunchSpec, ...]]:
@@ -117,7 +130,7 @@ def plan_program(
     around: dict[str, TritonKernel] = {BEFORE: PendingKernel()}
     if program.samples:
         around[AFTER] = SampleKernel(vocab=program.vocab_size, stride=program.vocab_size)
-    scratch_bytes, phases = 0, []
+    scratch_bytes, phases, rows = 0, [], plan_own_rows(program)
     for shape in shapes or phase_shapes(limits):
         chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape
 
@@ -148,12 +161,14 @@ def plan_program(
         made = {**kernels, **around}
         areas = {name: kernel.scratch(chosen, limits, tuner) for name, kernel in made.items()}
         specs = {name: launched(found) for name, found in plain.items()}
-        phase = PlannedPhase(shape, specs, before, after, areas, made, picks)
+        own = rows if rows and divides(rows.least, shape.max_tokens, shape.decode) else None
+        phase = PlannedPhase(shape, specs, before, after, areas, made, picks, own=own)
         if step_kernel:
             stages = Stages(kernels, chosen, tuner, rendered)
             phase = _with_runs(phase, StepRuns(program, shape, plain, areas, stages), launched)
         phases.append(phase)
-    calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
+    by_rows = own_row_steps(program)
+    calls = tuple(Call(s.kernel, s.operands, s.layer, n in by_rows) for n, s in enumerate(program.steps))
     return Planned(calls, tuple(phases), scratch_bytes)
 
 
@@ -203,7 +218,7 @@ def make_plan(
         launches = {name: _launches(specs) for name, specs in phase.specs.items()}
         around = _launches(phase.before), _launches(phase.after)
         runs = tuple(_run(run, target, compiled) for run in phase.runs)
-        phases.append(Phase(phase.shape.max_tokens, phase.shape.decode, launches, *around, runs))
+        phases.append(Phase(phase.shape.max_tokens, phase.shape.decode, launches, *around, runs, phase.own))
     return LaunchPlan(objects, planned.calls, tuple(phases), planned.scratch_bytes)
 
 

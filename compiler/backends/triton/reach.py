@@ -16,6 +16,7 @@ from ....runtime.format.operands import BufferOperand, Operand, OutputOperand, W
 from ....runtime.format.plan import (
     COUNTERS,
     RANK,
+    ROWS,
     AreaArg,
     BatchArg,
     Call,
@@ -24,10 +25,12 @@ from ....runtime.format.plan import (
     LaunchArg,
     OperandArg,
     OutputArg,
+    OwnRows,
     SampledArg,
     SamplingArg,
     ScratchArg,
     SizeArg,
+    whole_rows,
 )
 from ....runtime.format.program import Program
 from .bounds.addresses import address_faults
@@ -109,7 +112,7 @@ class Reach:
     def samples(self, spec: LaunchSpec, shape: Shape) -> tuple[dict[str, Number], Samples] | None:
         """Programs of a launch in steps of a phase, with the sizes of the step that each is of."""
         places, sizes = [], []
-        for step in (step | {RANK: rank} for step in self._steps(shape) for rank in _ranks(spec)):
+        for step in self._of_ranks(spec, shape):
             grid = [dim.value(step) for dim in spec.grid]
             if all(grid):
                 place = _places(grid)
@@ -123,6 +126,17 @@ class Reach:
         known = {name: _one(value) for name, value in every.items()}
         integers = {n: known[arg.value.name] for n, arg in enumerate(spec.args) if isinstance(arg.value, SizeArg)}
         return known, Samples((place[:, 0], place[:, 1], place[:, 2]), (known["x"], known["y"], known["z"]), integers)
+
+    def _of_ranks(self, spec: LaunchSpec, shape: Shape) -> Iterator[dict[str, int]]:
+        """The sizes of some steps of a phase, as some ranks that launch it have them; divided by rows and whole."""
+        ranks = _ranks(spec)
+        if not any(isinstance(arg.value, SizeArg) and arg.value.name in ROWS for arg in spec.args):
+            yield from (step | {RANK: rank} for step in self._steps(shape) for rank in ranks)
+            return
+        for step in self._steps(shape):
+            for rank in ranks:
+                for rows in (OwnRows(ranks[-1] + 1, 1).sizes(step["num_tokens"], rank), whole_rows(step["num_tokens"])):
+                    yield step | {RANK: rank} | rows
 
     def _steps(self, shape: Shape) -> Iterator[dict[str, int]]:
         """The sizes of some steps of a phase: the smallest, the largest, and some between."""

@@ -14,7 +14,7 @@ from ...format.batch import GPU_INPUTS, SAMPLED
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.kv import KVMemory
 from ...format.load import Engine
-from ...format.plan import RANK, Call, KernelObject, Launch
+from ...format.plan import Call, KernelObject, Launch
 from ...format.program import DRAFTS
 from ..device import DeviceWork
 from ..walk import LaunchArgument, Walker
@@ -182,7 +182,7 @@ class CudaDevice:
         key = phase.max_tokens, phase.decode, section
         if key not in self._ready:
             self._ready[key] = [self._make_ready(*pair) for pair in self.walker.launches(phase, section)]
-        sizes = work.sizes if self.peers is None else {**work.sizes, RANK: self.peers.rank}
+        sizes = work.sizes if self.peers is None else phase.rank_sizes(work.sizes, self.peers.rank)
         for launch in self._ready[key]:
             if launch.moves or not work.moves_only:
                 launch.put(self.cuda, sizes)

@@ -6,10 +6,12 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...format.plan import HIDDEN_POINTERS, Exchange, KernelObject, Launch
-from ..walk import LaunchArgument
+from ...format.plan import FIRST_OWN, HIDDEN_POINTERS, Exchange, KernelObject, Launch
+from ..walk import LaunchArgument, exchanged
 from .driver import Cuda
 from .nccl import Communicator
+
+FLOAT32 = 4  # bytes
 
 
 class ReadyLaunch:
@@ -17,7 +19,7 @@ class ReadyLaunch:
     kernel reads the first 4 of an integer."""
 
     __slots__ = (
-        "_dependent", "_function", "_grid", "_moving", "_params", "_pointers", "_shared", "_sizes", "_threads",
+        "_dependent", "_function", "_grid", "_moving", "_own", "_params", "_pointers", "_shared", "_sizes", "_threads",
         "_values", "moves",
     )  # fmt: skip
 
@@ -41,14 +43,16 @@ class ReadyLaunch:
         self._params = ctypes.addressof(self._pointers)
         self._sizes = [(i, argument.name) for i, argument in enumerate(arguments) if not argument.space]
         self._moving: list[tuple[int, int, int]] = []
+        self._own: list[tuple[int, int]] = []
         for i, argument in enumerate(arguments):
-            if argument.per_token:
+            if argument.per_token or argument.per_own:
                 self._moving.append((i, address(argument), argument.per_token))
+                self._own += [(i, argument.per_own)] if argument.per_own else []
             elif argument.space:
                 self._values[i] = address(argument)
 
     def put(self, cuda: Cuda, sizes: Mapping[str, int]) -> None:
-        """Put it on the stream, unless its grid is empty. sizes: the `SIZES` of the step."""
+        """Put it on the stream, unless its grid is empty. sizes: of the step, see `Phase.rank_sizes`."""
         x, y, z = (dim.value(sizes) if dim.terms else dim.constant for dim in self._grid)
         if not x * y * z:
             return
@@ -58,6 +62,8 @@ class ReadyLaunch:
         tokens = sizes["num_tokens"]
         for i, base, per_token in self._moving:
             values[i] = base + per_token * tokens
+        for i, per_own in self._own:
+            values[i] += per_own * sizes[FIRST_OWN]
         cuda.launch(self._function, (x, y, z), self._threads, self._shared, self._params, self._dependent)
 
 
@@ -77,8 +83,8 @@ class ReadyExchange:
         self._places = [(address(argument), argument.per_token) for argument in arguments[:2]]
 
     def put(self, cuda: Cuda, sizes: Mapping[str, int]) -> None:
-        """Put it on the stream, unless there is nothing to exchange. sizes: the `SIZES` of the step."""
-        count = self._facts.count.value(sizes)
-        if count:
-            source, target = (base + per_token * sizes["num_tokens"] for base, per_token in self._places)
-            self._communicator.exchange(self._facts.op, source, target, count, cuda.stream)
+        """Put it on the stream, unless there is nothing to exchange. sizes: of the step, see `Phase.rank_sizes`."""
+        source, target = (base + per_token * sizes["num_tokens"] for base, per_token in self._places)
+        for one in exchanged(self._facts, sizes):
+            places = source + FLOAT32 * one.source, target + FLOAT32 * one.target
+            self._communicator.exchange(one.op, *places, one.count, cuda.stream)

@@ -31,9 +31,20 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclCommInitRank": (POINTER(c_void_p), c_int, _UniqueId, c_int),
     "ncclAllReduce": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "ncclAllGather": (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+    "ncclReduceScatter": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "ncclReduce": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, c_void_p),
+    "ncclBroadcast": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "ncclCommAbort": (c_void_p,),
     "ncclCommDestroy": (c_void_p,),
 }
+
+
+# by the names of walk.py, Exchanged: the function, and what it takes between the type and the communicator
+_EXCHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "all_reduce": ("ncclAllReduce", ("op",)), "all_gather": ("ncclAllGather", ()),
+    "reduce_scatter": ("ncclReduceScatter", ("op",)), "reduce": ("ncclReduce", ("op", "root")),
+    "broadcast": ("ncclBroadcast", ("root",)),
+}  # fmt: skip
 
 
 class Nccl:
@@ -85,19 +96,19 @@ class Communicator:
 
     def __init__(self, nccl: Nccl, unique_id: bytes, rank: int, count: int) -> None:
         """Wait until all ranks are here; the device of this thread is this rank's."""
-        self._nccl, self._comm = nccl, c_void_p()
+        self._nccl, self._comm, self._last = nccl, c_void_p(), count - 1
         self._ended = False
         given = _UniqueId()
         given.content[:] = unique_id
         nccl.call("ncclCommInitRank", ctypes.byref(self._comm), count, given, rank)
 
     def exchange(self, op: str, source: int, target: int, count: int, stream: Any) -> None:
-        """float32 at `source`, `count` of each rank, as `op` says (format/plan.py, Exchange), to `target`."""
-        tail = (self._comm, c_void_p(int(stream)))
-        if op == "all_reduce":
-            self._nccl.call("ncclAllReduce", source, target, count, _FLOAT32, _SUM, *tail)
-        else:
-            self._nccl.call("ncclAllGather", source, target, count, _FLOAT32, *tail)
+        """float32 at `source`, to `target`, as `op` says (walk.py, Exchanged): `count` of each rank. A reduce_scatter
+        reads that many for each rank. "reduce" is to the last rank, "broadcast" of the last one."""
+        name, takes = _EXCHANGES[op]
+        given = {"op": _SUM, "root": self._last}
+        facts = (source, target, count, _FLOAT32, *(given[name] for name in takes))
+        self._nccl.call(name, *facts, self._comm, c_void_p(int(stream)))
 
     def abort(self) -> None:
         """End what is under way, whatever others do. From any thread."""

@@ -2,22 +2,22 @@
 
 A rank reads the pieces of all others at once (one-shot, as the custom all-reduce of TensorRT-LLM and vLLM for small
 messages): least time until the first byte, but all bytes of all ranks over a rank's link. A communicator's ring moves
-fewer bytes in more steps.
+fewer bytes in more steps. See collective_rows.py for sums that are divided by rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .....runtime.format.exchange import EXCHANGE, MAX_RANKS, ExchangeArea
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import RANK, AreaArg, Exchange, Extent, ScratchArg, SizeArg, extent
+from .....runtime.format.plan import RANK, AreaArg, Exchange, Extent, ScratchArg, extent
 from ....links import one_shot_seconds, ring_seconds
 from ....program.steps import collective as steps
 from ....targets import Target
 from ...render import render
-from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel
+from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
 _GATHERED = "gathered"  # scratch
@@ -27,8 +27,8 @@ _PER_THREAD = 8
 
 
 @dataclass(frozen=True)
-class CollectiveKernel(StepKernel[steps.AllReduce | steps.AllGather]):
-    """y = what all ranks have, summed or one behind the other."""
+class CollectiveKernel(StepKernel[Any]):
+    """y = what all ranks have, summed or one behind the other. step: `AllReduce` or `AllGather`."""
 
     template: ClassVar[str] = "triton/collective.py.jinja"
     area: ClassVar[ExchangeArea] = EXCHANGE
@@ -36,7 +36,7 @@ class CollectiveKernel(StepKernel[steps.AllReduce | steps.AllGather]):
     arguments: tuple[Arg, ...] = ()
 
     @classmethod
-    def refusal(cls, step: steps.AllReduce | steps.AllGather) -> str:
+    def refusal(cls, step: Any) -> str:
         if step.x.dtype != "f32" or step.y.dtype != "f32":
             return "ranks exchange float32 only"
         if step.ranks > MAX_RANKS:
@@ -51,12 +51,14 @@ class CollectiveKernel(StepKernel[steps.AllReduce | steps.AllGather]):
     @property
     def entry(self) -> str:
         """The name of the rendered function."""
-        return self.step.op
+        found: str = self.step.op
+        return found
 
     @property
     def elements(self) -> int:
         """How many a row of one rank has."""
-        return self.step.widths()["x"]
+        found: int = self.step.widths()["x"]
+        return found
 
     @property
     def areas(self) -> list[str]:
@@ -78,8 +80,13 @@ class CollectiveKernel(StepKernel[steps.AllReduce | steps.AllGather]):
     def args(self) -> tuple[Arg, ...]:
         """x, y, the number of rows, the rank, its own area and those of all."""
         areas = [Arg(name, "*fp32", AreaArg(rank)) for rank, name in enumerate(self.areas)]
-        rank = Arg("rank", "i32", SizeArg(RANK), aligned=False)
-        return (*self.pointers(x="x_ptr", y="y_ptr"), self.count, rank, Arg("own_ptr", "*fp32", AreaArg()), *areas)
+        own = Arg("own_ptr", "*fp32", AreaArg())
+        return (*self.pointers(x="x_ptr", y="y_ptr"), self.count, size_arg(RANK), *self.rows, own, *areas)
+
+    @property
+    def rows(self) -> tuple[Arg, ...]:
+        """Which rows are whose, where ranks divide them."""
+        return ()
 
     @property
     def signature(self) -> str:

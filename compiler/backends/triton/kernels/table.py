@@ -12,6 +12,7 @@ from .attention import AttentionKernel
 from .bmm import BmmKernel
 from .choosing import ChooseKeysKernel
 from .collective import CollectiveKernel
+from .collective_rows import GatherRowsKernel, ReduceScatterKernel
 from .index import EmbeddingKernel, GatherKernel, ScatterKernel, SelectRowsKernel, TopkKernel
 from .kv_cache import KvWriteKernel
 from .linear import ExpertLinearKernel, LinearKernel
@@ -33,6 +34,7 @@ _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     state.CausalConv: CausalConvKernel, state.ChannelScan: ChannelScanKernel, state.GatedScan: GatedScanKernel,
     state.SelectiveScan: SelectiveScanKernel,
     collective.AllReduce: CollectiveKernel, collective.AllGather: CollectiveKernel,
+    collective.ReduceScatter: ReduceScatterKernel, collective.GatherRows: GatherRowsKernel,
 }  # fmt: skip
 
 TRITON_KERNELS: KernelTable[type[StepKernel[Any]]] = KernelTable("Triton")
