@@ -26,6 +26,7 @@ import icc
 import torch
 from icc.compiler.engine.manifest import read_bos
 from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.source.source import open_source
 from icc.compiler.gates import gate_sequences
 from icc.compiler.graph.together import run_together
 from icc.compiler.sizes import read_size
@@ -167,9 +168,9 @@ def main() -> None:
     for size in filter(None, args.sizes.split(",")):
         wanted[f"auto {size}{args.label}"] = {"quant": "auto", "size": read_size(size)}
     engines = build(args.model, args.work, wanted, args.calib_sequences)
-    tokenizer = args.model / "tokenizer.json"
-    graph_vocab = json.loads((args.model / "config.json").read_text())["vocab_size"]
-    windows = gate_sequences(args.text, tokenizer, graph_vocab, read_bos(args.model), SEQ_LEN)
+    source = open_source(args.model)
+    tokenizer, vocab_size = source.files / "tokenizer.json", source.config.get_text_config().vocab_size
+    windows = gate_sequences(args.text, tokenizer, vocab_size, read_bos(source.files), SEQ_LEN)
     if args.windows:
         windows = windows[:: max(1, len(windows) // args.windows)][: args.windows]
     if args.write_windows:

@@ -35,6 +35,7 @@ _ALONE = {
     "nixl": "--nixl is of one server: with --ray, Ray routes",
     "prefill_replicas": "--prefill-replicas is of the replicas of one machine",
     "prefiller": "--prefiller is of one server: with --ray, Ray routes",
+    "role": "--role is of one server: with --ray, Ray routes",
     "ssl_certfile": "--ssl-certfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
     "ssl_keyfile": "--ssl-keyfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
 }

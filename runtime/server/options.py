@@ -13,6 +13,11 @@ from ..watermark.settings import FORM, Watermark
 from ..watermark.settings import watermark as watermark_of
 from .log import FORMATS, LEVELS
 
+ROLES = {
+    "prefill": "computes prompts for other servers, and answers nothing else",
+    "decode": "has long prompts computed by the servers of --prefiller, and answers them",
+}
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -27,10 +32,10 @@ class ServeOptions:
     whose pages may ask ("*": all). root_path: where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM
     files, for HTTPS. vllm_metrics: metrics have vLLM's names too. otlp_endpoint: where OpenTelemetry spans go.
     chat_template: rendered within the same limits as the model's own. replicas, devices: see `replica_loads`.
-    prefill_replicas: see EnginePool. prefiller: see Prefillers. nixl: see Nixl. watermark: of every answer, see
-    Watermark. lora, lora_dir: adapters, which requests name as the model. judge: an engine that scores texts, see
-    EngineJudge. prompt_cache, prompt_cache_bytes: see PromptFolder. prices: see Prices. kv_events, kv_events_replay,
-    kv_events_topic: see KVPublisher. command: the engine process, for tests.
+    prefill_replicas: see EnginePool. prefiller: see Prefillers. role: see ROLES. nixl: see Nixl. watermark: of every
+    answer, see Watermark. lora, lora_dir: adapters, which requests name as the model. judge: an engine that scores
+    texts, see EngineJudge. prompt_cache, prompt_cache_bytes: see PromptFolder. prices: see Prices. kv_events,
+    kv_events_replay, kv_events_topic: see KVPublisher. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -62,6 +67,9 @@ class ServeOptions:
     prefill_replicas: int = setting(0, "So many of these compute long prompts for the others.", metavar="N")
     prefiller: tuple[str, ...] = setting(
         (), "A server that x-prefiller-host-port may name to compute a prompt; repeatable.", metavar="HOST:PORT"
+    )
+    role: str | None = setting(
+        None, "Compute prompts, or answer them, where servers share the work.", values=lambda: ROLES, unset="both"
     )
     nixl: bool = setting(False, "KV goes to other hosts, and comes from there, by NIXL where both servers have it.")
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
@@ -101,6 +109,14 @@ class ServeOptions:
     kv_events_replay: str | None = setting(None, "Repeat what was published.", metavar="tcp://HOST:PORT")
     kv_events_topic: str = setting("", "The topic of what is published.", metavar="TOPIC")
     command: Sequence[str] | None = None
+
+
+def check_role(options: ServeOptions) -> None:
+    """UsageError for a role that does not go together with --prefiller."""
+    if options.role == "decode" and not options.prefiller:
+        raise UsageError("--role decode: no server is given that computes prompts", "give --prefiller 10.0.0.5:8000")
+    if options.role == "prefill" and options.prefiller:
+        raise UsageError("--role prefill: this server computes prompts itself", "leave out --prefiller")
 
 
 def adapter_paths(given: Sequence[str]) -> dict[str, Path]:

@@ -46,8 +46,9 @@ class Core:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
     see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see `replica_loads`.
-    prefill_replicas: see EnginePool. adapters, adapter_folder: see ServedAdapters. watermark: of every answer; requests
-    can take none away, and have none of their own then. prompt_folder: where kept prompts lie. prices: of tokens.
+    prefill_replicas: see EnginePool. role: see ROLES of options. adapters, adapter_folder: see ServedAdapters.
+    watermark: of every answer; requests can take none away, and have none of their own then. prompt_folder: where kept
+    prompts lie. prices: of tokens.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Core:
         chat_template: Path | None = None,
         replicas: int = 1,
         prefill_replicas: int = 0,
+        role: str | None = None,
         devices: str | None = None,
         adapters: Mapping[str, Path] | None = None,
         adapter_folder: Path | None = None,
@@ -98,14 +100,17 @@ class Core:
             return [command or worker_command(one, logs, prompt_folder) for one in of_path]
 
         tokens = limits.max_batch_size * limits.max_seq_len
-        self.engine = EnginePool(commands(Path(load.path)), watchdog_s, tokens, prefill_replicas)
+        self.engine = EnginePool(
+            commands(Path(load.path)), watchdog_s, tokens, prefill_replicas, (role and f"--role {role}") or ""
+        )
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
         served = Path(load.path), self.model.manifest
         self.changes = EngineChanges(
             self.engine, self.adapters, *served, keys.required, commands, load.require_signature
         )
-        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark, prices)
+        gives = role == "prefill"
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark, prices, gives)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
         self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)

@@ -84,7 +84,8 @@ class Wanted(NamedTuple):
 
 
 class Jobs:
-    """Makes jobs for one model. RequestError, or HttpError, for what a client has wrong."""
+    """Makes jobs for one model. RequestError, or HttpError, for what a client has wrong. gives_only: only of prompts
+    whose KV goes to another server."""
 
     def __init__(
         self,
@@ -95,10 +96,12 @@ class Jobs:
         adapters: ServedAdapters | None = None,
         watermark: Watermark | None = None,
         prices: Prices | None = None,
+        gives_only: bool = False,
     ) -> None:
         self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
         self._watermark, self._prices = watermark, prices  # of every answer
+        self._gives_only = gives_only
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     def check_model(self, name: str | None) -> None:
@@ -294,6 +297,13 @@ class Jobs:
     ) -> Job:
         """Queries of the same parameters. field: what asks for their grammar. scored: how many of the likeliest tokens
         are wanted per position of the prompts, besides what the request says."""
+        kv = request.kv_transfer_params
+        if self._gives_only and not (kv is not None and kv.do_remote_decode):
+            raise RequestError(
+                "this server (--role prefill) computes prompts for others: kv_transfer_params lacks do_remote_decode",
+                "ask a server of --role decode",
+                field="kv_transfer_params",
+            )
         queries = adapted(queries, *await self._adapter(request.model, request.lora))
         params, grammar = queries[0].params, queries[0].grammar
         check_allowed(params, grammar)
@@ -308,7 +318,7 @@ class Jobs:
         submits = [
             Submit.of(msgspec.structs.replace(query, grammar=lowered), standing, deadline, scored) for query in queries
         ]
-        submits = [with_transfer(submit, request.kv_transfer_params) for submit in submits]
+        submits = [with_transfer(submit, kv) for submit in submits]
         if seconds := seconds_of(request):
             submits = [msgspec.structs.replace(one, keep=((len(one.prompt), seconds),)) for one in submits]
         best = request.n if _chooses(request) else None

@@ -29,13 +29,20 @@ class EnginePool:
 
     commands: a process for each replica, see EngineClient. tokens: how many a replica's KV cache holds at most.
     prefills: so many of the replicas, the first ones, compute prompts for the others too, where that pays: see `place`.
+    moves_kv: the option for which KV must be able to go from one process to another; "" for none.
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], watchdog_s: float = 10.0, tokens: int = 1 << 20, prefills: int = 0
+        self,
+        commands: Sequence[Sequence[str]],
+        watchdog_s: float = 10.0,
+        tokens: int = 1 << 20,
+        prefills: int = 0,
+        moves_kv: str = "",
     ) -> None:
         self._ids = count()
-        self._tokens, self._prefills = tokens, prefills
+        self.tokens, self._prefills = tokens, prefills
+        self._moves_kv = "--prefill-replicas" if prefills else moves_kv
         self._handovers: dict[int, Handover] = {}  # by the ids of the prompts
         self._router, self.gifts = Router(), KVGifts()
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
@@ -78,9 +85,9 @@ class EnginePool:
         cannot be."""
         for replica in self.replicas:
             await replica.start()
-        if self._prefills and not all(facts.moves_kv for facts in self.ready):
+        if self._moves_kv and not all(facts.moves_kv for facts in self.ready):
             raise UsageError(
-                "--prefill-replicas: the KV of this engine cannot go from one process to another",
+                f"{self._moves_kv}: the KV of this engine cannot go from one process to another",
                 "it can on CPUs, of engines that generate, without --kv-policy",
             )
 
@@ -192,8 +199,8 @@ class EnginePool:
         else:
             handover = self._handovers[prompt.submit.id] = Handover(next(self._ids), prompt, answers, self._handed)
             self.replicas[placed.computes].send(SentPrompt(handover, handover.submits[0], placed.tokens))
-            self._router.ran(placed.computes, keys, self._tokens)
-        self._router.ran(placed.answers, keys, self._tokens)
+            self._router.ran(placed.computes, keys, self.tokens)
+        self._router.ran(placed.answers, keys, self.tokens)
 
     def _handed(self, handover: Handover, whole: bool) -> None:
         """A prompt has been computed, or its replica has failed: the one that answers computes what is lacking."""

@@ -131,16 +131,17 @@ def _add_generation(app: FastAPI, parts: ServerParts) -> None:
     )
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
-        body = await parts.prefillers.completion(request, await parts.read(request, CompletionRequest))
+        body = await parts.read(request, CompletionRequest)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
+        job = await parts.prefillers.completion(request, body, job)
         make = partial(CompletionAnswer, parts.model, body, job)
         return await parts.answer(request, job, make, body.stream)
 
     @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=GENERATION_ERRORS, events=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = await parts.prefillers.chat(request, await parts.read(request, ChatRequest))
-        job = await parts.jobs.chat(body, request.scope["icc.client"])
+        body = await parts.read(request, ChatRequest)
+        job = await parts.prefillers.chat(request, body, await parts.jobs.chat(body, request.scope["icc.client"]))
         return await parts.answer(request, job, partial(ChatAnswer, parts.model, body, job), body.stream)
 
 

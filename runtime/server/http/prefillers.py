@@ -1,12 +1,15 @@
-"""Prefillers: the header x-prefiller-host-port, by which routers of the Gateway API inference extension (llm-d) name
-the server that computes a prompt before this one answers it."""
+"""Prefillers: servers that compute prompts for this one, which answers them. The header x-prefiller-host-port names one
+for a request, as routers of the Gateway API inference extension (llm-d) do; a server of role decode also chooses one
+itself."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,8 +17,12 @@ from fastapi import Request
 
 from ...errors import UsageError
 from ..api.errors import HttpError
+from ..api.jobs import Job
 from ..api.requests import ChatRequest, CompletionRequest, KVTransferParams
+from ..api.transfers import with_transfer
+from ..engine.kv_exchange import shared
 from ..engine.kv_file import KV_FOLDER, new_kv_name
+from ..engine.router import ReplicaLoad, Router, prefix_keys
 from ..nixl.nixl import Nixl
 from .kv_fetch import KVFetcher, asked
 from .streams import while_connected
@@ -31,41 +38,71 @@ _ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}:\d{1,5}|\[[0-9A-Fa-f:]{2,45}\]:\d{
 
 class Prefillers:
     """Servers that may be named. addresses: HOST:PORT each; none: the header changes nothing. folder: where engine
-    processes look for KV. nixl: see KVFetcher."""
+    processes look for KV. nixl: see KVFetcher. longest: prompts of which more tokens are new than that are computed by
+    one of the servers even if none is named; None: none of them is. capacity: tokens that the KV cache here holds."""
 
-    def __init__(self, addresses: Sequence[str] = (), folder: Path = KV_FOLDER, nixl: Nixl | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str] = (),
+        folder: Path = KV_FOLDER,
+        nixl: Nixl | None = None,
+        longest: int | None = None,
+        capacity: int = 1 << 20,
+    ) -> None:
         for address in addresses:
             if not _ADDRESS.fullmatch(address):
                 raise UsageError(f"--prefiller {address!r} is no HOST:PORT", "give --prefiller 10.0.0.5:8000")
-        self._addresses, self._folder = frozenset(addresses), folder
+        self._addresses, self._folder = tuple(dict.fromkeys(addresses)), folder
         self._fetcher = KVFetcher(folder, nixl)
+        self._longest, self._capacity = longest, capacity
+        self._here, self._under_way = Router(), Counter[str]()
 
-    async def completion(self, request: Request, body: CompletionRequest) -> CompletionRequest:
-        """The body, with where the KV of its prompt is, if another server was to compute that and has."""
-        params = await self._computed(request, msgspec.structs.replace(body, **_ONE_TOKEN, best_of=None))
-        return body if params is None else msgspec.structs.replace(body, kv_transfer_params=params)
+    async def completion(self, request: Request, body: CompletionRequest, job: Job) -> Job:
+        """The job of a body, with where the KV of its prompt is, if another server was to compute that and has."""
+        return await self._with_kv(request, msgspec.structs.replace(body, **_ONE_TOKEN, best_of=None), job)
 
-    async def chat(self, request: Request, body: ChatRequest) -> ChatRequest:
+    async def chat(self, request: Request, body: ChatRequest, job: Job) -> Job:
         """As `completion`."""
-        one = msgspec.structs.replace(body, **_ONE_TOKEN, max_completion_tokens=None)
-        params = await self._computed(request, one)
-        return body if params is None else msgspec.structs.replace(body, kv_transfer_params=params)
+        return await self._with_kv(
+            request, msgspec.structs.replace(body, **_ONE_TOKEN, max_completion_tokens=None), job
+        )
 
-    async def _computed(self, request: Request, body: _Completion) -> KVTransferParams | None:
-        """Have a prompt computed, and its KV brought here; None where it is to be computed here. HttpError 403 for a
-        server that may not be named, ClientGone."""
-        address = request.headers.get(HEADER, "").split(",")[0].strip()
-        if not address or not self._addresses:
-            return None
-        if address not in self._addresses:
-            raise HttpError(403, f"{HEADER}: {address[:80]!r} is none of this server's --prefiller", HEADER)
+    async def _with_kv(self, request: Request, body: _Completion, job: Job) -> Job:
+        """Have a prompt computed, and its KV brought here, unless it is to be computed here. HttpError 403 for a server
+        that may not be named, ClientGone."""
+        address = self._named(request) or self._chosen(job)
+        if address is None:
+            return job
         found: list[KVTransferParams | None] = []
 
         async def work() -> None:
             found.append(await self._ask(address, request, body))
 
-        await while_connected(request.receive, work())
-        return found[0]
+        self._under_way[address] += 1
+        try:
+            await while_connected(request.receive, work())
+        finally:
+            self._under_way[address] -= 1
+        return job if found[0] is None else replace(job, submits=[with_transfer(one, found[0]) for one in job.submits])
+
+    def _named(self, request: Request) -> str | None:
+        """The server that the header names; None without the header, or where it changes nothing."""
+        address = request.headers.get(HEADER, "").split(",")[0].strip()
+        if not address or not self._addresses:
+            return None
+        if address not in self._addresses:
+            raise HttpError(403, f"{HEADER}: {address[:80]!r} is none of this server's --prefiller", HEADER)
+        return address
+
+    def _chosen(self, job: Job) -> str | None:
+        """The server with the fewest prompts under way, for a prompt much of which is new here; None for others."""
+        if self._longest is None or len(job.submits) != 1 or not shared(job.submits[0]):
+            return None
+        [submit] = job.submits
+        keys, idle = prefix_keys(submit), ReplicaLoad(0, 0, 0, 1, 0.0, True)
+        [(_, new)] = self._here.ranked(keys, len(submit.prompt), [idle])
+        self._here.ran(0, keys, self._capacity)
+        return min(self._addresses, key=lambda one: self._under_way[one]) if new > self._longest else None
 
     async def _ask(self, address: str, request: Request, body: _Completion) -> KVTransferParams | None:
         """Ask a server to compute, and bring what it has of that while it does."""

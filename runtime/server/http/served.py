@@ -26,7 +26,7 @@ from ..engine.prompt_folder import PromptFolder
 from ..kv_publisher import KVPublisher
 from ..log import LogOptions
 from ..nixl.nixl import Nixl
-from ..options import ServeOptions, adapter_folder, adapter_paths
+from ..options import ServeOptions, adapter_folder, adapter_paths, check_role
 from .access import AccessLog
 from .app import build_app
 from .gate import ClientGate
@@ -46,6 +46,7 @@ class Served:
     """
 
     def __init__(self, options: ServeOptions, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> None:
+        check_role(options)
         self._drain_s = options.drain_s
         store = None if options.batch_store is None else BatchStore(options.batch_store)
         folder = None
@@ -70,6 +71,7 @@ class Served:
             chat_template=options.chat_template,
             replicas=options.replicas,
             prefill_replicas=options.prefill_replicas,
+            role=options.role,
             devices=options.devices,
             adapters=adapter_paths(options.lora),
             adapter_folder=adapter_folder(options.lora_dir),
@@ -97,7 +99,7 @@ class Served:
             conversations,
             core.adapters,
             core.changes,
-            Prefillers(options.prefiller, nixl=self._nixl),
+            _prefillers(options, core, self._nixl),
             self._batches,
             self._nixl,
         )
@@ -152,6 +154,13 @@ class Served:
 def _publish_all(takers: Sequence[KVTaker], replica: int, events: bytes | None) -> None:
     for take in takers:
         take(replica, events)
+
+
+def _prefillers(options: ServeOptions, core: Core, nixl: Nixl | None) -> Prefillers:
+    """The servers that compute prompts for this one: those that requests name, and of role decode all long ones."""
+    limits = core.model.manifest.limits
+    longest = limits.max_step_tokens if options.role == "decode" else None
+    return Prefillers(options.prefiller, nixl=nixl, longest=longest, capacity=core.engine.tokens)
 
 
 def _kv_publisher(options: ServeOptions) -> KVPublisher | None:

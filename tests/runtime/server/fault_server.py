@@ -135,7 +135,7 @@ def as_on_another_host(folder: Path) -> None:
 
     kv_transfer.KV_FOLDER = folder
     kv_gifts.KVGifts.__init__.__defaults__ = (folder,)
-    prefillers.Prefillers.__init__.__defaults__ = ((), folder, None)
+    prefillers.Prefillers.__init__.__defaults__ = ((), folder, None, None, 1 << 20)
     if "ICC_FAKE_NIXL" in os.environ:
         command = [sys.executable, str(Path(__file__).with_name("fake_nixl.py")), "{fd}"]
         served.Nixl = functools.partial(served.Nixl, command)

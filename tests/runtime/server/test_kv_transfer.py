@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -261,6 +262,43 @@ def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str
             assert ignored.status == 200
             for server in (first, second):
                 server.wait_until(server.idle)
+
+
+def test_servers_share_the_work_by_roles(engines: Callable[[str], Path]) -> None:
+    """A long prompt is computed by the server of role prefill, which answers nothing, and a short one here; so is one
+    whose beginning is here already, and a long one when the other server has gone."""
+    engine, prompt = engines("llama"), list(PROMPT)
+
+    def ask(server: Any, tokens: list[int], **more: Any) -> Any:
+        body = {"model": "llama", "prompt": tokens, "temperature": 0, "ignore_eos": True, "max_tokens": 8}
+        return server.ask("POST", "/v1/completions", body | more)
+
+    with icc.load(engine, threads=1) as alone:
+        step = alone.manifest.limits.max_step_tokens
+        assert step < len(prompt)
+        [expected] = alone.generate([prompt], icc.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+    first = running(serve_command(engine, "--role", "prefill"), engine.parent / "log4", "llama")
+    with first as prefill:
+        refused = ask(prefill, [5, 6])
+        assert refused.status == 400 and "--role prefill" in refused.json["error"]["message"]
+        command = serve_command(engine, "--role", "decode", "--prefiller", f"127.0.0.1:{prefill.port}")
+        with running(command, engine.parent / "log5", "llama") as decode:
+            assert cached_tokens(ask(decode, prompt[:step]).json) == 0  # a step takes it
+            assert cached_tokens(ask(decode, prompt[::-1]).json) > step
+            assert ask(decode, prompt).json["choices"][0]["text"] == expected.text
+            again = ask(prefill, prompt, max_tokens=1, kv_transfer_params={"do_remote_decode": True}).json
+            assert cached_tokens(again) > step  # it has run there
+            prefill.process.kill()
+            prefill.process.wait()
+            assert ask(decode, [7, *prompt]).json["usage"]["completion_tokens"] == 8
+            assert "computes no prompt" in decode.log.read_text()
+    for options, words in ((("decode",), "give --prefiller"), (("prefill", "--prefiller", "a:80"), "leave out")):
+        done = subprocess.run(serve_command(engine, "--role", *options), capture_output=True, text=True)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_addresses_of_prefillers() -> None:
+    """HOST:PORT and nothing else."""
     for text in ("host", "host:", ":80", "http://host:80", "a b:80", "host:123456"):
         with pytest.raises(UsageError, match="HOST:PORT"):
             Prefillers([text])
