@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to others, so that it takes minutes: rare.txt, with a quarter and a test id per line.
+"""Which tests `make test` leaves to others, so that it takes minutes: rare.txt, with a part and a test id per line.
 
     python tests/rare.py FOLDER [FOLDER ...] [--seconds 850]    write rare.txt by what runs took, see cpu_seconds.py
 
@@ -8,9 +8,9 @@ Others join them, the cheapest first, until they take about so many seconds of C
 functions too. A further case of a function counts as twice as dear. What a shared fixture takes is counted once, for
 the first test that brings it. What a later folder says of a test or of a fixture holds instead.
 
-`make soak` runs all. `.ci/run` runs a quarter of the rare ones, another one each day (ICC_RARE=0/4 .. 3/4, or `all`).
-The rare tests of a file are in one quarter, with their fixtures; quarters take about equally long. A test that is named
-by its id always runs.
+`make soak` runs all. `.ci/run` runs an eighth of the rare ones, another one each day (ICC_RARE=0/8 .. 7/8, or `all`).
+The rare tests of a file are in one of these parts, with their fixtures; parts take about equally long. A test that is
+named by its id always runs.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from pathlib import Path
 import pytest
 
 LIST = Path(__file__).with_name("rare.txt")
-QUARTERS = 4
+PARTS = 8
 REAL_WORK, AFFORDABLE = 0.2, 8.0  # seconds
 STALE = pytest.StashKey[list[str]]()  # of a run's config: what `stale` found
 
 
-def quarters() -> dict[str, int]:
-    """Rare tests and the quarter of each, by rare.txt."""
-    return {name: int(quarter) for quarter, _, name in (line.partition(" ") for line in LIST.read_text().splitlines())}
+def parts() -> dict[str, int]:
+    """Rare tests and the part of each, by rare.txt."""
+    return {name: int(part) for part, _, name in (line.partition(" ") for line in LIST.read_text().splitlines())}
 
 
 def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Of these, what does not run now. Raises pytest.UsageError if ICC_RARE is not one of the above."""
     asked = os.environ.get("ICC_RARE", "")
-    if asked not in ("", "all", *(f"{number}/{QUARTERS}" for number in range(QUARTERS))):
-        raise pytest.UsageError(f"ICC_RARE={asked}: give 0/{QUARTERS} to {QUARTERS - 1}/{QUARTERS}, or all")
+    if asked not in ("", "all", *(f"{number}/{PARTS}" for number in range(PARTS))):
+        raise pytest.UsageError(f"ICC_RARE={asked}: give 0/{PARTS} to {PARTS - 1}/{PARTS}, or all")
     if asked == "all" or any("::" in name for name in config.args):
         return []
-    rare, number = quarters(), asked.partition("/")[0]
+    rare, number = parts(), asked.partition("/")[0]
     return [item for item in items if item.nodeid in rare and str(rare[item.nodeid]) != number]
 
 
@@ -51,7 +51,7 @@ def stale(collected: Iterable[str], root: Path) -> list[str]:
     """Rare ids that name no test: of files that are not below `root`, and of files of which others were collected."""
     found = set(collected)
     files = {name.partition("::")[0] for name in found}
-    rare = ((name, name.partition("::")[0]) for name in quarters() if name not in found)
+    rare = ((name, name.partition("::")[0]) for name in parts() if name not in found)
     return [name for name, file in rare if file in files or not (root / file).is_file()]
 
 
@@ -121,7 +121,7 @@ class _Choice:
 
 
 def chosen(taken: Taken, most: float) -> dict[str, int]:
-    """The rare ones of these tests and the quarter of each, so that the others take at most `most` seconds if the one
+    """The rare ones of these tests and the part of each, so that the others take at most `most` seconds if the one
     of each file that does real work allows it."""
     choice = _Choice(taken)
     for tests in _by(taken.tests, "::").values():
@@ -148,16 +148,16 @@ def chosen(taken: Taken, most: float) -> dict[str, int]:
 
 
 def _dealt(choice: _Choice) -> dict[str, int]:
-    """The quarter of each test that is not kept: the dearest file goes to the quarter that takes least so far."""
+    """The part of each test that is not kept: the dearest file goes to the part that takes least so far."""
     taken = choice.taken
     files = _by(sorted(taken.tests.keys() - choice.kept), "::").values()
     dear_first = sorted(((taken.added(names, choice.paid), names) for names in files), reverse=True)
-    totals, found = [0.0] * QUARTERS, dict[str, int]()
+    totals, found = [0.0] * PARTS, dict[str, int]()
     for seconds, names in dear_first:
-        quarter = totals.index(min(totals))
-        totals[quarter] += seconds
-        found |= dict.fromkeys(names, quarter)
-    print("quarters of the rare ones:", *(f"{total:.0f} s" for total in totals))
+        part = totals.index(min(totals))
+        totals[part] += seconds
+        found |= dict.fromkeys(names, part)
+    print("parts of the rare ones:", *(f"{total:.0f} s" for total in totals))
     return dict(sorted(found.items()))
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     taken = Taken()
     for folder in given.folders:
         taken.read(folder)
-    LIST.write_text("".join(f"{quarter} {name}\n" for name, quarter in chosen(taken, given.seconds).items()))
+    LIST.write_text("".join(f"{part} {name}\n" for name, part in chosen(taken, given.seconds).items()))
 
 
 if __name__ == "__main__":

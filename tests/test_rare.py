@@ -48,11 +48,11 @@ def test_a_fixture_is_counted_once() -> None:
     assert rare.chosen(taken({"engine": 60.0}, engine="fg"), sum(SECONDS.values()) + 59) != {}
 
 
-def test_quarters_take_equally_long_and_hold_whole_files() -> None:
-    tests = {f"{file}.py::f{number}": 10.0 for file in "abcdefgh" for number in range(3)}
+def test_parts_take_equally_long_and_hold_whole_files() -> None:
+    tests = {f"{file}.py::f{number}": 10.0 for file in "abcdefghijklmnop" for number in range(3)}
     found = rare.chosen(rare.Taken(tests), 0)
-    assert list(found) == sorted(found) and sorted(found.values()) == sorted(4 * [0, 1, 2, 3])
-    assert len({(name[0], quarter) for name, quarter in found.items()}) == 8
+    assert list(found) == sorted(found) and sorted(found.values()) == sorted(4 * list(range(rare.PARTS)))
+    assert len({(name[0], part) for name, part in found.items()}) == 16
 
 
 def test_what_a_run_took_is_read_and_a_later_one_holds(tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ def test_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         config: Any = SimpleNamespace(args=args)
         return "".join(item.nodeid[-2] for item in rare.left_out(config, items))
 
-    assert without("", "tests") == without("1/4") == "12" and without("all") == ""
-    assert (without("0/4"), without("3/4")) == ("2", "1")
+    assert without("", "tests") == without("1/8") == "12" and without("all") == ""
+    assert (without("0/8"), without("3/8")) == ("2", "1")
     assert without("", "tests/a.py::f[1]") == ""
-    for asked in ("4/4", "0/8", "yes"):
-        with pytest.raises(pytest.UsageError, match=f"ICC_RARE={asked}: give 0/4 to 3/4, or all"):
+    for asked in ("8/8", "0/4", "yes"):
+        with pytest.raises(pytest.UsageError, match=f"ICC_RARE={asked}: give 0/8 to 7/8, or all"):
             without(asked)
 
 

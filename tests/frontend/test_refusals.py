@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 INDEX = "model.safetensors.index.json"
+SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 NORM = "model.layers.1.input_layernorm.weight"
 
 
@@ -312,3 +313,15 @@ def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(
     with pytest.raises(CodegenError, match="a planted reason"):
         icc.compile(model, engine, target="h100", quant="gptq4")
     assert not engine.exists()
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+def test_a_model_without_layers(tmp_path: Path, layers: int) -> None:
+    """Nothing of its checkpoint but the embeddings would be read, which nobody means."""
+    for file in SAMPLE.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    facts = json.loads((SAMPLE / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(facts | {"num_hidden_layers": layers}))
+    with pytest.raises(UnsupportedModel, match=rf"config\.json: {layers} layers"):
+        load_graph(tmp_path)

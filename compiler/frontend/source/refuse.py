@@ -28,6 +28,14 @@ def check_config(path: Path, config: dict[str, Any], task: str = "generate") -> 
     return packing
 
 
+def check_layers(path: Path, config: Any) -> None:
+    """UnsupportedModel for a configuration of transformers that has no layers: all that are in the checkpoint would be
+    left out without a word."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise UnsupportedModel(f"{path / 'config.json'}: {layers} layers: a model has one at least")
+
+
 def check_head(path: Path, config: dict[str, Any]) -> None:
     """UnsupportedModel for a checkpoint that has no LM head and so cannot generate, if its config.json says so."""
     names = [str(name) for name in config.get("architectures") or []]

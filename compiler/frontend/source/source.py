@@ -18,7 +18,7 @@ from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, linears_where, load_config
 from .packed import unpacked
-from .refuse import check_config
+from .refuse import check_config, check_layers
 
 
 class ModelSource(Protocol):
@@ -67,6 +67,7 @@ class CheckpointDirectory:
         packing = check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
+        check_layers(found.path, self.config)
         self.tensors: Mapping[str, Weight] = open_checkpoint(found.path)
         if packing is not None:
             for part in (self.config, self.config.get_text_config()):

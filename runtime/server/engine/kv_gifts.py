@@ -32,6 +32,7 @@ class KVGifts:
         self.folder = folder
         self._gifts: dict[str, _NamedGift] = {}
         self._begun = asyncio.Event()  # is set with the next prompt that begins
+        self._removed: dict[str, asyncio.Event] = {}  # of those that somebody waits for
 
     def begin(self, name: str) -> None:
         """A prompt was sent to an engine process, which will write its KV under a name."""
@@ -78,9 +79,22 @@ class KVGifts:
                 await changed.wait()
 
     def remove(self, name: str) -> None:
-        """It was taken."""
+        """It was taken, or nobody wants it."""
         if self._size(name):
             (self.folder / name).unlink(missing_ok=True)
+        if (removed := self._removed.get(name)) is not None:
+            removed.set()
+
+    async def taken(self, name: str, seconds: float) -> None:
+        """Wait until it is removed, at most so many seconds; one waits for each."""
+        removed = self._removed[name] = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                await removed.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._removed.pop(name, None)
 
     def _size(self, name: str) -> int:
         """Bytes of a file; 0 where there is none."""

@@ -20,6 +20,7 @@ from ..nixl.nixl import Nixl, NixlError
 log = logging.getLogger("icc.serve")
 _MOST_LINE = 1 << 20  # bytes
 _PIECE = 1 << 20
+_DROP_S = 10.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # an idle connection to a host that has gone is lost after half a minute
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -143,6 +144,7 @@ class KVFetcher:
 
     def __init__(self, folder: Path = KV_FOLDER, nixl: Nixl | None = None) -> None:
         self._folder, self._nixl = folder, nixl
+        self._dropping: set[asyncio.Task[None]] = set()
         self._without: set[str] = set()  # addresses of servers without NIXL, of which the log has said so
 
     async def fetch(self, address: str, name: str, key: str, wait_s: int = 0) -> None:
@@ -153,12 +155,14 @@ class KVFetcher:
         headers = (f"prefer: wait={wait_s}",) if wait_s else ()
         path = f"/v1/kv/{name}"
         wish = "?nixl_too=true" if self._nixl is not None else ""
+        begun = False
         try:
             async with asked(address, "GET", f"{path}/pieces{wish}", key, headers=headers) as answer:
                 lines = answer.lines()
                 offer = msgspec.json.decode(await anext(lines, b""), type=KVOffer)
                 if offer.folder == folder_id(self._folder):
                     return
+                begun = True
                 read = await self._by_nixl(address, offer, lines, part)
             if read:
                 async with asked(address, "DELETE", path, key):
@@ -169,6 +173,12 @@ class KVFetcher:
                     async for data in answer.pieces():
                         stream.write(data)
                         stream.flush()  # what has come is of use, also where no more comes
+        except BaseException:
+            if begun:
+                task = asyncio.create_task(_drop(address, path, key))
+                self._dropping.add(task)
+                task.add_done_callback(self._dropping.discard)
+            raise
         finally:
             if part.exists():
                 part.rename(self._folder / name)
@@ -196,6 +206,13 @@ class KVFetcher:
             return False
         finally:
             nixl.forget(key)
+
+
+async def _drop(address: str, path: str, key: str) -> None:
+    """Tell a server, if it is still there, that nobody takes its KV any more."""
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        async with asyncio.timeout(_DROP_S), asked(address, "DELETE", path, key):
+            pass
 
 
 def _private(path: str, flags: int) -> int:

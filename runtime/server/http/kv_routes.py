@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import uuid
@@ -41,7 +40,7 @@ def add_kv(app: FastAPI, gifts: KVGifts, nixl: Nixl | None) -> None:
     @app.get("/v1/kv/{name}/pieces", include_in_schema=False)
     async def pieces(name: str, request: Request, nixl_too: bool = False) -> Response:
         """Where it lies: a line with a KVOffer, and, for who reads by NIXL, one with a KVPiece for each piece that
-        comes; the last one is empty. They can be read until the connection is closed."""
+        comes; the last one is empty. They can be read until the KV is deleted."""
         await check(name, request)
         by = nixl if nixl_too else None
         return StreamingResponse(_pieces(gifts, name, by), media_type="application/x-ndjson")
@@ -83,7 +82,7 @@ async def _pieces(gifts: KVGifts, name: str, nixl: Nixl | None) -> AsyncIterator
             agent, address = await nixl.publish(key, gifts.folder / name, begin, end)
             yield _line(KVPiece(begin, end, agent, address))
         yield _line(KVPiece(0, 0))
-        await asyncio.sleep(KEPT_S)  # the client goes when it has read them
+        await gifts.taken(name, KEPT_S)
     except NixlError:
         return
     finally:
