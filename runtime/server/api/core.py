@@ -100,17 +100,16 @@ class Core:
             return [command or worker_command(one, logs, prompt_folder) for one in of_path]
 
         tokens = limits.max_batch_size * limits.max_seq_len
-        self.engine = EnginePool(
-            commands(Path(load.path)), watchdog_s, tokens, prefill_replicas, (role and f"--role {role}") or ""
-        )
+        moves_kv = f"--role {role}" if role else ""
+        self.engine = EnginePool(commands(Path(load.path)), watchdog_s, tokens, prefill_replicas, moves_kv)
         self._sandbox = Sandbox(self.model.template)
         self.adapters = ServedAdapters(self.engine, self.model.names, adapter_folder, adapters or {})
         served = Path(load.path), self.model.manifest
         self.changes = EngineChanges(
             self.engine, self.adapters, *served, keys.required, commands, load.require_signature
         )
-        gives = role == "prefill"
-        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark, prices, gives)
+        gives_only = role == "prefill"
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds, self.adapters, watermark, prices, gives_only)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
         self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)

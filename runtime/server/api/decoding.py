@@ -14,8 +14,8 @@ from .errors import HttpError
 from .requests import NO_SUCH_SEARCH, OTHERS
 
 T = TypeVar("T")
+_KEY = "key` in `"  # how msgspec begins the place of a value that is a key of an object
 # types of parts of a content that no text model takes, as msgspec names a value that is none of those it knows
-_KEY = "key` in `"
 _MEDIA = re.compile(r"Invalid value '((?:input_|document_)?(?:image|audio|video|file|document)(?:_url)?)'")
 
 
@@ -42,7 +42,7 @@ def _said() -> Iterator[None]:
         raise HttpError(400, "the body is not UTF-8", code="invalid_json") from error
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
-        in_key = place.startswith(_KEY)  # of an object: msgspec says "key` in `$.logit_bias`"
+        in_key = place.startswith(_KEY)
         text = f"a key of it: {text}" if in_key else text
         field = place.removeprefix(_KEY).removeprefix("$").removeprefix(".").rstrip("`")
         if (media := _MEDIA.search(text)) and ("content" in field or "instructions" in field):

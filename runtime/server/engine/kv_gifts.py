@@ -86,7 +86,9 @@ class KVGifts:
             removed.set()
 
     async def taken(self, name: str, seconds: float) -> None:
-        """Wait until it is removed, at most so many seconds; one waits for each."""
+        """Wait until it is removed, at most so many seconds; one waits for each. A client may be quicker than this."""
+        if not self._size(name):
+            return
         removed = self._removed[name] = asyncio.Event()
         try:
             async with asyncio.timeout(seconds):

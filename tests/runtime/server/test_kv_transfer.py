@@ -265,8 +265,8 @@ def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str
 
 
 def test_servers_share_the_work_by_roles(engines: Callable[[str], Path]) -> None:
-    """A long prompt is computed by the server of role prefill, which answers nothing, and a short one here; so is one
-    whose beginning is here already, and a long one when the other server has gone."""
+    """A long prompt is computed by the server of role prefill, which answers nothing. A short one is computed here; so
+    is one whose beginning is here already, and a long one when the other server has gone."""
     engine, prompt = engines("llama"), list(PROMPT)
 
     def ask(server: Any, tokens: list[int], **more: Any) -> Any:
@@ -277,8 +277,7 @@ def test_servers_share_the_work_by_roles(engines: Callable[[str], Path]) -> None
         step = alone.manifest.limits.max_step_tokens
         assert step < len(prompt)
         [expected] = alone.generate([prompt], icc.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
-    first = running(serve_command(engine, "--role", "prefill"), engine.parent / "log4", "llama")
-    with first as prefill:
+    with running(serve_command(engine, "--role", "prefill"), engine.parent / "log4", "llama") as prefill:
         refused = ask(prefill, [5, 6])
         assert refused.status == 400 and "--role prefill" in refused.json["error"]["message"]
         command = serve_command(engine, "--role", "decode", "--prefiller", f"127.0.0.1:{prefill.port}")
@@ -288,6 +287,9 @@ def test_servers_share_the_work_by_roles(engines: Callable[[str], Path]) -> None
             assert ask(decode, prompt).json["choices"][0]["text"] == expected.text
             again = ask(prefill, prompt, max_tokens=1, kv_transfer_params={"do_remote_decode": True}).json
             assert cached_tokens(again) > step  # it has run there
+            asked = prefill.log.read_text().count("path=/v1/completions")
+            assert cached_tokens(ask(decode, [*prompt, 5, 6]).json) > step  # most of it is here already
+            assert prefill.log.read_text().count("path=/v1/completions") == asked
             prefill.process.kill()
             prefill.process.wait()
             assert ask(decode, [7, *prompt]).json["usage"]["completion_tokens"] == 8
