@@ -114,6 +114,9 @@ def run(script: str, arguments: list[str], log: Path) -> int:
             os.setpgid(0, 0)
             sys.argv = [str(HERE / script), *arguments]
             sys.path.insert(0, str((HERE / script).parent))
+            # torch makes a new pool after a fork when it is first asked for one, and fails where two threads ask at
+            # once ("Invalid thread pool"), as transformers' loading does.
+            sys.modules["torch"].set_num_threads(1)
             _run_file(sys.argv[0], "imported" if arguments == [LIBRARIES] else "__main__")
             code = 0
         except SystemExit as ended:
@@ -179,7 +182,7 @@ def main(parts: list[str]) -> int:
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT / "tests"))
-    failed = []
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="icc-start-") as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
@@ -199,9 +202,11 @@ def main(parts: list[str]) -> int:
             verdict = f"needs {peer}" if peer else "ok" if code == 0 else f"FAILED ({code})"
             print(f"{verdict:>12}  {script} {how}  {time.monotonic() - began:.1f} s", flush=True)
             if code and not peer:
-                failed.append(script)
-                print("\n".join(text.strip().splitlines()[-15:]), flush=True)
-    print(f"{len(failed)} failed" + "".join(f"\n  {script}" for script in failed))
+                failed[script] = "\n".join(text.strip().splitlines()[-15:])
+                print(failed[script], flush=True)
+    print(
+        f"{len(failed)} failed" + "".join(f"\n  {script}: {said.splitlines()[-1:]}" for script, said in failed.items())
+    )
     return int(bool(failed))
 
 

@@ -128,6 +128,8 @@ def _test(folder: Path, test: str, env: dict[str, str], said: Path) -> None:
             del sys.modules[name]  # where a test calls this, others have imported the checkout's own
         import pytest
 
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(torch.get_num_threads())  # the pool of a fork: two threads must not ask first
         watch = Watch()
         code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", test], plugins=[watch])
         if watch.failed:
