@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import RequestError
+from ..errors import RequestError, UsageError
 from ..format.present import check_present
 from ..watermark.settings import FORM, Watermark, watermark
 from .fields import Read
@@ -16,15 +16,25 @@ from .group import command
 
 
 @command("detect")
-@click.argument("engine", metavar="ENGINE")
+@click.argument("engine", metavar="ENGINE", required=False)
 @click.argument("text", metavar="[TEXT]", required=False)
+@click.option("--engine", "named", metavar="ENGINE", help="The engine, where the one argument is TEXT.")
 @click.option("--key", type=Read(watermark), required=True, metavar=FORM, help="What --watermark was given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def detect_command(engine: str, text: str | None, key: Watermark, as_json: bool) -> None:
+def detect_command(engine: str | None, text: str | None, named: str | None, key: Watermark, as_json: bool) -> None:
     """Tell whether a text was marked with a key by --watermark. Without TEXT, or with -, standard input is read.
 
-    The engine's tokenizer makes the text's tokens; it may be any engine of the model that wrote it.
+    The engine's tokenizer makes the text's tokens; it may be any engine of the model that wrote it. It is the first of
+    two arguments, or --engine.
     """
+    if named is not None:
+        if text is not None:
+            raise UsageError("two engines are given: --engine and the first of two arguments")
+        engine, text = named, engine
+    if engine is None:
+        raise UsageError(
+            "no engine is given, whose tokenizer makes the text's tokens", "icc detect ENGINE TEXT --key KEY"
+        )
     check_present(Path(engine))
     from ..commands.prompt import read_standard_input
     from ..format.load import read_manifest

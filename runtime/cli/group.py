@@ -6,6 +6,7 @@ wrong option. --debug shows the traceback instead.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import click
 import msgspec
 
-from ..errors import IccError, MissingExtraError, install
+from ..errors import IccError, MissingExtraError, UsageError, install
 from .own_engine import OwnEngine, own_engine
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
@@ -27,6 +28,7 @@ _EXTRAS = {
     "structured": ("llguidance", "jsonschema_rs"),
     "serve": ("fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn", "uvloop"),
 }
+_REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOSPC)
 _BASE = ("numpy", "tokenizers", "msgspec", "minijinja", "rich")  # where an engine runs by itself, without icc
 
 
@@ -83,8 +85,8 @@ class Cli(click.Group):
             return 0
         except EOFError as error:  # click takes it for Ctrl-D at a prompt
             raise RuntimeError(f"unexpected end: {error}") from error
-        except (IccError, ModuleNotFoundError) as error:
-            said = error if isinstance(error, IccError) else _missing(error)
+        except (IccError, ModuleNotFoundError, OSError) as error:
+            said = error if isinstance(error, IccError) else _environment(error)
             if said is None or ctx.meta.get("debug"):
                 raise
             ctx.exit(_say(said.message, said.hint, said.exit_code))
@@ -173,8 +175,14 @@ def _debug() -> click.Option:
     return click.Option(["--debug"], is_flag=True, expose_value=False, callback=keep, help="Show an error's traceback.")
 
 
-def _missing(error: ModuleNotFoundError) -> IccError | None:
-    """What a module that is not installed means; None where icc does not ask for it."""
+def _environment(error: ModuleNotFoundError | OSError) -> IccError | None:
+    """What a module that is not installed means, or a file that the system does not give; None where that is a fault of
+    icc: a module that it does not ask for, a file that it looked for and did not find."""
+    if isinstance(error, OSError):
+        if error.errno not in _REFUSED or not isinstance(error.filename, str):
+            return None
+        name = error.filename if len(error.filename) < 200 else f"{error.filename[:80]!r} .."
+        return UsageError(f"{name}: {os.strerror(error.errno)}")
     name = (error.name or "").split(".")[0]
     for extra, modules in _EXTRAS.items():
         if name in modules:

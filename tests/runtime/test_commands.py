@@ -104,6 +104,8 @@ def test_run_prints_json_and_takes_ids(make_engine: Make, capsys: pytest.Capture
         (["bench", "{root}", "--prompt-tokens", "60", "--output-tokens", "60"], 2, "exceed the engine's 64"),
         (["eval", "{root}", "--text", "{nothing}"], 2, "cannot be read"),
         (["inspect", "{nothing}"], 20, "does not exist"),
+        (["inspect", "a prompt " * 500], 2, "File name too long"),
+        (["eval", "{root}", "--text", "{root}"], 2, "cannot be read"),
     ],
 )
 def test_errors_are_a_line_and_a_code(

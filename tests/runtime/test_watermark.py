@@ -216,6 +216,10 @@ def test_commands_mark_and_tell(make_engine: Callable[..., Path], capsys: pytest
         assert main(["detect", root, text, "--key", "kgw:9", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["marked"] == marked and found["tokens"] > 20 and (found["p_value"] < 1e-4) == marked
+    assert main(["detect", texts["marked"], "--key", "kgw:9", "--engine", root]) == 0
+    assert "marked with this key" in capsys.readouterr().out
+    assert main(["detect", root, "a", "--key", "9", "--engine", root]) == main(["detect", "--key", "9"]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
     assert main(["detect", "--key", "9", texts["marked"]], engine=root) == 0
     shown = capsys.readouterr().out
     assert "z-score" in shown and "p-value" in shown and "marked with this key" in shown
