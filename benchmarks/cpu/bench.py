@@ -194,11 +194,16 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", help="rows whose name contains this")
+    parser.add_argument("--only", default="", help="rows whose name contains one of these, by commas")
+    parser.add_argument("--without", default="", help="rows and engines whose name contains one of these are left out")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     config = json.loads(a.config.read_text())
-    config["rows"] = [r for r in config["rows"] if not a.only or a.only in r["name"]]
+    config["rows"] = [row for row in config["rows"] if any(part in row["name"] for part in a.only.split(","))]
+    for part in filter(None, a.without.split(",")):
+        config["rows"] = [row for row in config["rows"] if part not in row["name"]]
+        for row in config["rows"]:
+            row["engines"] = [name for name in row["engines"] if part not in name]
     used = {name for row in config["rows"] for name in row["engines"]}
     config["engines"] = {name: spec for name, spec in config["engines"].items() if name in used}
     raw = measure(config, a.rounds, a.threads)
