@@ -29,13 +29,14 @@ __all__ = [
 
 
 class TensorError(IccError):
-    """A tensor of the checkpoint is missing, misshapen or holds NaN or Inf. `tensor` is its name."""
+    """A tensor of the checkpoint is missing, misshapen or holds NaN or Inf. `tensor` is its name, `problem` says which
+    of these."""
 
     exit_code = 11
 
     def __init__(self, tensor: str, problem: str, hint: str = "") -> None:
         super().__init__(f"tensor {tensor!r}: {problem}", hint)
-        self.tensor = tensor
+        self.tensor, self.problem = tensor, problem
 
 
 class UnsupportedModel(IccError):

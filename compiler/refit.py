@@ -29,6 +29,9 @@ def as_delta(options: CompileOptions) -> tuple[EarlierEngine, CompileOptions]:
     """The engine of --like, opened and verified, and the options that it was compiled with for this model. UsageError
     where `options` say otherwise; and what `options_again` and `open_engine` raise."""
     assert options.like is not None
+    base, output = options.like.resolve(), options.output.resolve()
+    if output == base or output in base.parents:  # the latter where the base is one target of several
+        raise UsageError(f"-o {options.output} is the engine of --like, which the delta needs", "another path with -o")
     asked = recorded(options)
     earlier = open_earlier(options.like, as_base=True)
     given = {name: getattr(options, name) for name in GIVEN if name in asked}
@@ -36,7 +39,7 @@ def as_delta(options: CompileOptions) -> tuple[EarlierEngine, CompileOptions]:
     had = recorded(again)
     for name, value in asked.items():
         if name not in GIVEN and value != had.get(name):
-            own = had.get(name, "as by default")
-            raise UsageError(f"{flag(name)} {value}: {options.like} was compiled with {own}", f"leave {flag(name)} out")
+            own = f"with {had[name]}" if name in had else "without it"
+            raise UsageError(f"{flag(name)} {value}: {options.like} was compiled {own}", f"leave {flag(name)} out")
     own = {name: getattr(options, name) for name in ("force", "dump_passes", "prefix", "schema", "grammar")}
     return earlier, replace(again, **own)

@@ -18,6 +18,7 @@ from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
 from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
+from .generation import read_generation
 from .options import CompileOptions
 from .prompt_files import FormFile, PromptFile, read_form_file, read_prompt_file
 from .quantization import QUANTIZATIONS, find_quantization
@@ -68,6 +69,8 @@ def check(options: CompileOptions) -> CompileRequest:
     options = replace(options, model=model)
     files = onnx_files(model) if found.is_onnx else model
     has_tokenizer = found.is_gguf or (files / TOKENIZER).is_file()
+    if not found.is_gguf:
+        read_generation(files)
     if not found.is_file:
         weight_files(model)
         if options.task == "embed":

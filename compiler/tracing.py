@@ -17,6 +17,7 @@ from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .frontend.source.scoring import read_scoring
 from .frontend.source.source import open_source
+from .frontend.source.unplaced import in_words
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .merging import merge_from
@@ -51,6 +52,8 @@ def trace(
             ending=pooling and ending_of(pooling),
             policy=options.eviction,
         )
+        if source.unread:
+            reporter.warn(in_words(list(source.unread)))
         draft_layer = load_draft_layer(request.choice, source, graph)
         texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
         prompts = measure.read_prompts(request.prompts, texts) if request.prompts else ()

@@ -121,7 +121,7 @@ def first_difference(own: Program, other: Program) -> str:
         return "the KV cache has another layout"
     for number, (have, given) in enumerate(zip_longest(own.steps, other.steps)):
         if have != given:
-            return f"step {number} is {_step(have)}, of the other {_step(given)}"
+            return f"step {number} {_step_difference(have, given)}"
     fields = (name for name in own.__struct_fields__ if getattr(own, name) != getattr(other, name))
     return f"the programs have other {next(fields)}"
 
@@ -134,8 +134,14 @@ def _shown(weight: WeightEntry | None) -> str:
     return "none" if weight is None else f"{weight.format}{weight.shape}"
 
 
-def _step(step: Any) -> str:
-    if step is None:
-        return "missing"
-    facts = msgspec.to_builtins(step)
-    return f"{facts.pop('op', type(step).__name__)} {msgspec.json.encode(facts).decode()[:200]}"
+def _step_difference(have: Any, given: Any) -> str:
+    """What a step of the engine has, and the other's in its place: the first field that differs, if the op does not."""
+    own, other = ({} if step is None else msgspec.to_builtins(step) for step in (have, given))
+    if own.get("op") != other.get("op"):
+        return f"is {own.get('op', 'missing')}, of the other {other.get('op', 'missing')}"
+    name = next(name for name in {**own, **other} if own.get(name) != other.get(name))
+    return f"is {own['op']} with {name} {_value(own.get(name))}, of the other {_value(other.get(name))}"
+
+
+def _value(value: Any) -> str:
+    return msgspec.json.encode(value).decode()[:100]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,12 @@ from ...runtime.format.manifest import (
 )
 from ..backends.base import Built
 from ..frontend.source.facts import TYPES
+from ..frontend.source.identify import read_object
 from ..frontend.source.pair_template import texts_around
 from ..frontend.source.pooling import Pooling
 from ..frontend.source.scoring import read_scoring
 from ..genai import genai_config, genai_generation
+from ..generation import read_generation, sampling_defaults
 from ..graph.graph import Graph
 from ..graph.tensor_types import type_of
 from ..options import CompileOptions
@@ -164,21 +165,6 @@ def embedding_facts(
     )
 
 
-def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
-    """Sampling defaults count only where the checkpoint says do_sample. Where it says not to, the temperature is 0;
-    where it says nothing, there is none, see SamplingDefaults."""
-    penalty = generation.get("repetition_penalty")
-    if not generation.get("do_sample"):
-        return SamplingDefaults(0.0 if generation.get("do_sample") is False else None, repetition_penalty=penalty)
-    return SamplingDefaults(
-        temperature=generation.get("temperature", 1.0),
-        top_p=generation.get("top_p"),
-        top_k=generation.get("top_k"),
-        min_p=generation.get("min_p"),
-        repetition_penalty=penalty,
-    )
-
-
 def read_bos(model: Path) -> int | None:
     """The token that begins a text, if the checkpoint says so."""
     return _first(_token_ids(*_stated(model), "bos_token_id"))
@@ -186,7 +172,7 @@ def read_bos(model: Path) -> int | None:
 
 def _stated(model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and generation_config.json, or what stands for them beside an ONNX model."""
-    config, generation = (_read_json(model / f"{name}.json") for name in ("config", "generation_config"))
+    config, generation = _read_json(model / "config.json"), read_generation(model)
     return config or genai_config(model), generation or ({} if config else genai_generation(model))
 
 
@@ -216,4 +202,4 @@ def _first(values: list[int]) -> int | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}

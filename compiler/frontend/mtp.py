@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...runtime.format.batch import BatchArray
 from ...runtime.format.speculation import DRAFT_HIDDEN
-from ..errors import UsageError
+from ..errors import TensorError, UsageError
 from ..graph.graph import Graph
 from .export.rope import settle_rope
 from .export.trace import export
@@ -25,6 +25,8 @@ from .load import convert
 from .source.ahead import norm_name
 from .source.facts import model_info
 from .source.source import ModelSource
+
+_WHERE = "in the layer that --spec mtp reads"
 
 
 class NextToken(nn.Module):
@@ -50,15 +52,28 @@ class NextToken(nn.Module):
 
 def load_mtp(source: ModelSource, max_seq_len: int) -> Graph:
     """The layer of a checkpoint as a graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, vocab], for
-    sequences of so many tokens. UsageError where the checkpoint has none."""
-    found = source.layer_ahead()
+    sequences of so many tokens. UsageError where the checkpoint has none, TensorError where a weight of it is
+    missing or misshapen."""
+    try:
+        found = source.layer_ahead()
+    except TensorError as error:  # of a model of one layer, in which that is the first
+        raise TensorError(error.tensor, f"{error.problem} ({_WHERE})", error.hint) from error
     if found is None:
         raise UsageError("--spec mtp: the checkpoint has no layer that predicts the token after the next one")
     model = found.model
+    module = NextToken(model).eval()
+    for name, parameter in module.state_dict().items():
+        if name.startswith("model."):
+            continue
+        if name not in found.parts:
+            raise TensorError(name, f"is missing from the checkpoint ({_WHERE})")
+        if tuple(found.parts[name].shape) != tuple(parameter.shape):
+            has, wanted = list(found.parts[name].shape), list(parameter.shape)
+            raise TensorError(name, f"has shape {has}, the config says {wanted} ({_WHERE})")
     weights = {f"model.{name}": weight for name, weight in found.weights.items()} | found.parts
     settle_rope(model, found.weights, max_seq_len)
     declared = (BatchArray(DRAFT_HIDDEN, ("T", model.config.hidden_size), "f32"),)
-    traced = export(NextToken(model).eval(), max_seq_len, None, declared)
+    traced = export(module, max_seq_len, None, declared)
     facts = model_info(model, model.config, found.weights)
     graph = convert(traced, weights, facts, max_seq_len, declared=declared)
     graph.max_seq_len = max_seq_len

@@ -7,7 +7,6 @@ opened, and no memory has a name.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import msgspec
 from ..errors import DeviceError, EngineFormatError, IccError
 from ..format.files import DigestPieces
 from ..format.load import Engine, begin_opening, read_manifest
-from ..parent import die_with_parent
+from ..parent import deaf_to_signals, die_with_parent
 
 START_S = 120.0  # seconds until a rank has loaded its weights
 _END_S = 5.0
@@ -90,7 +89,7 @@ class RankProcesses:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_S)
         self.connections.append(ours)
-        with theirs:
+        with theirs, deaf_to_signals():  # rank 0 decides when the others end
             command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
             self._processes.append(
                 subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_environment())
@@ -171,7 +170,6 @@ def run_rank(descriptor: int, kind: type[H], start: Callable[[H, int, socket.soc
     """A rank's process: `start` gets its hello, the shared memory's descriptor and the socket, and gives what to answer
     and what to do until rank 0 ends. Does not return but where it cannot start: with the exit status of its error."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides when this ends
     with socket.socket(fileno=descriptor) as connection:
         raw, [shared], *_ = socket.recv_fds(connection, _MOST, 1)
         hello = msgspec.msgpack.decode(raw, type=kind)

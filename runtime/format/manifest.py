@@ -68,6 +68,16 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_step_tokens: int
 
 
+# inclusive bounds of these, of a checkpoint as of a request
+SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """generation_config.json of the checkpoint, as far as it concerns sampling. None: greedy (of `generate` and of
     `icc run`; see `of_conversations`), or off."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError, bounds
+from ..format.manifest import SAMPLING_BOUNDS
 from ..settings import setting
 from ..values import json_schema, stops_early
 from ..watermark.settings import FORM, Watermark, watermark
@@ -19,11 +20,7 @@ if TYPE_CHECKING:
 BOUNDS: dict[str, tuple[float, float]] = {
     "max_tokens": (0, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
+    **SAMPLING_BOUNDS,
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "seed": (0, 2**64 - 1),

@@ -151,6 +151,12 @@ def test_options_are_the_engines(
         icc.compile(models[1], tmp_path / "engine", like=base, quant="awq4")
     with pytest.raises(UsageError, match="that is a delta itself"):
         icc.compile(models[1], tmp_path / "engine", like=delta)
+    with pytest.raises(UsageError, match=r"--tensor-parallel 2: .* was compiled without it"):
+        icc.compile(models[1], tmp_path / "engine", like=base, tensor_parallel=2)
+    before = (base / "engine.json").read_bytes()
+    with pytest.raises(UsageError, match="is the engine of --like, which the delta needs"):
+        icc.compile(models[1], base.parent / "other" / ".." / base.name, like=base, force=True)
+    assert (base / "engine.json").read_bytes() == before
     assert not list(tmp_path.iterdir())
     whole = icc.refit(delta, models[0], tmp_path / "engine")
     assert weights(whole) == weights(base)

@@ -18,8 +18,9 @@ import icc
 import numpy as np
 import pytest
 from cpu_levels import runnable_amx
-from icc.compiler.engine.manifest import end_token_ids, sampling_defaults
+from icc.compiler.engine.manifest import end_token_ids
 from icc.compiler.errors import OutputExistsError, TensorError, UsageError
+from icc.compiler.generation import sampling_defaults
 from icc.runtime.errors import EngineFormatError, MissingIsaError
 
 pytestmark = pytest.mark.slow

@@ -120,7 +120,7 @@ def test_as_one_file(engine: Callable[..., Path], model: Callable[..., Path], tm
         ({"hidden_size": 128}, "hidden_size: the engine has 64, the checkpoint 128"),
         ({"num_hidden_layers": 3}, "num_layers: the engine has 2, the checkpoint 3"),
         ({"tie_word_embeddings": True}, "weights tied"),
-        ({"rms_norm_eps": 0.25}, "step 1 is"),
+        ({"rms_norm_eps": 0.25}, "step 1 is rms_norm with eps 1e-6, of the other 0.25"),
         ({"max_position_embeddings": 32}, "max_seq_len|positions"),
     ],
 )

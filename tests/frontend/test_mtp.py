@@ -4,6 +4,7 @@ files, guess as transformers' modules do."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,12 @@ import gguf
 import pytest
 import torch
 from draft_graphs import graph_with_layer, guesses
+from icc.compiler.errors import TensorError
+from icc.compiler.frontend.mtp import load_mtp
+from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph
 from mtp_models import LAYOUTS, WithLayer, layouts, reference, save_with_mtp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sizes import usual
 
 pytestmark = pytest.mark.slow
@@ -53,6 +57,27 @@ def check(path: Path, own: WithLayer) -> Graph:
 def test_published_layer_patterns_guess_as_the_modules_do(name: str, made: Callable[[str], WithLayer]) -> None:
     own = made(name)
     check(own.checkpoint, own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("eh_proj.weight", torch.zeros(64, 64), r"'eh_proj.weight': has shape \[64, 64\], the config says \[64, 128\]"),
+        ("enorm.weight", torch.zeros(32), r"'enorm.weight': has shape \[32\], the config says \[64\]"),
+        ("self_attn.q_proj.weight", None, r"self_attn.q_proj.weight': is missing from the checkpoint"),
+    ],
+)
+def test_a_weight_of_the_layer_that_does_not_fit_is_named(
+    name: str, value: torch.Tensor | None, words: str, made: Callable[[str], WithLayer], tmp_path: Path
+) -> None:
+    shutil.copytree(made("glm4_moe").checkpoint, tmp_path / "model")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    del stored[f"model.layers.2.{name}"]
+    save_file(
+        stored | ({} if value is None else {f"model.layers.2.{name}": value}), tmp_path / "model/model.safetensors"
+    )
+    with pytest.raises(TensorError, match=rf"{words} \(in the layer that --spec mtp reads\)"):
+        load_mtp(open_source(tmp_path / "model"), 64)
 
 
 COPIES = ("nextn.embed_tokens", "nextn.shared_head_head")  # of the model's own, which some files have

@@ -288,8 +288,9 @@ def test_the_kv_cache_fits_its_budget_or_one_sequence_is_refused(toy_manifest: C
     kv, limits = KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 1, 1)}),)), toy_manifest().limits
     assert choose_blocks(kv, limits).num_blocks == (16 * 4,)
     assert choose_blocks(kv, limits, 20 * 64 + 63).num_blocks == (20,)
-    with pytest.raises(CapacityError, match="one sequence of 64 tokens"):
+    with pytest.raises(CapacityError, match="one sequence of 64 tokens") as error:
         choose_blocks(kv, limits, 16 * 64 - 1)
+    assert "--kv-mib" in error.value.hint and "kv_bytes" in error.value.hint  # for the terminal, and for Python
 
 
 @pytest.mark.parametrize("threads", [0, -1, 100_000])

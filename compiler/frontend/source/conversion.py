@@ -61,13 +61,19 @@ class Converted(Weight):
         return self.group.convert(on_meta=False)[self.key]
 
 
-def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
+def model_weights(
+    model: nn.Module,
+    tensors: Mapping[str, Weight],
+    computed: Mapping[str, Tensor],
+    unplaced: dict[str, str] | None = None,
+) -> dict[str, Weight]:
     """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
 
-    `computed` holds the buffers that no checkpoint stores. Raises TensorError for a missing or misshapen tensor.
+    `computed` holds the buffers that no checkpoint stores. `unplaced` takes the tensors that the model has no place
+    for, each with the name of the parameter that it would be. Raises TensorError for a missing or misshapen tensor.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
-    return completed(model, _rename_and_convert(model, tensors, expected), computed)
+    return completed(model, _rename_and_convert(model, tensors, expected, unplaced), computed)
 
 
 def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
@@ -99,7 +105,10 @@ def _why_missing(model: nn.Module, name: str) -> str:
 
 
 def _rename_and_convert(
-    model: nn.Module, tensors: Mapping[str, Weight], expected: dict[str, Tensor]
+    model: nn.Module,
+    tensors: Mapping[str, Weight],
+    expected: dict[str, Tensor],
+    unplaced: dict[str, str] | None,
 ) -> dict[str, Weight]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -119,6 +128,8 @@ def _rename_and_convert(
             if (whole := joined(name, expected)) is not None:
                 made = _ConverterGroup(JoinedExperts.of(whole, model, expected), whole, [], model)
                 groups.setdefault(whole, made).sources.append((name, "", tensors[key]))
+            elif unplaced is not None:
+                unplaced[key] = name
             continue  # a tensor that the model does not use, as transformers does
         if pattern is None:
             found[name] = tensors[key]

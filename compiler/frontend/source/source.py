@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, linears_where, load_config
 from .packed import unpacked
 from .refuse import check_config, check_layers
+from .unplaced import worth_telling
 
 
 class ModelSource(Protocol):
@@ -42,6 +43,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def unread(self) -> Sequence[str]:
+        """The tensors that `weights` found no place for in its model, of which the user should hear."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Weight]:
         """What the checkpoint holds, by its own names; empty where these are not those that transformers reads."""
         ...
@@ -61,11 +67,12 @@ class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
 
     layered = True
+    unread: Sequence[str] = ()
 
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
         packing = check_config(found.path, found.config, task)
-        self.files = found.path
+        self.files, self._task = found.path, task
         self.config = load_config(found.path)
         check_layers(found.path, self.config)
         self.tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -77,7 +84,11 @@ class CheckpointDirectory:
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
-        return model_weights(model, self.tensors, computed_buffers(model))
+        unplaced: dict[str, str] = {}
+        found = model_weights(model, self.tensors, computed_buffers(model), unplaced)
+        layers = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
+        self.unread = worth_telling(model, unplaced, self.tensors, layers, self._task)
+        return found
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See ModelSource."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,7 @@ class ConfigOnly:
     """A directory with config.json. Weights are as the model's code has them, floats in the configuration's type."""
 
     layered = True
+    unread: Sequence[str] = ()
     tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path, task: str = "generate") -> None:

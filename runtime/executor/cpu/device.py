@@ -78,7 +78,8 @@ class CpuDevice:
         self.host = KVMemory(program.kv, tuple(0 for _ in program.kv.groups))
         if any(count * group.block_size > 2**31 - 1 for group, count in self._counts()):
             raise CapacityError(
-                "the KV cache has more slots than an int32 can number", "give it less memory (kv_bytes)"
+                "the KV cache has more slots than an int32 can number",
+                "give it less memory (--kv-mib, or kv_bytes in Python)",
             )
 
         assert engine.library is not None

@@ -58,7 +58,8 @@ def choose_blocks(
         raise CapacityError(
             f"the KV cache of one sequence of {limits.max_seq_len} tokens needs "
             f"{needed / 2**20:.1f} MiB, have {budget / 2**20:.1f} MiB",
-            "free memory, give the KV cache more (kv_bytes), or compile with a smaller --max-seq-len",
+            "free memory, give the KV cache more (--kv-mib, or kv_bytes in Python), or compile with a smaller "
+            "--max-seq-len",
         )
     chosen = kv.split(budget, one, batch)
     return KVMemory(kv, tuple(map(sum, zip(chosen, more_blocks, strict=True))) if more_blocks else chosen)

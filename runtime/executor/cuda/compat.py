@@ -64,8 +64,8 @@ def check_memory(fixed_bytes: int, sequence_bytes: int, device: DeviceFacts, max
             f"the engine needs {_gib(need)} of GPU memory ({_gib(fixed_bytes)} for weights and workspace, "
             f"{_gib(sequence_bytes)} for one sequence of {max_seq_len} tokens), {device.name} has "
             f"{_gib(device.free_bytes)} free of {_gib(device.total_bytes)}",
-            "free GPU memory, give the KV cache of an engine that is loaded already less (kv_bytes), or compile with "
-            "4-bit weights or a smaller --max-seq-len",
+            "free GPU memory, give the KV cache of an engine that is loaded already less (--kv-mib, or kv_bytes in "
+            "Python), or compile with 4-bit weights or a smaller --max-seq-len",
         )
 
 

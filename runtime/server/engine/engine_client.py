@@ -16,6 +16,7 @@ import msgspec
 
 from ...errors import IccError
 from ...options import LoadOptions
+from ...parent import deaf_to_signals
 from ..log import LogOptions, with_fields
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
 from .messages import (
@@ -213,7 +214,7 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        with theirs:
+        with theirs, deaf_to_signals():  # this process hears them, drains, and then ends that one
             command = [part.replace("{fd}", str(theirs.fileno())) for part in self.command]
             self.started_with = self.command
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)

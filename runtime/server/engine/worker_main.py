@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import socket
 import sys
 import time
@@ -28,8 +27,6 @@ def main(arguments: list[str]) -> int:
     start = time.perf_counter()
     die_with_parent()
     configure(LogOptions.from_text(arguments[2]))
-    for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process gets them too, drains, and then ends this one
-        signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     try:
         options = LoadOptions.from_json(arguments[1])

@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .kv_feed import KVFeed
+from .readable import ReadableRequests
 from .servicer import Servicer
 
 SERVICE: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
@@ -49,7 +50,7 @@ class GrpcServer:
 
     async def start(self) -> str:
         """Listen; the address. UsageError if it is taken."""
-        self._server = server = grpc.aio.server(options=_OPTIONS)
+        self._server = server = grpc.aio.server(interceptors=(ReadableRequests(),), options=_OPTIONS)
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._servicer, server)
         states: Any = health.aio.HealthServicer()  # pyright: ignore  # there where grpc.aio is
         health_pb2_grpc.add_HealthServicer_to_server(states, server)

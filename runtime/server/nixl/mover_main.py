@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import sys
 
@@ -28,8 +27,6 @@ _CHUNK = 1 << 16
 def main(arguments: list[str]) -> int:
     """Serve until the server has gone; the exit code."""
     die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server gets them too, and ends this process
-        signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(arguments[0]))
     try:
         agent = make_agent(f"icc-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}")

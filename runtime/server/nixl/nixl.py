@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import IccError
+from ...parent import deaf_to_signals
 from ..engine.messages import Frames
 from .library import check_nixl
 from .messages import Failure, FetchBytes, Forget, FromMover, MoverReady, Publish, Published, frame
@@ -100,7 +101,7 @@ class Nixl:
 
     async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, deaf_to_signals():
             command = [part.replace("{fd}", str(theirs.fileno())) for part in self._command]
             # NIXL and UCX log to the standard output
             self._process = subprocess.Popen(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +33,7 @@ class GgufFile:
     """
 
     layered = True
+    unread: Sequence[str] = ()
     tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path, task: str = "generate") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ class OnnxFile:
     """
 
     layered = False
+    unread: Sequence[str] = ()
     tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:

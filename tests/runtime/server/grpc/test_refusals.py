@@ -13,7 +13,8 @@ from icc.runtime.server.grpc.errors import CODES, STATUS, as_call_error
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
-from .conftest import Client, generate_request
+from ..conftest import Served
+from .conftest import SERVICE, Client, generate_request
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +69,17 @@ def test_what_icc_does_not_do_is_refused_by_the_name_of_the_field(case: str, cli
     error = client.fails(lambda: list(client.stub.Generate(request, timeout=60)))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith(words), error.details()
     assert "\n" not in error.details()
+
+
+def test_a_message_that_cannot_be_read_is_the_caller_s_mistake(client: Client, server: Served) -> None:
+    """grpc's own answer would be UNKNOWN, with the name of a class, and a traceback in the log."""
+    generate = client.channel.unary_stream(f"/{SERVICE}/Generate")
+    abort = client.channel.unary_unary(f"/{SERVICE}/Abort")
+    for call in (lambda: list(generate(b"\xff\xff\xff", timeout=60)), lambda: abort(b"\xff\xff\xff", timeout=60)):
+        error = client.fails(call)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details().startswith("the message is not of the type that /vllm.grpc"), error.details()
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_every_field_of_a_request_is_used_or_refused() -> None:

@@ -1,0 +1,65 @@
+"""What generation_config.json says of a checkpoint: how to sample, and which tokens begin and end a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..runtime.errors import bounds
+from ..runtime.format.manifest import SAMPLING_BOUNDS, SamplingDefaults
+from .errors import CheckpointError
+from .frontend.source.identify import read_object
+
+GENERATION_CONFIG = "generation_config.json"
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def read_generation(folder: Path) -> dict[str, Any]:
+    """The facts of generation_config.json, {} where there is no such file.
+
+    CheckpointError where it is damaged, is no JSON object, or has a field that an engine takes with a value of another
+    type, or one that no request could ask for.
+    """
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
+        return {}
+    found = read_object(path)
+    for name in (*SAMPLING_BOUNDS, *_TOKENS, "do_sample"):
+        value = found.get(name)
+        if value is not None and (wanted := _wanted(name, value)):
+            raise CheckpointError(f"{path}: {name} is {str(value)[:60]!r}, not {wanted}", f"mend or remove {name}")
+    for name, value in msgspec.structs.asdict(sampling_defaults(found)).items():
+        low, high = SAMPLING_BOUNDS[name]
+        if value is not None and not low <= value <= high:  # false for NaN too
+            raise CheckpointError(
+                f"{path}: {name} is {value!r}, not from {bounds(low, high)}", f"mend or remove {name}"
+            )
+    return found
+
+
+def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    """Sampling defaults count only where the checkpoint says do_sample. Where it says not to, the temperature is 0;
+    where it says nothing, there is none, see SamplingDefaults."""
+    penalty = generation.get("repetition_penalty")
+    if not generation.get("do_sample"):
+        return SamplingDefaults(0.0 if generation.get("do_sample") is False else None, repetition_penalty=penalty)
+    return SamplingDefaults(
+        temperature=generation.get("temperature", 1.0),
+        top_p=generation.get("top_p"),
+        top_k=generation.get("top_k"),
+        min_p=generation.get("min_p"),
+        repetition_penalty=penalty,
+    )
+
+
+def _wanted(name: str, value: object) -> str:
+    """What a field's value should be, in words; "" where it is that."""
+    if name == "do_sample":
+        return "" if isinstance(value, bool) else "true or false"
+    if name in _TOKENS:
+        ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
+        good = all(isinstance(one, int) and not isinstance(one, bool) for one in ids)
+        return "" if good else "a token id"
+    return "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
