@@ -5,6 +5,7 @@ ICC_INLINE __m256i half_dot(__m256i acc, __m256i u, __m256i s, short weight) {
 // Per 32-bit lane: acc + dot of four unsigned bytes (at most 15) and four signed bytes.
 ICC_INLINE VI dot_u4(VI acc, VI u, VI s) { return {half_dot(acc.a, u.a, s.a, 1), half_dot(acc.b, u.b, s.b, 1)}; }
 // The same for any unsigned bytes. maddubs would saturate at 255 * 127 * 2, so the halves of the byte go separately.
+constexpr int BYTE_BIAS = 0;  // of the bytes that dot_u8 sees, see simd.h
 ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
     const VI low = low_nibbles(u), high = high_nibbles(u);
     acc = dot_u4(acc, low, s);

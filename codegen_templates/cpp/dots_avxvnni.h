@@ -16,6 +16,7 @@ ICC_INLINE __m256i sum_bytes(__m256i acc, __m256i u, __m256i s) { return _mm256_
 ICC_INLINE __m256i sum_pairs(__m256i acc, __m256i x, __m256i y) { return _mm256_dpwssd_epi32(acc, x, y); }
 #endif
 // Per 32-bit lane: acc + dot of four unsigned bytes and four signed bytes.
+constexpr int BYTE_BIAS = 0;  // of the bytes that dot_u8 sees, see simd.h
 ICC_INLINE VI dot_u8(VI acc, VI u, VI s) { return {sum_bytes(acc.a, u.a, s.a), sum_bytes(acc.b, u.b, s.b)}; }
 ICC_INLINE VI dot_u4(VI acc, VI u, VI s) { return dot_u8(acc, u, s); }
 // The same for entries of tables, which are signed but for this bias here: whoever uses them takes it off again.

@@ -25,8 +25,15 @@ struct QuantMicro {
                 int group, float* out);
     bool pairs;  // its panels hold codes of 16 bits, k 0, 2, 1, 3 of each four
     bool eights;  // its panels hold eight k of a row after those of another, and not four
+    int zero = -1;  // of all its codes, -1 where they have several: panels then hold where integer sums begin, not sums of x
 
     int64_t panel_bytes(int64_t k) const { return mr * k * (pairs ? 2 : 1); }
+
+    void store_sum(float* to, float sum) const {
+        const int32_t begin = -zero * (int32_t)sum;
+        if (zero < 0) *to = sum;
+        else memcpy(to, &begin, 4);
+    }
 };
 
 constexpr int MAX_BLOCK = 16 * 16 * 4;   // floats of the largest out block

@@ -16,12 +16,17 @@ ICC_INLINE void store_eights(int8_t* y, VI first, VI second) {
     }
 }
 
+constexpr int PAIRS = 4;       // of rows of W, half a tile: their sums with 12 rows of x take 24 registers
+
 // ROWS rows of x times 2 * PAIRS rows of W: y[ROWS][16] gets their integer sums over `steps` times eight k, or `more` to what it
-// has. w: [steps][8 pairs][2][8], x: [steps][stride]; its registers are ROWS * PAIRS / 2 sums, PAIRS pairs of W and some of x.
-template <class Code, int ROWS, int PAIRS>
+// has; with BEGINS they begin at the integers begin[ROWS]. w: [steps][8 pairs][2][8], x: [steps][stride]; its registers are
+// ROWS * PAIRS / 2 sums, PAIRS pairs of W and some of x.
+template <class Code, int ROWS, bool BEGINS>
 static __attribute__((noinline)) void matrix_block(const int8_t* w, const int8_t* x, int64_t stride, int steps, int32_t* y,
-                                                   bool more) {
+                                                   bool more, const float* begin) {
     int32x4_t acc[ROWS / 2][PAIRS] = {};
+    for (int r = 0; BEGINS && r < ROWS / 2; ++r)
+        for (int p = 0; p < PAIRS; ++p) acc[r][p] = (int32x4_t)vdupq_n_s64(x86::load<int64_t>(begin + 2 * r));
     for (int i = 0; i < steps; ++i, w += 128, x += stride) {
         Code pairs[PAIRS];
         for (int p = 0; p < PAIRS; ++p) pairs[p] = x86::load<Code>(w + 16 * p);
@@ -37,12 +42,12 @@ static __attribute__((noinline)) void matrix_block(const int8_t* w, const int8_t
         }
 }
 
-// All ROWS of a panel times sixteen rows of W.
-template <class Code, int ROWS>
-ICC_INLINE void multiply_matrices(const int8_t* w, const int8_t* panel, int steps, int32_t* y, bool more) {
-    constexpr int PAIRS = ROWS <= 4 ? 8 : 4, EACH = ROWS <= 12 ? ROWS : ROWS % 12 ? 8 : 12;
+// All ROWS of a panel times sixteen rows of W. begin: as panels hold it, see QuantMicro.
+template <class Code, int ROWS, bool BEGINS>
+ICC_INLINE void multiply_matrices(const int8_t* w, const int8_t* panel, int steps, int32_t* y, bool more, const float* begin) {
+    constexpr int EACH = ROWS <= 12 ? ROWS : ROWS % 12 ? 8 : 12;
     static_assert(ROWS % EACH == 0 && EACH % 2 == 0, "a block of rows has whole pairs");
     for (int row = 0; row < ROWS; row += EACH)
         for (int pair = 0; pair < 8; pair += PAIRS)
-            matrix_block<Code, EACH, PAIRS>(w + 16 * pair, panel + 8 * row, 8 * ROWS, steps, y + 16 * row + 2 * pair, more);
+            matrix_block<Code, EACH, BEGINS>(w + 16 * pair, panel + 8 * row, 8 * ROWS, steps, y + 16 * row + 2 * pair, more, begin + row);
 }

@@ -30,6 +30,6 @@ ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, const QuantM
             for (int64_t j = 0; j < x.k; j += 4) memcpy(panel + j * mr + 4 * r, q + j, 4);
         else if (r % 4 == 3)
             for (int64_t j = 0; j < x.k; j += 16) store_quads(panel + j * mr + 4 * (r - 3), 4 * mr, four, j);
-        for (int g = 0; g < groups; ++g) scales[g * mr + r] = x.scales[i * groups + g], sums[g * mr + r] = x.sums[i * groups + g];
+        for (int g = 0; g < groups; ++g) scales[g * mr + r] = x.scales[i * groups + g], micro.store_sum(sums + g * mr + r, x.sums[i * groups + g]);
     }
 }

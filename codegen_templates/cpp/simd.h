@@ -67,6 +67,10 @@ ICC_INLINE VI load_pairs_n(const int8_t* p, int n) {
 // Codes in pairs of 16 bits, which stand for the odd numbers from -TOP to TOP.
 template <int TOP> ICC_INLINE VI odd_pairs(VI codes) { return sub16(shl<1>(codes), vi(TOP * 0x10001)); }
 
+// What sums by dot_u8 of bytes times signed ones begin with: where a level multiplies what bytes are more than BYTE_BIAS, that
+// times the sum of the signed ones.
+ICC_INLINE VI begin_bytes(float sum) { return BYTE_BIAS ? vi(BYTE_BIAS * (int32_t)sum) : vi(0); }
+
 ICC_INLINE float hsum(VF x) {
     const __m256 h = fold(x);
     __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

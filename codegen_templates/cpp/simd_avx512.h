@@ -139,6 +139,7 @@ ICC_INLINE VI dot_u4(VI acc, VI u, VI s) {
 ICC_INLINE VI dot_u4_at(VI acc, VI u, const int8_t* s) { return dot_u4(acc, u, set1_quad(s)); }
 #endif
 // The same for any unsigned bytes. maddubs would saturate at 255 * 127 * 2, so the halves of the byte go separately.
+constexpr int BYTE_BIAS = 0;  // of the bytes that dot_u8 sees, see simd.h
 ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
 #if defined(__AVX512VNNI__)
     return dot_u4(acc, u, s);

@@ -177,6 +177,8 @@ MICROS = {
     "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", HIGH, 1, 2, 2048, True),
     "micro_quant__q8_m2_n1_pairs": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False, Arithmetic.PAIRS),
     "micro_chain__i7_m2_n1": QuantMicroParams("quant_i7_m2_n1", SIGNED, 2, 1, 2048, False, Arithmetic.CHAINS),
+    "micro_quant__q8_0_m1_n2_begins": QuantMicroParams("q8_0_m1_n2", reader_of(find_format("q8_0")), 1, 2, 256, True),
+    "micro_quant__q4_m3_n1_by_element": QuantMicroParams("q4_m3_n1", NIBBLES, 3, 1, 2048, True, by_element=True),
     "micro_short__q4_k_m1_n2": QuantMicroParams(
         "q4_k_m1_n2", reader_of(find_format("q4_k")), 1, 2, 256, True, Arithmetic.SHORT
     ),
@@ -191,6 +193,15 @@ MICROS = {
         "DenseMicro",
         "DENSE_F32",
         (DenseMicroParams("m1_n4", "float", 1, 4, 256), DenseMicroParams("m2_n2", "float", 2, 2, 2048)),
+    ),
+    "micro_table__q4_0_begins": MicroTableParams(
+        "QuantMicro",
+        "QUANT_Q4_0",
+        (
+            QuantMicroParams("q4_0_m1_n2", reader_of(find_format("q4_0")), 1, 2, 256, True),
+            QuantMicroParams("q4_0_m6_n1", reader_of(find_format("q4_0")), 6, 1, 2048, False, Arithmetic.MATRICES),
+            QuantMicroParams("q4_0_m8_n1", reader_of(find_format("q4_0")), 8, 1, 2048, False, Arithmetic.SHORT),
+        ),
     ),
     "micro_qk__m2_v2": AttentionMicroParams("qk", 2, 2),
     "micro_pv__m2_v1": AttentionMicroParams("pv", 2, 1),

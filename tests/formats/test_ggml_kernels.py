@@ -70,7 +70,8 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (replace(isa, quant_blocks=some),))
 
 
-@pytest.mark.parametrize("kind", ["iq4_nl", "q6_k"])  # entries of a table, which have a bias there, and pieces of codes
+# entries of a table, which have a bias there, pieces of codes, and bytes, whose sums begin at minus 128 times that of x
+@pytest.mark.parametrize("kind", ["iq4_nl", "q6_k", "q8_0"])
 def test_with_avx_vnni(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isa = runnable_avxvnni()
     some = replace(isa, quant_blocks=tuple(b for b in isa.quant_blocks if b.rows in (1, 6)))

@@ -52,6 +52,7 @@ class Isa:
     tile_blocks: tuple[Block, ...] = ()  # of products of bytes by tiles of sixteen rows, where that costs less
     # (a header of codegen_templates/cpp, the level's own that takes its place, and may include it)
     headers: tuple[tuple[str, str], ...] = ()
+    by_element: bool = False  # products of bytes take four of a vector's bytes for every lane, any four
     machine: str = "x86-64"
     system: str = LINUX
 
@@ -144,6 +145,7 @@ DOTPROD = Isa(
     _blocks((1, 2), (2, 2), (3, 1), (4, 1), (6, 1)),
     1,
     headers=_NEON,
+    by_element=True,
     machine="arm64",
 )
 I8MM = replace(
@@ -151,7 +153,7 @@ I8MM = replace(
     name="i8mm",
     flags=(*DOTPROD.flags, "i8mm"),
     cpu_flags=(*DOTPROD.cpu_flags, "i8mm"),
-    matrix_rows=(2, 4, 6, 8, 12, 16, 24),
+    matrix_rows=(4, 6, 8, 12, 16, 24),
 )
 
 ALL = (AMX, AVX512VNNI, AVX512, AVXVNNI, AVX2)

@@ -14,8 +14,9 @@ TILE_REGISTERS = 4  # of 16 bytes: four k of a tile
 
 
 def lane_count(rows: int) -> int:
-    """By dot products of lanes: for four k of a row one instruction that spreads them, and a product per register."""
-    return 2 * rows * (1 + TILE_REGISTERS)
+    """By dot products of lanes: for four k of a row a product per register, and a load for four times four k, of which
+    products take one."""
+    return 2 * rows * TILE_REGISTERS + -(-2 * rows // 4)
 
 
 def matrix_count(rows: int) -> int:
@@ -24,8 +25,8 @@ def matrix_count(rows: int) -> int:
     a loop has three instructions of its own."""
     once = 2 * TILE_REGISTERS + TILE_REGISTERS
     blocks = -(-rows // 12)
-    passes = blocks * (1 if rows <= 4 else 2)
-    loads = blocks * TILE_REGISTERS + -(-passes // blocks * rows // 4)
+    passes = 2 * blocks
+    loads = blocks * TILE_REGISTERS + -(-rows // 2)
     return once + loads + rows * TILE_REGISTERS + 3 * passes
 
 

@@ -30,6 +30,7 @@ class DenseMicroParams:
     group: int = 0
     unroll: int = 4
     arithmetic: ClassVar[str] = "floats"
+    zero: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,33 @@ class QuantMicroParams:
     prefetch: int
     in_registers: bool
     arithmetic: Arithmetic = Arithmetic.QUADS
+    by_element: bool = False
+
+    @property
+    def loads(self) -> int:
+        """With `by_element` how many loads of sixteen bytes bring all fours of x that a line is multiplied with; 0
+        where there is one four, which is spread as without."""
+        fours = self.mr * len(self.reader.pieces)
+        return -(-fours // 4) if self.by_element and fours > 1 else 0
 
     @property
     def template(self) -> str:
         """The template, relative to codegen_templates, by how products are summed."""
         return self.arithmetic.template
+
+    @property
+    def zero(self) -> str:
+        """The zero of all codes in C++ where integer sums begin at minus that times the sum of x; else "". Sums that do
+        not begin at anything (SHORT), or are in tiles, would take an instruction more for it, as taking it off does."""
+        return self.reader.zero if self.arithmetic in (Arithmetic.QUADS, Arithmetic.MATRICES) else ""
+
+    def begin(self, row: int) -> str:
+        """What the integer sums of a row of x begin at, in C++."""
+        if self.zero:
+            return f"set1_quad((const int8_t*)(sums + {row}))"
+        if self.arithmetic is Arithmetic.QUADS and self.reader.dot == "dot_u8":
+            return f"begin_bytes(sums[{row}])"
+        return "vi(0)"
 
     @property
     def ready(self) -> bool:
@@ -90,7 +113,7 @@ def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicro
         few, arithmetic = block.rows * block.tiles <= isa.float_sums, vector_arithmetic(reader, isa)
         if few and arithmetic is Arithmetic.LONG_CHAINS:  # a few rows take their time for reading codes
             arithmetic = Arithmetic.QUADS
-    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, arithmetic)
+    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, arithmetic, isa.by_element)
 
 
 def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:

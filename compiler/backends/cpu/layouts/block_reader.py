@@ -113,6 +113,13 @@ class BlockReader(Reader):
         return str(-min(self.entries) if self.form.table else self.form.zero)
 
     @property
+    def zero(self) -> str:
+        assert self.form is not None
+        if self.form.mins or self.form.zeros:
+            return ""
+        return self.shift + (" - BYTE_BIAS" if self.dot == "dot_u8" else "")
+
+    @property
     def signed(self) -> bool:
         """Whether kernels with sums of 16 bits take codes as signed bytes: unsigned ones of 8 bits would overflow."""
         return self.dot != "dot_u4"

@@ -35,6 +35,11 @@ class Reader:
         """k positions in one 64-byte line of codes."""
         return 4 * len(self.pieces)
 
+    @property
+    def zero(self) -> str:
+        """What all codes are more than their levels, as dot sees them, in C++; "" where rows have their own zeros."""
+        return ""
+
 
 @dataclass(frozen=True)
 class CodeTiles(MatrixLayout):

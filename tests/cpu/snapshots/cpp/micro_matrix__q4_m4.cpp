@@ -28,7 +28,7 @@ static void quant_q4_m4_n1(const char* const* tiles, const int8_t* panel, const 
                 }
                 store_eights(to + 0, quads[0], quads[1]);
             }
-            multiply_matrices<int8x16_t, 4>(codes, panel, count / 8, ints, first > 0);
+            multiply_matrices<int8x16_t, 4, false>(codes, panel, count / 8, ints, first > 0, sums);
             panel += 4 * count;
         }
         {

@@ -31,7 +31,7 @@ static void quant_q8_m12_n1(const char* const* tiles, const int8_t* panel, const
                 }
                 store_eights(to + 0, quads[0], quads[1]);
             }
-            multiply_matrices<uint8x16_t, 12>(codes, panel, count / 8, ints, first > 0);
+            multiply_matrices<uint8x16_t, 12, false>(codes, panel, count / 8, ints, first > 0, sums);
             panel += 12 * count;
         }
         {

@@ -13,8 +13,8 @@ static void quant_q8_m2_n1(const char* const* tiles, const int8_t* panel, const 
     for (int g = 0; g < groups; ++g) {
         const char* h0 = w0;
         w0 += 64;
-        VI acc0_0 = vi(0);
-        VI acc1_0 = vi(0);
+        VI acc0_0 = begin_bytes(sums[0]);
+        VI acc1_0 = begin_bytes(sums[1]);
         for (int i = 0; i < group; i += 4) {
             const VI raw0 = viload(w0);
             _mm_prefetch(w0 + 2048, _MM_HINT_T0);

@@ -19,8 +19,8 @@ static void quant_q8s_m1_n2(const char* const* tiles, const int8_t* panel, const
         w0 += 64;
         const char* h1 = w1;
         w1 += 64;
-        VI acc0_0 = vi(0);
-        VI acc0_1 = vi(0);
+        VI acc0_0 = begin_bytes(sums[0]);
+        VI acc0_1 = begin_bytes(sums[0]);
         for (int i = 0; i < group; i += 8) {
             const VI raw0 = viload(w0);
             _mm_prefetch(w0 + 2048, _MM_HINT_T0);

@@ -24,6 +24,6 @@ static void k0_quantize_rows(const Ctx& c) {
             store_low8(q + j, v);
         }
         c.output<float>(1)[i] = finite ? peak / 127.0f : NAN;
-        c.output<float>(2)[i] = hsum(to_float(sum));
+        c.output<float>(2)[i] = finite ? hsum(to_float(sum)) : 0.0f;
     }
 }
