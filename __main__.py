@@ -1,6 +1,16 @@
-"""`python -m icc`: the command `icc`."""
+"""The command `icc`, also as `python -m icc`."""
 
-from .compiler.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command; Ctrl-C ends it without a traceback also while it is being imported."""
+    try:
+        from .compiler.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run(prog_name="icc")
+
 
 if __name__ == "__main__":
-    main(prog_name="icc")
+    main()

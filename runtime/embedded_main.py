@@ -26,6 +26,12 @@ if __name__ == "__main__":
         from runtime import zipped_imports  # type: ignore[import-not-found]
 
         zipped_imports.install(ENGINE)
-    from runtime.cli.commands import main  # type: ignore[import-not-found]
-
+    try:
+        from runtime.cli.commands import main  # type: ignore[import-not-found]
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ModuleNotFoundError as error:  # of the few libraries that an engine does not bring
+        needed = (error.name or "").partition(".")[0]
+        print(f"error: this needs {needed}, which is not installed\nhint: pip install {needed}", file=sys.stderr)
+        sys.exit(3)
     sys.exit(main(sys.argv[1:], engine=ENGINE))
