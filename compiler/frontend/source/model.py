@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from ...errors import IccError, UnsupportedModel
 from ..export.interfaces import register_interfaces
 from ..export.traced_ops import NAME
+from .identify import read_object
+from .packages import import_named
 
 
 def load_config(model_dir: Path) -> Any:
-    """The transformers config of a checkpoint directory; refuses unknown types and remote code."""
+    """The transformers config of a checkpoint directory; refuses unknown types and remote code. What packages have for
+    names in it is imported first."""
     from transformers import AutoConfig
 
+    import_named(read_object(model_dir / "config.json"))
     try:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     except MemoryError:
