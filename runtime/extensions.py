@@ -1,8 +1,8 @@
 """What other packages add to icc, found through their entry points and loaded when it is first asked for.
 
 Groups: icc.ops (modules that declare ops), icc.formats, icc.quantizations, icc.kv_formats, icc.passes (Pass classes),
-icc.targets (Target values), icc.drafters (what makes a Drafter). See docs/extending.md. This module imports nothing
-heavy, so that `icc --help` costs nothing.
+icc.targets (Target values), icc.drafters (what makes a Drafter), icc.models (modules that register models with
+transformers). See docs/extending.md. This module imports nothing heavy, so that `icc --help` costs nothing.
 """
 
 from __future__ import annotations

@@ -136,6 +136,36 @@ def test_the_pass_and_the_drafter_in_an_engine(acme: Path, monkeypatch: pytest.M
     assert odd[0] == 2 and "acme-pairs or draft:ENGINE" in odd[2]
 
 
+MODEL = """
+import json, sys
+from pathlib import Path
+import tiny_models
+config = tiny_models.tiny_configs()["llama"]
+tiny_models.save_tiny(config, Path("own"))
+file = Path("own/config.json")
+named = {"model_type": "acme", "hidden_act": "acme-softsign", "architectures": ["AcmeForCausalLM"]}
+file.write_text(json.dumps({**json.loads(file.read_text()), **named}))
+for name in list(sys.modules):
+    assert not name.startswith("acme")
+import torch
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.printer import print_graph
+from transformers import AutoModelForCausalLM
+graph, ids = load_graph(Path("own")), list(range(20))
+assert "acme.softsign" in print_graph(graph)
+right = AutoModelForCausalLM.from_pretrained("own", dtype=torch.float32)(torch.tensor([ids])).logits[0]
+assert (interpret(graph, ids) - right).abs().max() < 1e-4 * right.abs().max()
+"""
+
+
+def test_a_model_of_the_package_calls_the_op(acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model type and an activation that transformers does not have, by the module that config.json names."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    done = python(acme, MODEL)
+    assert not done.returncode, done.stderr
+
+
 def test_a_drafter_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of a package is one line that says whose it is."""
     monkeypatch.setattr(extensions, "load", lambda group, name: lambda argument, engine, executor: int(argument))

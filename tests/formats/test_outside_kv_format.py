@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import icc
@@ -18,6 +20,8 @@ from acme_package import write_acme
 from building import build
 from icc.compiler import kv_formats
 from icc.compiler.backends import render
+from icc.compiler.backends.cpu.kernels.attention import KvWriteParams
+from icc.compiler.backends.cpu.kernels.base import KernelParams
 from icc.compiler.backends.triton.kernels.caches import TRITON_CACHES, CacheElements
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
@@ -178,6 +182,16 @@ def test_one_without_scales(package: None, model: Path, tmp_path: Path) -> None:
     with plan.llm() as llm:
         off, lost = away(plan.graph, llm.logits(IDS), "e5m2")
     assert off < 0.3 * lost
+
+
+def test_a_type_of_a_package_takes_a_byte(package: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of CPUs know elements that share a byte by their bits, and would read others as those."""
+    form = kv_formats.find_kv_format("sq8")
+    step: Any = SimpleNamespace(cache="sq8", kv=None, block_size=16)
+    monkeypatch.setattr(KernelParams, "refusal", classmethod(lambda cls, step: ""))
+    assert not KvWriteParams.refusal(step)
+    monkeypatch.setitem(kv_formats._FORMATS, "sq8", replace(form, numbers=KVNumbers("sq8", 4, scaled=True)))
+    assert "'sq8' has elements of 4 bits" in KvWriteParams.refusal(step)
 
 
 def test_a_format_that_nobody_has_is_refused(tmp_path: Path) -> None:

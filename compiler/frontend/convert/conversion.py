@@ -18,10 +18,10 @@ from ....runtime.format.batch import BatchArray
 from ...errors import UnsupportedModel
 from ...graph.graph import Graph, ModelInfo
 from ...graph.tensor_types import FIXED_INPUTS, type_of
-from ...ops import OPS
+from ...ops import OPS, traits_of
 from ...weights.handles import Constant, Weight
 from .static_values import StaticValues
-from .table import Handlers
+from .table import DECLARED, Handlers
 from .tail_axes import counts_from_the_end
 from .values import (
     Dims,
@@ -214,8 +214,10 @@ class Conversion:
         handler = self._handlers.get(op_name(node.target))
         if handler is None and isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymBool)):
             return node.meta["val"]  # arithmetic on sizes
+        if handler is None and traits_of(node.target).elementwise:
+            handler = self._handlers[DECLARED]
         if handler is None:
-            return Unrepresentable("the op is not in the dialect", node)
+            return Unrepresentable("the op is not in the dialect, and no elementwise op of a package", node)
         merged = any(is_merged(self.values.get(n), n.meta.get("val")) for n in node.all_input_nodes)
         try:
             found = handler(self, node, args, kwargs)

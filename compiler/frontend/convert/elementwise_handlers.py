@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 from ...graph.tensor_types import type_of
-from ...ops import OPS
+from ...ops import OPS, op_of
 from ...ops.aten import POINTWISE
 from ...ops.body import Argument, BodyWriter
 from .broadcasting import align, expand_to, val_of
 from .conversion import Conversion
-from .table import Table
+from .table import DECLARED, Table
 from .values import T, TracedValue, dims_of, op_name
 
 aten = torch.ops.aten
@@ -33,6 +33,15 @@ def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
         raise ValueError("arithmetic with the number of tokens")
     emitted = conv.emit(_with_kwargs(node.target, kwargs), *operands)
     return TracedValue(emitted, dims)
+
+
+@HANDLERS.handles(DECLARED)
+def declared(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """An elementwise op that another package declared, with keyword operands in their places."""
+    op = op_of(node.target)
+    assert op is not None
+    named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
+    return pointwise(conv, node, list(op.ordered(**named)), {})
 
 
 @HANDLERS.handles("aten.where")

@@ -12,3 +12,6 @@ from ...handlers import HandlerTable
 Handler: TypeAlias = Callable[[Any, Any, list[Any], dict[str, Any]], Any]
 Handlers: TypeAlias = Mapping[str, Handler]
 Table: TypeAlias = HandlerTable[Handler]
+
+DECLARED = "elementwise"
+"""The name of the handler for elementwise ops of other packages, which the model's code calls."""

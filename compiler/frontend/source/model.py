@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +17,18 @@ from torch import Tensor, nn
 from ...errors import IccError, UnsupportedModel
 from ..export.interfaces import register_interfaces
 from ..export.traced_ops import NAME
+from .packages import import_named
 
 
 def load_config(model_dir: Path) -> Any:
-    """The transformers config of a checkpoint directory; refuses unknown types and remote code."""
+    """The transformers config of a checkpoint directory; refuses unknown types and remote code. What packages have for
+    names in it is imported first."""
     from transformers import AutoConfig
 
     try:
+        import_named(json.loads((model_dir / "config.json").read_bytes()))
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    except MemoryError:
+    except (IccError, MemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__

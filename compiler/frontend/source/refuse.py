@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import UnsupportedModel
 from .families import families
+from .packages import is_offered
 from .packing import Packing, packing_of
 from .scoring import read_words
 
@@ -66,8 +67,8 @@ def check_scores(path: Path, config: dict[str, Any]) -> None:
 
 def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
     kind, tables = config["model_type"], families()
-    if tables is None or (kind not in tables.known and "transformers" in sys.modules):
-        return  # it knows more types than its tables say, those that were registered: the frontend asks it
+    if tables is None or (kind not in tables.known and ("transformers" in sys.modules or is_offered(kind))):
+        return  # it knows more types than its tables say, those that were or will be registered: the frontend asks it
     if kind not in tables.known:
         own_code = bool(config.get("auto_map"))
         raise UnsupportedModel(

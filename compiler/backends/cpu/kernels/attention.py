@@ -26,6 +26,9 @@ class CacheParams(KernelParams[C]):
     def refusal(cls, step: C) -> str:
         if reason := CPU_CACHES.refusal(step.cache, step.kv):
             return reason
+        bits = find_kv_format(step.cache).numbers.bits
+        if CPU_CACHES.find(step.cache).header and bits != 8:
+            return f"KV format {step.cache!r} has elements of {bits} bits, and a type of a package one of 8"
         if step.block_size % 16:
             return f"blocks of {step.block_size} tokens: must be a multiple of 16"
         return super().refusal(step)
