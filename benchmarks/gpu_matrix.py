@@ -1,11 +1,13 @@
 """Does everything compile for every GPU target? One layer of each kind of some models, every --quant, every KV cache.
 
     python benchmarks/gpu_matrix.py --minutes 20 [--models llama-8b] [--targets h100,b200] [--quants rtn4] [--kv int8]
+    python benchmarks/gpu_matrix.py --minutes 60 --sample
 
 Every --quant is compiled with the default KV cache, and every KV cache with unquantized weights: no kernel depends on
 both. Values of --quant that store weights in one format have the same kernels, and are compiled once. Weights are
 neither read nor written: config.json is enough. What was compiled is kept in OUT.json, where the next run goes on: it
 begins no case once its minutes have passed. OUT.md is made of that; a cell that no run has come to says so.
+--sample takes the few cases of `sample` alone, in which every model, target, storage of weights and KV cache is.
 """
 
 from __future__ import annotations
@@ -69,6 +71,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16", "tie_word_embeddings": True,
     },
 }  # fmt: skip
+# What a sample begins with: what users compile, the likeliest first.
+FIRST = [
+    *(("llama-8b", target, "awq4") for target in "h100 b200 rtx4090 a100 mi300x rtx5090 mi355x b300".split()),
+    ("llama-1b", "h100", "none"), ("gpt-oss", "h100", "mxfp4"), ("qwen3-30b-a3b", "h100", "awq4"),
+    ("deepseek-v3", "h100", "fp8"), ("gemma-3", "h100", "awq4"), ("llama-70b", "h100", "awq4"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,8 @@ class Case:
 
 
 def compiled(case: Case) -> dict[str, Any]:
-    """What became of one case: objects, tilings that a check refused, objects that spill and that have faults of loops,
-    and accesses that are not shown to be right; or `error`."""
+    """What became of one case: objects, tilings that a check refused, objects that spill, objects with faults of loops
+    and what these are, objects with accesses that are not shown to be right; or `error`."""
     target, began = TARGETS[case.target], time.perf_counter()
     kv = {} if case.kv == "auto" else {"kv_cache": case.kv}
     try:
@@ -102,12 +110,15 @@ def compiled(case: Case) -> dict[str, Any]:
         made = searched(program, limits, target)
     except IccError as error:
         return {"error": re.sub(r"/\S*/model\b", case.model, error.message)}  # the folder of `lowered`
+    except Exception as error:  # a defect of icc; the other cases go on
+        return {"error": f"ends in {type(error).__name__}: {error}"}
+    faults = {key: loop_faults(one.entry, one.loops, target.level) for key, one in made.compiled.items()}
     objects = made.compiled.values()
     return {
         "objects": len(objects),
         "refused": list(map(str, made.refused)),
         "spill": sum(one.spill_bytes > 0 for one in objects),
-        "faults": sum(bool(loop_faults(one.entry, one.loops, target.level)) for one in objects),
+        "faults": [f"{key}: {'; '.join(found)}" for key, found in faults.items() if found],
         "unshown": sum(map(bool, made.faults.values())),
         "seconds": round(time.perf_counter() - began),
     }
@@ -129,7 +140,7 @@ def _cell(found: dict[str, Any] | None, notes: list[str]) -> str:
         if found["error"] not in notes:
             notes.append(found["error"])
         return f"**no** ({notes.index(found['error']) + 1})"
-    marks = {"refused": len(found["refused"]), "spill": found["spill"], "faults": found["faults"]}
+    marks = {"refused": len(found["refused"]), "spill": found["spill"], "faults": len(found["faults"])}
     return ", ".join([str(found["objects"]), *(f"{count} {what}" for what, count in marks.items() if count)])
 
 
@@ -158,25 +169,37 @@ def cases(models: list[str], targets: list[str], quants: list[str], caches: Sequ
     return list({case.key: case for case in reversed(found)}.values())[::-1]
 
 
+def sample() -> list[Case]:
+    """The cases of FIRST, then Llama 1B: each KV cache on an H100, and each target and each storage of weights that is
+    not among them yet, one of one with one of the other."""
+    found = [Case(*case, "auto") for case in FIRST] + [Case("llama-1b", "h100", "none", kv) for kv in CACHES]
+    targets = [name for name in GPUS if name not in {case.target for case in found}]
+    stored = {Case("", "", quant, "").stored: quant for quant in reversed(QUANTIZATIONS)}
+    quants = [quant for name, quant in stored.items() if name not in {case.stored for case in found}][::-1]
+    pairs = [(targets[n % len(targets)], quants[n % len(quants)]) for n in range(max(len(targets), len(quants)))]
+    return found + [Case("llama-1b", target, quant, "auto") for target, quant in pairs]
+
+
 def main() -> None:
     """Compile what is not kept yet until the time is over, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0, help="0 only writes the table")
     for name, known in (("models", MODELS), ("targets", GPUS), ("quants", QUANTIZATIONS), ("kv", CACHES)):
         parser.add_argument(f"--{name}", default=",".join(known), help="of: %(default)s; empty for none")
+    parser.add_argument("--sample", action="store_true", help="the cases of a small sample, whatever else is given")
     parser.add_argument("--again", action="store_true", help="also compile what is kept")
     parser.add_argument("--out", type=Path, default=OUT, help="without its ending")
     a = parser.parse_args()
     kept, end = a.out.with_suffix(".json"), time.monotonic() + 60 * a.minutes
     state: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
     chosen = [list(filter(None, text.split(","))) for text in (a.models, a.targets, a.quants, a.kv)]
-    for case in cases(*chosen):
+    for case in sample() if a.sample else cases(*chosen):
         if time.monotonic() >= end:
             break
         if case.key not in state or a.again:
             state[case.key] = compiled(case)
             kept.write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
-            print(case.key, {**state[case.key], "refused": len(state[case.key].get("refused", ()))}, flush=True)
+            print(case.key, _cell(state[case.key], []), state[case.key].get("error", ""), flush=True)
     a.out.with_suffix(".md").write_text(page(state))
 
 

@@ -47,7 +47,8 @@ def test_a_run_goes_on_where_the_last_one_stopped(
         clock[0] += 1000
         if case.target == "b200":
             return {"error": "kernel x: does not fit"}
-        return {"objects": 76, "refused": ["a tiling"], "spill": 0, "faults": 2, "unshown": 0, "seconds": 1}
+        faults = ["linear_tile_1: 9 barriers per step", "linear_tile_2: waits"]
+        return {"objects": 76, "refused": ["a tiling"], "spill": 0, "faults": faults, "unshown": 0, "seconds": 1}
 
     monkeypatch.setattr(matrix, "compiled", compiled)
     monkeypatch.setattr(matrix.time, "monotonic", lambda: clock[0])
@@ -76,3 +77,20 @@ def test_a_run_goes_on_where_the_last_one_stopped(
     assert (
         f"2 of {len(matrix.cases(list(matrix.MODELS), matrix.GPUS, list(matrix.QUANTIZATIONS), matrix.CACHES))}" in page
     )
+
+
+def test_a_sample_has_all_models_targets_storages_and_caches(matrix: ModuleType) -> None:
+    found = matrix.sample()
+    assert [case.model for case in found[:8]] == ["llama-8b"] * 8 and found[0].target == "h100"
+    wanted = matrix.cases(list(matrix.MODELS), matrix.GPUS, list(matrix.QUANTIZATIONS), matrix.CACHES)
+    for part in ("model", "target", "stored", "kv"):
+        assert {getattr(case, part) for case in found} == {getattr(case, part) for case in wanted}
+    assert len({case.key for case in found}) == len(found) < 40
+
+
+def test_a_crash_is_a_result(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowered(*_: Any, **__: Any) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(matrix, "lowered", lowered)
+    assert matrix.compiled(matrix.sample()[0]) == {"error": "ends in KeyError: 'x'"}

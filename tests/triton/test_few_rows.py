@@ -102,6 +102,20 @@ def test_many_rows_on_matrix_units(kind: str, k: int) -> None:
         y.fill_(torch.nan)
 
 
+@pytest.mark.parametrize(("kind", "k", "splits"), [("nf4g64", 320, 2), ("mxfp4", 352, 4)])
+def test_programs_of_a_split_tile_take_as_many_steps_each(kind: str, k: int, splits: int) -> None:
+    """Of three steps of 128, the last of which K ends within: what the last program has behind it is masked."""
+    torch.manual_seed(0)
+    n, count = 40, 19
+    packed, values = weight(kind, n, k)
+    x, y = rows(count, k, k + 8, "bf16"), torch.full((count + 1, n), torch.nan)
+    kernel = make_kernel("linear_q", k=k, n=n, types=("bf16", "u8", "", "f32"), stored=kind, strides={"x": k + 8})
+    tuner = Forced({"decode": 0, "m": 16, "n": 32, "k": 128, "warps": 4, "stages": 2, "splits": splits})
+    specs = run_kernel(kernel, [x, packed, None], [y], shape=Shape(32, False), sizes={"num_tokens": count}, tuner=tuner)
+    assert specs[0].entry == "linear_tile" and f"for turn in tl.range(0, {4 // splits}," in specs[0].source
+    check(y, x[:, :k].double() @ values.to(torch.bfloat16).double().T, "f32")
+
+
 def test_unpacking_groups_of_more_columns_than_a_program_has() -> None:
     """As of W8A8, whose rows have one scale each."""
     torch.manual_seed(0)

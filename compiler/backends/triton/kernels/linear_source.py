@@ -140,8 +140,11 @@ class ProductSource(ProductOperands):
 
     @property
     def equal_shares(self) -> bool:
-        """Whether the programs of a split tile take as many steps each: a loop whose number of turns is known."""
-        return self.tile.splits > 1 and self.slices % self.tile.splits == 0
+        """Whether the programs of a split tile take as many steps each: a loop whose number of turns is known. Values
+        of blocks behind the end of K are masked where K ends within a step, and so are whole steps that a program has
+        behind it."""
+        masked = self.mode.value_operands and self.k_tail
+        return self.tile.splits > 1 and (masked or self.slices % self.tile.splits == 0)
 
     @property
     def step_range(self) -> str:

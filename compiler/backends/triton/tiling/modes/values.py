@@ -114,18 +114,20 @@ class BlocksMode(ProductMode):
         return [memory, cache, matrix, issue * CROWDED, *others, alone]
 
     def _tiles(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """Tiles of values of blocks, on matrix units. On sm_100 of two warps: four would compute 32 columns twice, and
-        wait for each other at 8 barriers a step with more."""
+        """Tiles of values of blocks, on matrix units. None of 32 columns for four of NVIDIA's warps, which would make
+        and multiply all values twice; of two on sm_100, where more wait for each other at 8 barriers a step."""
         assert p.codes is not None
         m = row_heights(p)
         m += [64] if p.rows >= 128 else []
         k, old = max(VALUE_STEP, p.codes.group), 0 < machine.level < 90
+        shapes = [(32, 2)] if machine.level >= 100 else [(64, 4), (128, 8)]
+        if machine.hip and p.rows < 64:
+            shapes = [(32, 4), *shapes]
         splits = [1, *(s for s in (2, 4, 8) if -(-p.k // k) >= 4 * s and p.rows <= 256 and not p.experts)]
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
             for rows in m
-            for n, warps in (((32, 2),) if machine.level >= 100 else ((32, 4), (64, 4), (128, 8)))
-            if n >= 64 or p.rows < 64 or warps == 2
+            for n, warps in shapes
             for depth in ((2,) if machine.hip else (3, 4))
             for split in splits
             if rows * n * p.parts <= (32 if old or warps == 2 else 64) * machine.target.warp_size * warps
