@@ -16,7 +16,9 @@ from .errors import UsageError
 
 def pack_engine(engine: Path, output: Path, force: bool = False) -> None:
     """Write an engine to one file. EngineFormatError and its kinds where it is damaged; OutputExistsError, WriteError
-    as a compile."""
+    as a compile; UsageError for a name that one-file engines do not have."""
+    if output.suffix != ONE_FILE:
+        raise UsageError(f"-o {output}: a one-file engine's name ends in {ONE_FILE}", f"-o {output.stem}{ONE_FILE}")
     check_output(output, force)
     engine = engine_in(engine)
     verify_all(engine)

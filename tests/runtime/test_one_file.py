@@ -120,6 +120,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     assert done.stdout == "defg\n", done.stderr
     served = subprocess.run([sys.executable, "own.icc", "serve"], cwd=tmp_path, capture_output=True, text=True)
     assert served.returncode == 3 and "icc serve" in served.stderr
+    without = "import sys, runpy; sys.modules['msgspec'] = None; sys.argv = sys.argv[1:]; "
+    without += "runpy.run_path('own.icc', run_name='__main__')"
+    bare = subprocess.run(
+        [sys.executable, "-c", without, "own.icc", "run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert bare.returncode == 3 and bare.stderr == (
+        "error: this needs msgspec, which is not installed\nhint: pip install msgspec\n"
+    )
     assert (tmp_path / "own.icc").read_bytes() == before and not (tmp_path / "__pycache__").exists()
 
 
@@ -147,6 +155,8 @@ def test_output_is_replaced_at_once_or_not_at_all(
         pack_engine(folder, tmp_path / "notes.icc", force=True)
     with pytest.raises(UsageError, match=r"\.icc is the suffix"):
         unpack_engine(packed, tmp_path / "x.icc")
+    with pytest.raises(UsageError, match=r"name ends in \.icc"):
+        pack_engine(folder, folder, force=True)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
