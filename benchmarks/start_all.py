@@ -205,7 +205,8 @@ def main(parts: list[str]) -> int:
                 failed[script] = "\n".join(text.strip().splitlines()[-15:])
                 print(failed[script], flush=True)
     print(
-        f"{len(failed)} failed" + "".join(f"\n  {script}: {said.splitlines()[-1:]}" for script, said in failed.items())
+        f"{len(failed)} failed"
+        + "".join(f"\n  {script}: {said.rpartition(chr(10))[2]}" for script, said in failed.items())
     )
     return int(bool(failed))
 
