@@ -213,16 +213,17 @@ ICC_INLINE __m256i dot_chain(__m256i acc, const int8_t* x, __m256i w, const int8
     return acc;
 }
 // The same with a sum that stays in 16 bits, for up to eight times four k of codes of 4 bits (8 x 2 x 15 x 128 < 2^15), and what
-// it adds to sums of 32.
-ICC_INLINE __m256i chain_u4(__m256i sum, __m256i codes, __m256i x) {
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
-    asm("" : "+x"(sum));
+// it is in 32 bits, COUNTS times, with what there was before (`more`).
+ICC_INLINE VI chain_u4(VI sum, VI codes, const int8_t* x) {
+    const VI four = set1_quad(x);
+    sum = {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(codes.a, four.a)), _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(codes.b, four.b))};
+    asm("" : "+x"(sum.a), "+x"(sum.b));  // as in add16
     return sum;
 }
-ICC_INLINE __m256i half_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-ICC_INLINE void add_chain(int32_t* to, __m256i sum) {
-    auto* at = (__m256i*)to;
-    _mm256_store_si256(at, _mm256_add_epi32(_mm256_load_si256(at), _mm256_madd_epi16(sum, _mm256_set1_epi16(1))));
+template <short COUNTS> ICC_INLINE void add_chain(int32_t* to, VI sum, bool more) {
+    const __m256i counts = _mm256_set1_epi16(COUNTS);
+    const VI wide = {_mm256_madd_epi16(sum.a, counts), _mm256_madd_epi16(sum.b, counts)};
+    vistore(to, more ? viload(to) + wide : wide);
 }
 ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
 ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }

@@ -29,7 +29,7 @@ def all_ops() -> Builder:
     for k, n, fmt, group, extra in (
         (16, 1, "q4", 16, False), (96, 17, "q4", 32, True), (128, 15, "q4", 64, True), (256, 130, "q4", 128, True),
         (48, 33, "q8", 16, True), (256, 16, "q8", 128, False), (128, 81, "q8", 64, True),
-        (44032, 2, "q4", 128, False), (48, 33, "q8s", 16, True), (256, 130, "q8s", 128, False),
+        (44032, 2, "q4", 128, False), (96, 33, "q8s", 48, True), (256, 130, "q8s", 128, False),
         (48, 33, "i7", 16, True), (256, 130, "i7", 128, False),
     ):  # fmt: skip
         add_linear_q(b, rng, k, n, fmt, group, extra)

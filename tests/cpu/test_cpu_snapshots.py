@@ -172,6 +172,9 @@ MICROS = {
     "micro_quant__q4_m3_n2_sums16": QuantMicroParams(
         "quant_q4_m3_n2", NIBBLES, 3, 2, 2048, False, Arithmetic.LONG_CHAINS
     ),
+    "micro_quant__q8s_m2_n1_sums16": QuantMicroParams(
+        "quant_q8s_m2_n1", BOTH, 2, 1, 256, False, Arithmetic.LONG_CHAINS
+    ),
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False),
     "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", BOTH, 1, 2, 2048, True),
     "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", HIGH, 1, 2, 2048, True),

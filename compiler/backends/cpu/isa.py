@@ -43,7 +43,8 @@ class Isa:
     cpu_flags: tuple[str, ...]
     dense_blocks: tuple[Block, ...]
     quant_blocks: tuple[Block, ...]
-    attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
+    attention_vectors: int  # sixteen-lane columns per four rows or more in the attention micro-kernels
+    attention_rows: int = 4  # query rows of the largest of them
     short_sums: bool = False  # products of bytes are summed as `Reader.without_quads` says: no instruction does so
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
@@ -116,6 +117,7 @@ AVXVNNI = Isa(
     _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
     _blocks((1, 4), (2, 2), (3, 2), (4, 1), (6, 1)),
     1,
+    attention_rows=6,
     headers=(("dots_avx2.h", "dots_avxvnni.h"), ("dot_pairs_avx2.h", "dot_pairs_avxvnni.h")),
 )
 AVX2 = Isa(
@@ -125,6 +127,7 @@ AVX2 = Isa(
     _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
     _blocks((1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 1)),
     1,
+    attention_rows=6,
     short_sums=True,
     pair_blocks=_blocks((1, 4), (2, 2), (3, 1), (4, 1), (6, 1)),
     nibble_blocks=_blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 4), (8, 4)),

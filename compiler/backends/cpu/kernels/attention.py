@@ -13,7 +13,6 @@ from .base import KernelParams
 from .caches import CPU_CACHES
 
 KEYS = 64  # keys of one chunk, as in attention.h
-ROWS = 4  # query rows of the wide micro-kernels
 PARTIAL_BYTES = 8 << 20  # partial outputs when a long context is split over threads
 C = TypeVar("C", KvWrite, Attention, ChooseKeys)
 
@@ -138,15 +137,16 @@ class AttentionParams(CacheParams[Attention]):
 
     @property
     def tile(self) -> int:
-        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel; more where
-        the values of each chunk are copied first."""
+        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel (of many
+        heads the rest of a block is a small part); more where the values of each chunk are copied first."""
         fewest = -(-(64 if self.step.kv.shared else 16) // self.group)
-        return next(t for t in range(fewest, fewest + ROWS) if t * self.group % ROWS == 0)
+        most = self.row_blocks[0] if self.group <= 16 else 4
+        return next(t for t in range(fewest, fewest + most) if t * self.group % most == 0)
 
     @property
     def row_blocks(self) -> tuple[int, ...]:
         """Query rows of the micro-kernels, most first."""
-        return ROWS, 3, 2, 1
+        return tuple(rows for rows in (6, 4, 3, 2, 1) if rows <= self.isa.attention_rows)
 
     @property
     def scale_text(self) -> str:
@@ -161,7 +161,7 @@ class AttentionParams(CacheParams[Attention]):
     def _vectors(self, rows: int) -> int:
         """Vectors per row that the registers hold beside those of the other rows."""
         most = self.isa.attention_vectors
-        return most if rows == ROWS else min(4, most * ROWS // rows)
+        return most if rows >= 4 else min(4, most * 4 // rows)
 
     def qk(self, rows: int) -> AttentionMicroParams:
         """The score kernel for `rows` rows."""

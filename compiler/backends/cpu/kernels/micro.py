@@ -13,7 +13,6 @@ from ..layouts.dense import Tiles
 from .attention import AttentionParams
 from .base import KernelParams
 from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams, blocks_of, vector_arithmetic
-from .matrix import with_matrices
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,9 @@ class QuantMicroParams:
 
     @property
     def together(self) -> int:
-        """Rows of x that are multiplied with a piece of codes while it is in registers. The 16-bit sums of four rows
-        take half of the registers."""
-        return 4
+        """Rows of x that are multiplied with a piece of codes while it is in registers, a part of all for long chains.
+        The 16-bit sums of four rows take half of the registers."""
+        return self.mr // -(-self.mr // 4) if self.arithmetic is Arithmetic.LONG_CHAINS else 4
 
     @property
     def line_k(self) -> int:
@@ -132,10 +131,10 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     # of several groups the smallest decides, which costs most beside products
     by_group = sorted(products, key=lambda k: -k.layout.group)
     tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa, k.layout.group)) for k in by_group}
-    few = tuple(b for b in with_matrices(isa.quant_blocks, isa.matrix_rows) if b.rows <= SCREENED_ROWS)
     for k in products:
-        if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:
-            tables[k.screen_table] = k.layout.screener, few
+        if isinstance(k, LinearQParams) and k.step.screened and (screener := k.layout.screener):
+            blocks = blocks_of(screener, isa, k.layout.group)
+            tables[k.screen_table] = screener, tuple(b for b in blocks if b.rows <= SCREENED_ROWS)
     for name, (reader, blocks) in sorted(tables.items()):
         quants = tuple(quant_micro(f"{name.lower()}_{b.name}", reader, b, isa) for b in blocks)
         table = MicroTableParams("QuantMicro", name, quants)

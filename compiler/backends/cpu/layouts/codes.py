@@ -20,7 +20,9 @@ class Reader:
     cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each,
     by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
     of a group before its lines. without_quads: the arithmetic where no instruction sums the products of four bytes
-    (never PAIRS where a head is screened, which packs its rows once, for both its lists of micro-kernels).
+    (never PAIRS where a head is screened, which packs its rows once, for both its lists of micro-kernels). planes: for
+    LONG_CHAINS the lines of nibbles that make up the codes, by the names of the pointers to them, and what a nibble
+    there counts.
     """
 
     title: str
@@ -29,6 +31,7 @@ class Reader:
     dot: str
     header: int = HEADER
     without_quads: Arithmetic = field(default=Arithmetic.QUADS, kw_only=True)
+    planes: tuple[tuple[str, int], ...] = field(default=(("w", 1),), kw_only=True)
 
     @property
     def line_k(self) -> int:

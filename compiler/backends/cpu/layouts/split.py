@@ -6,14 +6,15 @@ more f32: at 52 the largest scale of the tile in this group, at 56 the tile's la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from ....program.layout import Arrays
 from ....weights.formats.affine import GroupAffine
-from .affine import AffineTiles, quant_tile_bytes
+from ..arithmetic import Arithmetic
+from .affine import NIBBLES, AffineTiles, quant_tile_bytes
 from .codes import Reader
 from .elements import round_up
 from .tiles import HEADER, TILE, headers, nibble_lines, of_headers, of_nibble_lines
@@ -29,8 +30,15 @@ def low_tile_bytes(k: int) -> int:
     return k * TILE // 2
 
 
-BOTH = Reader("an 8-bit product, both planes", "cpp/layouts/q8s.cpp.jinja", ("low", "high"), "dot_u8")
-HIGH = Reader("an 8-bit product, high plane", "cpp/layouts/q8s_high.cpp.jinja", ("low", "high"), "dot_u4")
+BOTH = Reader(
+    "an 8-bit product, both planes",
+    "cpp/layouts/q8s.cpp.jinja",
+    ("low", "high"),
+    "dot_u8",
+    without_quads=Arithmetic.LONG_CHAINS,
+    planes=(("w", 16), ("fine", 1)),
+)
+HIGH = replace(NIBBLES, title="an 8-bit product, high plane", macros="cpp/layouts/q8s_high.cpp.jinja")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 // Causal attention of the step's queries to the paged cache: 4 query heads, 2 KV heads, 16 -> 24 dims,
 // i8 cache in blocks of 16. in: q (rows 64 apart), cos, sin, sinks, alibi; out: o (rows 96 apart).
-// Work items are (sequence, tile of 8 tokens, KV head), taken from a counter; when they are few and the context is
+// Work items are (sequence, tile of 9 tokens, KV head), taken from a counter; when they are few and the context is
 // long, the segments of the context become items too and are merged after a barrier; of a step of decodes whose query
 // heads share a latent, so do some of these heads, as far as threads would else have nothing to do. See attention.h.
 // Params: AttentionParams.
 struct k0_attention_shape {
     typedef int8_t T;
     static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 16;
-    static constexpr int WINDOW = 20, CHUNK = 32, FRONT = 0, AHEAD = 0, BIAS = 0, ROW_BIAS = 0, LATER = 0, KEY_BIAS = 0, KEY_LATER = 0, KEY_APART = 0, TILE = 8;
+    static constexpr int WINDOW = 20, CHUNK = 32, FRONT = 0, AHEAD = 0, BIAS = 0, ROW_BIAS = 0, LATER = 0, KEY_BIAS = 0, KEY_LATER = 0, KEY_APART = 0, TILE = 9;
     static constexpr float SOFTCAP = 5.0f;
     static constexpr bool SHARED = false;
     static constexpr bool ALIBI = true;
@@ -16,6 +16,10 @@ struct k0_attention_shape {
     // Only the first rows fetch, and only where `fetch` says so: see the micro-kernels.
     template <class Work> static void qk(Work& w, int r, int rows, const Chunk<T>& chunk, bool fetch) {
         const int end = r + rows;
+        for (; r + 6 <= end; r += 6, fetch = false) {
+            if (fetch) qk_i8_m6_v1<true, KD, VD>(w, r, chunk);
+            else qk_i8_m6_v1<false, KD, VD>(w, r, chunk);
+        }
         for (; r + 4 <= end; r += 4, fetch = false) {
             if (fetch) qk_i8_m4_v1<true, KD, VD>(w, r, chunk);
             else qk_i8_m4_v1<false, KD, VD>(w, r, chunk);
@@ -35,6 +39,11 @@ struct k0_attention_shape {
     }
     template <class Work> static void pv(Work& w, int r, int rows, const Chunk<T>& chunk, bool fetch) {
         const int end = r + rows;
+        for (; r + 6 <= end; r += 6, fetch = false) {
+            if (fetch) pv_i8_m6_v1<KD, VD, WIDTH>(w, r, 0, chunk);
+            else pv_i8_m6_v1<0, VD, WIDTH>(w, r, 0, chunk);
+            pv_i8_m6_v1_l8<0, VD, WIDTH>(w, r, 16, chunk);
+        }
         for (; r + 4 <= end; r += 4, fetch = false) {
             if (fetch) pv_i8_m4_v1<KD, VD, WIDTH>(w, r, 0, chunk);
             else pv_i8_m4_v1<0, VD, WIDTH>(w, r, 0, chunk);

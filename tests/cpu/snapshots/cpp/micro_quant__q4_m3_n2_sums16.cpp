@@ -20,81 +20,91 @@ static void quant_q4_m3_n2(const char* const* tiles, const int8_t* panel, const 
         w0 += 64;
         const char* h1 = w1;
         w1 += 64;
-        // Products of up to 32 k are summed in 16 bits, which holds them: of half a tile at a time, for registers to suffice,
-        // with activations that are spread once for all tiles.
-        alignas(64) int32_t ints[96] = {};
-        for (int i = 0; i < group;) {
-            const int lines = group - i < 32 ? (group - i) / 8 : 4;
-            __m256i spread[24];
-            for (int q = 0; q < 2 * lines; ++q)
-                for (int m = 0; m < 3; ++m) spread[3 * q + m] = set1_quad(panel + 4 * (3 * q + m)).a;
-            asm volatile("" : : "r"(spread) : "memory");  // else g++ 12 spreads them anew
-            const char* const halves[] = {w0, w0 + 32, w1, w1 + 32};
-            for (int half = 0; half < 4; ++half) {
-                const char* w = halves[half];
-                __m256i part0 = _mm256_setzero_si256(), part1 = _mm256_setzero_si256(), part2 = _mm256_setzero_si256();
-                if (lines == 4) {
+        // Products of up to 32 k are summed in 16 bits, which holds them: of a tile and 3 rows at a time, for registers to suffice.
+        alignas(64) int32_t ints[96];
+        for (int t = 0; t < 2; ++t)
+        for (int first = 0; first < 3; first += 3) {
+            int32_t* sum = ints + 16 * (2 * first + t);
+            {
+            const char* const lines[] = {w0, w1};
+            const char* w = lines[t];
+            const int8_t* x = panel + 4 * first;
+            for (int i = 0; i < group; i += 32) {
+                VI part0 = vi(0), part1 = vi(0), part2 = vi(0);
+                const int left = group - i < 32 ? (group - i) / 8 : 4;
+                if (left == 4) {
                     {
                     _mm_prefetch(w + 2048, _MM_HINT_T0);
-                    const __m256i raw = load_half(w + 0), low = half_nibbles(raw), high = half_nibbles(_mm256_srli_epi16(raw, 4));
-                    part0 = chain_u4(part0, low, spread[0 + 0]);
-                    part1 = chain_u4(part1, low, spread[0 + 1]);
-                    part2 = chain_u4(part2, low, spread[0 + 2]);
-                    part0 = chain_u4(part0, high, spread[0 + 3]);
-                    part1 = chain_u4(part1, high, spread[0 + 4]);
-                    part2 = chain_u4(part2, high, spread[0 + 5]);
+                    const VI raw = viload(w + 0);
+                    const VI low = low_nibbles(raw);
+                    part0 = chain_u4(part0, low, x + 0 + 0);
+                    part1 = chain_u4(part1, low, x + 0 + 4);
+                    part2 = chain_u4(part2, low, x + 0 + 8);
+                    const VI high = high_nibbles(raw);
+                    part0 = chain_u4(part0, high, x + 0 + 12);
+                    part1 = chain_u4(part1, high, x + 0 + 16);
+                    part2 = chain_u4(part2, high, x + 0 + 20);
                     }
                     {
                     _mm_prefetch(w + 2112, _MM_HINT_T0);
-                    const __m256i raw = load_half(w + 64), low = half_nibbles(raw), high = half_nibbles(_mm256_srli_epi16(raw, 4));
-                    part0 = chain_u4(part0, low, spread[6 + 0]);
-                    part1 = chain_u4(part1, low, spread[6 + 1]);
-                    part2 = chain_u4(part2, low, spread[6 + 2]);
-                    part0 = chain_u4(part0, high, spread[6 + 3]);
-                    part1 = chain_u4(part1, high, spread[6 + 4]);
-                    part2 = chain_u4(part2, high, spread[6 + 5]);
+                    const VI raw = viload(w + 64);
+                    const VI low = low_nibbles(raw);
+                    part0 = chain_u4(part0, low, x + 24 + 0);
+                    part1 = chain_u4(part1, low, x + 24 + 4);
+                    part2 = chain_u4(part2, low, x + 24 + 8);
+                    const VI high = high_nibbles(raw);
+                    part0 = chain_u4(part0, high, x + 24 + 12);
+                    part1 = chain_u4(part1, high, x + 24 + 16);
+                    part2 = chain_u4(part2, high, x + 24 + 20);
                     }
                     {
                     _mm_prefetch(w + 2176, _MM_HINT_T0);
-                    const __m256i raw = load_half(w + 128), low = half_nibbles(raw), high = half_nibbles(_mm256_srli_epi16(raw, 4));
-                    part0 = chain_u4(part0, low, spread[12 + 0]);
-                    part1 = chain_u4(part1, low, spread[12 + 1]);
-                    part2 = chain_u4(part2, low, spread[12 + 2]);
-                    part0 = chain_u4(part0, high, spread[12 + 3]);
-                    part1 = chain_u4(part1, high, spread[12 + 4]);
-                    part2 = chain_u4(part2, high, spread[12 + 5]);
+                    const VI raw = viload(w + 128);
+                    const VI low = low_nibbles(raw);
+                    part0 = chain_u4(part0, low, x + 48 + 0);
+                    part1 = chain_u4(part1, low, x + 48 + 4);
+                    part2 = chain_u4(part2, low, x + 48 + 8);
+                    const VI high = high_nibbles(raw);
+                    part0 = chain_u4(part0, high, x + 48 + 12);
+                    part1 = chain_u4(part1, high, x + 48 + 16);
+                    part2 = chain_u4(part2, high, x + 48 + 20);
                     }
                     {
                     _mm_prefetch(w + 2240, _MM_HINT_T0);
-                    const __m256i raw = load_half(w + 192), low = half_nibbles(raw), high = half_nibbles(_mm256_srli_epi16(raw, 4));
-                    part0 = chain_u4(part0, low, spread[18 + 0]);
-                    part1 = chain_u4(part1, low, spread[18 + 1]);
-                    part2 = chain_u4(part2, low, spread[18 + 2]);
-                    part0 = chain_u4(part0, high, spread[18 + 3]);
-                    part1 = chain_u4(part1, high, spread[18 + 4]);
-                    part2 = chain_u4(part2, high, spread[18 + 5]);
+                    const VI raw = viload(w + 192);
+                    const VI low = low_nibbles(raw);
+                    part0 = chain_u4(part0, low, x + 72 + 0);
+                    part1 = chain_u4(part1, low, x + 72 + 4);
+                    part2 = chain_u4(part2, low, x + 72 + 8);
+                    const VI high = high_nibbles(raw);
+                    part0 = chain_u4(part0, high, x + 72 + 12);
+                    part1 = chain_u4(part1, high, x + 72 + 16);
+                    part2 = chain_u4(part2, high, x + 72 + 20);
                     }
                 } else {
-                    for (int l = 0; l < lines; ++l) {
-                    const __m256i raw = load_half(w + 64 * l), low = half_nibbles(raw), high = half_nibbles(_mm256_srli_epi16(raw, 4));
-                    part0 = chain_u4(part0, low, spread[6 * l + 0]);
-                    part1 = chain_u4(part1, low, spread[6 * l + 1]);
-                    part2 = chain_u4(part2, low, spread[6 * l + 2]);
-                    part0 = chain_u4(part0, high, spread[6 * l + 3]);
-                    part1 = chain_u4(part1, high, spread[6 * l + 4]);
-                    part2 = chain_u4(part2, high, spread[6 * l + 5]);
+                    for (int l = 0; l < left; ++l) {
+                    const VI raw = viload(w + 64 * l);
+                    const VI low = low_nibbles(raw);
+                    part0 = chain_u4(part0, low, x + 24 * l + 0);
+                    part1 = chain_u4(part1, low, x + 24 * l + 4);
+                    part2 = chain_u4(part2, low, x + 24 * l + 8);
+                    const VI high = high_nibbles(raw);
+                    part0 = chain_u4(part0, high, x + 24 * l + 12);
+                    part1 = chain_u4(part1, high, x + 24 * l + 16);
+                    part2 = chain_u4(part2, high, x + 24 * l + 20);
                     }
                 }
-                int32_t* sum = ints + 8 * half;
-                add_chain(sum + 0, part0);
-                add_chain(sum + 32, part1);
-                add_chain(sum + 64, part2);
+                add_chain<1>(sum + 0, part0, i > 0);
+                add_chain<1>(sum + 32, part1, i > 0);
+                add_chain<1>(sum + 64, part2, i > 0);
+                w += 64 * left, x += 24 * left;
             }
-            w0 += 64 * lines;
-            w1 += 64 * lines;
-            panel += 24 * lines;
-            i += 8 * lines;
+            }
         }
+        w0 += 8 * group;
+        w1 += 8 * group;
+        panel += 3 * group;
+        asm volatile("" : : "r"(ints) : "memory");
         {
             float unit;
             memcpy(&unit, h0 + 48, 4);
