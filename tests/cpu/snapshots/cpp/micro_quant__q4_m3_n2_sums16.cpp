@@ -21,7 +21,9 @@ static void quant_q4_m3_n2(const char* const* tiles, const int8_t* panel, const 
         const char* h1 = w1;
         w1 += 64;
         // Products of up to 32 k are summed in 16 bits, which holds them: of a tile and 3 rows at a time, for registers to suffice.
+        // Each tile's lines of the next group are prefetched: those of 2 tiles are read before them.
         alignas(64) int32_t ints[96];
+        const int ahead = 8 * group + 64;
         for (int t = 0; t < 2; ++t)
         for (int first = 0; first < 3; first += 3) {
             int32_t* sum = ints + 16 * (2 * first + t);
@@ -34,7 +36,7 @@ static void quant_q4_m3_n2(const char* const* tiles, const int8_t* panel, const 
                 const int left = group - i < 32 ? (group - i) / 8 : 4;
                 if (left == 4) {
                     {
-                    _mm_prefetch(w + 2048, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 0, _MM_HINT_T0);
                     const VI raw = viload(w + 0);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 0 + 0);
@@ -46,7 +48,7 @@ static void quant_q4_m3_n2(const char* const* tiles, const int8_t* panel, const 
                     part2 = chain_u4(part2, high, x + 0 + 20);
                     }
                     {
-                    _mm_prefetch(w + 2112, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 64, _MM_HINT_T0);
                     const VI raw = viload(w + 64);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 24 + 0);
@@ -58,7 +60,7 @@ static void quant_q4_m3_n2(const char* const* tiles, const int8_t* panel, const 
                     part2 = chain_u4(part2, high, x + 24 + 20);
                     }
                     {
-                    _mm_prefetch(w + 2176, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 128, _MM_HINT_T0);
                     const VI raw = viload(w + 128);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 48 + 0);
@@ -70,7 +72,7 @@ static void quant_q4_m3_n2(const char* const* tiles, const int8_t* panel, const 
                     part2 = chain_u4(part2, high, x + 48 + 20);
                     }
                     {
-                    _mm_prefetch(w + 2240, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 192, _MM_HINT_T0);
                     const VI raw = viload(w + 192);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 72 + 0);

@@ -16,7 +16,9 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
         const char* h0 = w0;
         w0 += 64;
         // Products of up to 32 k are summed in 16 bits, which holds them: of a tile and 2 rows at a time, for registers to suffice.
+        // Each tile's lines of the next group are prefetched: those of 1 tile are read before them.
         alignas(64) int32_t ints[32];
+        const int ahead = 8 * group + 64;
         for (int t = 0; t < 1; ++t)
         for (int first = 0; first < 2; first += 2) {
             int32_t* sum = ints + 16 * (1 * first + t);
@@ -29,7 +31,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                 const int left = group - i < 32 ? (group - i) / 8 : 4;
                 if (left == 4) {
                     {
-                    _mm_prefetch(w + 256, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 0, _MM_HINT_T0);
                     const VI raw = viload(w + 0);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 0 + 0);
@@ -39,7 +41,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                     part1 = chain_u4(part1, high, x + 0 + 12);
                     }
                     {
-                    _mm_prefetch(w + 320, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 64, _MM_HINT_T0);
                     const VI raw = viload(w + 64);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 16 + 0);
@@ -49,7 +51,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                     part1 = chain_u4(part1, high, x + 16 + 12);
                     }
                     {
-                    _mm_prefetch(w + 384, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 128, _MM_HINT_T0);
                     const VI raw = viload(w + 128);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 32 + 0);
@@ -59,7 +61,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                     part1 = chain_u4(part1, high, x + 32 + 12);
                     }
                     {
-                    _mm_prefetch(w + 448, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 192, _MM_HINT_T0);
                     const VI raw = viload(w + 192);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 48 + 0);
@@ -93,7 +95,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                 const int left = group - i < 32 ? (group - i) / 8 : 4;
                 if (left == 4) {
                     {
-                    _mm_prefetch(w + 256, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 0, _MM_HINT_T0);
                     const VI raw = viload(w + 0);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 0 + 0);
@@ -103,7 +105,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                     part1 = chain_u4(part1, high, x + 0 + 12);
                     }
                     {
-                    _mm_prefetch(w + 320, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 64, _MM_HINT_T0);
                     const VI raw = viload(w + 64);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 16 + 0);
@@ -113,7 +115,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                     part1 = chain_u4(part1, high, x + 16 + 12);
                     }
                     {
-                    _mm_prefetch(w + 384, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 128, _MM_HINT_T0);
                     const VI raw = viload(w + 128);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 32 + 0);
@@ -123,7 +125,7 @@ static void quant_q8s_m2_n1(const char* const* tiles, const int8_t* panel, const
                     part1 = chain_u4(part1, high, x + 32 + 12);
                     }
                     {
-                    _mm_prefetch(w + 448, _MM_HINT_T0);
+                    _mm_prefetch(w + ahead + 192, _MM_HINT_T0);
                     const VI raw = viload(w + 192);
                     const VI low = low_nibbles(raw);
                     part0 = chain_u4(part0, low, x + 48 + 0);
