@@ -24,7 +24,7 @@ from icc.runtime.llm import LLM
 from icc.runtime.query import adapted
 from safetensors.numpy import save_file
 
-SETTLING = 4  # steps of a run that do not count: prompts, and adapters on their way into their slots
+SETTLING = 4  # steps of a run with all sequences that do not count
 
 
 def write_adapter(llm: LLM, folder: Path, rank: int, seed: int) -> None:
@@ -47,7 +47,7 @@ clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.pe
 
 
 def step_ms(llm: LLM, names: Sequence[str | None], tokens: int) -> float:
-    """The median step of sequences that decode together, in milliseconds."""
+    """The median step in which all sequences decode together, in milliseconds: some wait for their adapters at first."""
     params = icc.SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     prompts = [[5 + number, 7, 9, 11] for number in range(len(names))]
     tasks = [llm.submit(query) for query in adapted(llm.prompting.queries(prompts, params), names)]
@@ -55,7 +55,8 @@ def step_ms(llm: LLM, names: Sequence[str | None], tokens: int) -> float:
     while not all(task.done for task in tasks):
         start = clock()
         llm.driver.step()
-        times.append(clock() - start)
+        if llm.loop.scheduler.num_running == len(names):
+            times.append(clock() - start)
     return statistics.median(times[SETTLING:]) * 1e3
 
 
