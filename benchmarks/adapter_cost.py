@@ -47,7 +47,7 @@ clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.pe
 
 
 def step_ms(llm: LLM, names: Sequence[str | None], tokens: int) -> float:
-    """The median step in which all sequences decode together (some wait for their adapters at first), in milliseconds."""
+    """The median step in which all sequences decode together (some wait for adapters at first), in milliseconds."""
     params = icc.SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     prompts = [[5 + number, 7, 9, 11] for number in range(len(names))]
     tasks = [llm.submit(query) for query in adapted(llm.prompting.queries(prompts, params), names)]
