@@ -180,7 +180,7 @@ def copy_runtime(stage: Path) -> None:
     try:
         shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=copy)
     except shutil.Error as error:  # which holds a line for every file, and no errno
-        raise failed[0] if failed else error
+        raise (failed or [error])[0] from None
     _copy_click(stage / "click")
     for source in (*(stage / "runtime").rglob("*.py"), *(stage / "click").glob("*.py")):
         _write_bytecode(source, source.relative_to(stage).as_posix())
