@@ -32,7 +32,7 @@ def compile_engine(
         earlier, options = as_delta(options)
         with closing(earlier):
             return compile_engine(options, reporter, earlier)
-    request = check(options)
+    request = check(options, earlier is not None and earlier.engine.manifest.tokenizer_dir is not None)
     for warning in request.warnings:
         reporter.warn(warning)
     heads = request.choice.read_heads() if request.choice else ()

@@ -49,8 +49,9 @@ class CompileRequest:
     forms: tuple[FormFile, ...] = ()
 
 
-def check(options: CompileOptions) -> CompileRequest:
+def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
     """The compile that is asked for; a model from the hub is downloaded. IccError says what is wrong with it.
+    has_other: where the model has no tokenizer, the engine gets that of another engine.
 
     First comes what needs no network, then config.json, then the files that the compile reads.
     """
@@ -80,7 +81,7 @@ def check(options: CompileOptions) -> CompileRequest:
             check_text(text, has_tokenizer)
     if options.gate and not has_tokenizer:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
-    warnings = (*(() if has_tokenizer else _warnings(files)), *_costs(options))
+    warnings = (*(() if has_tokenizer or has_other else _warnings(files)), *_costs(options))
     if (prompts or forms) and not has_tokenizer:
         option = (*prompts, *forms)[0].option
         raise UsageError(f"{option} needs a tokenizer, and the model has no {TOKENIZER}", "leave it out")

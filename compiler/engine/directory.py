@@ -168,7 +168,19 @@ def copy_runtime(stage: Path) -> None:
         kinds = (".py", ".css", ".js")  # the last two are of the report
         return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(kinds) or "." not in n)]
 
-    shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
+    failed: list[OSError] = []
+
+    def copy(source: str, target: str) -> None:
+        try:
+            shutil.copyfile(source, target)
+        except OSError as error:
+            failed.append(error)
+            raise
+
+    try:
+        shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=copy)
+    except shutil.Error as error:  # which holds a line for every file, and no errno
+        raise (failed or [error])[0] from None
     _copy_click(stage / "click")
     for source in (*(stage / "runtime").rglob("*.py"), *(stage / "click").glob("*.py")):
         _write_bytecode(source, source.relative_to(stage).as_posix())

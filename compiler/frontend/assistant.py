@@ -29,7 +29,7 @@ from ...runtime.format.speculation import DRAFT_HIDDEN
 from ..errors import CheckpointError, TensorError, UnsupportedModel, UsageError
 from ..graph.graph import Graph
 from ..weights.handles import Weight
-from .drafter_files import HARMLESS, refuse_unknown
+from .drafter_files import HARMLESS, check_numbers, refuse_unknown
 from .export.rope import settle_rope
 from .export.trace import export
 from .load import convert
@@ -138,6 +138,7 @@ def load_assistant(directory: Path, source: ModelSource, model: Graph) -> Assist
     inner = model_weights(assistant, tensors, computed_buffers(assistant))
     if unknown := sorted(name for name in tensors if name not in inner):
         raise UnsupportedModel(f"{directory}: tensor {unknown[0]!r} is not known, and may change the drafter", _READ)
+    check_numbers(tensors.values())
     embedding = whole.get_input_embeddings()
     weights = {f"model.{name}": weight for name, weight in inner.items()} | _embedding(whole, source, embedding)
     settle_rope(assistant, inner, model.max_seq_len + 1)

@@ -4,7 +4,7 @@ is passed over unless it is known to change nothing."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ HARMLESS = {
 }  # fmt: skip
 # What configurations take over from their target's, and layers of full attention do not read.
 _UNREAD = {"decoder_sparse_step", "max_window_layers", "sliding_window", "use_sliding_window", "layer_types"}
+_COUNTS = {
+    "hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "head_dim",
+}  # fmt: skip
 _OLD_ROPE = {"rope_theta", "rope_scaling"}  # which transformers still takes
 # Of training only: what the model itself has, and what rotary modules compute.
 _UNREAD_TENSORS = re.compile(r"verifier_norm\.weight|verifier_lm_head\.weight|(.*\.)?rotary_emb\.inv_freq")
@@ -44,6 +48,8 @@ def layers_config(path: Path, fields: dict[str, Any], read: str, windows: bool =
     kinds = fields.get("layer_types") or []
     if {*kinds} - {"full_attention", *(["sliding_attention"] if windows else [])}:
         raise UnsupportedModel(f"{path}: field 'layer_types' is {kinds!r}: icc reads drafters with full attention")
+    for name in _COUNTS & fields.keys():
+        count(path, fields, name, 1)
     given = {name: value for name, value in fields.items() if name not in HARMLESS | (_UNREAD - own)}
     scaling = given.get("rope_scaling") or {}
     if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "mrope":
@@ -54,8 +60,9 @@ def layers_config(path: Path, fields: dict[str, Any], read: str, windows: bool =
         raise
     except Exception as error:  # whatever transformers finds wrong with a value
         raise CheckpointError(f"{path}: {' '.join(str(error).split())[:200]}") from error
-    for name in ("hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"):
-        count(path, fields, name, getattr(text, name))
+    heads, groups = text.num_attention_heads, text.num_key_value_heads
+    if heads % groups:
+        raise CheckpointError(f"{path}: field 'num_key_value_heads' is {groups}, which does not divide {heads} heads")
     return text
 
 
@@ -114,15 +121,24 @@ class DrafterTensors:
         return weight
 
     def check_read(self) -> None:
-        """UnsupportedModel for a tensor that nobody asked for, unless it is known to change nothing."""
+        """UnsupportedModel for a tensor that nobody asked for, unless it is known to change nothing; TensorError for
+        one that holds NaN or Inf."""
         for name, (stored, _) in sorted(self._stored.items()):
             if name not in self._wanted and not _UNREAD_TENSORS.fullmatch(name):
                 message = f"{self._directory}: tensor {stored!r} is not known, and may change the drafter"
                 raise UnsupportedModel(message, self._read)
+        check_numbers(weight for name, (_, weight) in self._stored.items() if name in self._wanted)
 
     def checked(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Weight]:
         """The tensors of these names and shapes."""
         return {name: self.get(name, shape) for name, shape in shapes.items()}
+
+
+def check_numbers(weights: Iterable[Weight]) -> None:
+    """Read what a drafter brings once before the model is quantized, which may take hours, and not only after it.
+    TensorError where a tensor holds NaN or Inf."""
+    for weight in weights:
+        weight.load()
 
 
 def shared(name: str, source: ModelSource, hidden: int, vocabulary: Tensor | None = None) -> Weight:

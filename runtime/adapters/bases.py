@@ -42,7 +42,10 @@ def other_base(adapter: Adapter, model: str) -> str:
     of the two is not known. Names of local directories differ though models are equal: no more than a warning."""
     if not adapter.base or not model or _plain(adapter.base) == _plain(model):
         return ""
-    return f"{adapter.path} was trained for {adapter.base}, this is {model}: its shapes fit, its answers may not"
+    base = (
+        adapter.base if adapter.base.isprintable() else repr(adapter.base)
+    )  # a file's words must not steer a terminal
+    return f"{adapter.path} was trained for {base}, this is {model}: its shapes fit, its answers may not"
 
 
 def _plain(name: str) -> str:

@@ -140,6 +140,8 @@ class BeamSearch:
         if going_on:
             self._hopeful = self._hopeful and self._may_improve(going_on[0].score)
         full = len(self.finished) == self.params.beams
+        if not going_on:
+            self.running = []  # what they are without an end is no text
         if not going_on or not self._hopeful or (full and self.params.early_stopping is True):
             return []
         parents = [one.beam.number for one in going_on]

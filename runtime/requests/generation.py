@@ -33,8 +33,9 @@ class Completion:
     """One finished completion of one prompt.
 
     finish_reason: "stop" (end token, stop id or stop string), "length" (max_tokens or the engine's max_seq_len),
-    "abort", or "error" (the model's logits were not numbers; the tokens before are kept). `token_ids` include the token
-    that ended it, `text` does not. `logprobs` are per token, if wanted. `index` counts the completions of one prompt.
+    "abort", or "error" (the model's logits were not numbers; the tokens before are kept); in a stream also "too_few",
+    where a beam search found no text, which `generate` raises. `token_ids` include the token that ended it, `text` does
+    not. `logprobs` are per token, if wanted. `index` counts the completions of one prompt.
     `score` is what a beam search ranks by: the sum of the tokens' log-probabilities over their number to the power of
     `length_penalty`. Of a conversation `text` is what is said to the user; `reasoning` is what the model thought
     before, if it did, and `tool_calls` are the tools that it wants called: finish_reason is "tool_calls" then.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..batch.scheduled import StepOutcome, Verdict
+from ..errors import RequestError
 from ..scheduler.scheduler import Scheduler
 from .beam_search import BeamSearch
 from .generation import Generation
@@ -15,7 +16,7 @@ from .sampler import SampledToken
 if TYPE_CHECKING:
     import numpy as np
 
-NO_WAY_ON = "error"  # why a search ends that has found nothing: its grammar does not go on
+TOO_FEW = "too_few"  # why a search ends that has found fewer texts than are asked for: no others are allowed
 
 
 class SearchRequest(Request, eq=False, kw_only=True):
@@ -46,7 +47,12 @@ class SearchRequest(Request, eq=False, kw_only=True):
             self.fault = error
             return "error"
         if not choices:
-            return self.search.finished[0].reason if self.search.finished else NO_WAY_ON
+            found, asked = self.search.finished, len(self.generations)
+            if len(found) >= asked:
+                return found[0].reason
+            words = f"beam search found {len(found)} of the {asked} texts that n asks for: no others are allowed"
+            self.fault = RequestError(words, "ask for fewer", "n")
+            return TOO_FEW
         self.search.placed(scheduler.branch(self.request_id, choices))
         return None
 
@@ -63,7 +69,7 @@ class SearchRequest(Request, eq=False, kw_only=True):
         if reason is None:
             return []
         self.end(reason)
-        found = self.search.best(len(self.generations)) if reason != "error" else []
+        found = self.search.best(len(self.generations)) if reason not in ("error", TOO_FEW) else []
         outputs: list[Output] = []
         for index, generation in enumerate(self.generations):
             generation.first_token, generation.fault = self.first_token, self.fault

@@ -74,3 +74,8 @@ def test_it_is_told_where_it_is_used(
     options: Any = {"max_seq_len": 64, "lora": named(adapter, "org/other")}
     compile_engine(CompileOptions(model("llama"), tmp_path / "engine", "native", **options), Told())
     assert [one for one in told if "trained for" in one] == [f"{adapter} {line}"]
+
+
+def test_a_name_that_would_steer_a_terminal_is_shown_by_its_characters() -> None:
+    told = other_base(Adapter(Path("a"), b"", "evil\x1b[2J\x00", (), {}), "good")
+    assert told.isprintable() and "'evil\\x1b[2J\\x00'" in told

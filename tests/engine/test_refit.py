@@ -14,9 +14,12 @@ import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.engine import directory
+from icc.compiler.engine.atomic import engine_output
 from icc.compiler.engine.earlier import open_earlier
 from icc.compiler.errors import MismatchError, OutputExistsError
+from icc.compiler.options import CompileOptions
 from icc.compiler.packing import pack_engine
+from icc.compiler.request import check
 from icc.runtime.errors import UsageError
 from icc.runtime.format.digest import encode_sealed
 from icc.runtime.format.load import read_manifest
@@ -81,6 +84,12 @@ def test_it_is_what_a_compile_gives(
     before = contents(old)
     found = icc.refit(old, model(1), tmp_path / "engine")
     assert contents(found) == contents(wanted) != before == contents(old)
+
+
+def test_a_tokenizer_that_the_engine_keeps_is_not_missed(model: Callable[..., Path], tmp_path: Path) -> None:
+    options = CompileOptions(model=model(1), output=tmp_path / "engine")
+    assert any("tokenizer.json" in warning for warning in check(options).warnings)
+    assert not check(options, has_other=True).warnings
 
 
 def test_in_its_place_while_it_runs(engine: Callable[..., Path], model: Callable[..., Path], tmp_path: Path) -> None:
@@ -149,6 +158,21 @@ def test_one_that_fails_leaves_the_engine(
     with pytest.raises(icc.IccError, match="the disk is full"):
         icc.refit(own, model(1))
     assert contents(own) == contents(engine(0)) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_is_full_where_the_runtime_is_copied_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its files are many, and each of them fails."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(icc.IccError, match=r"cannot write .*engine: the disk is full$"):
+        with engine_output(tmp_path / "engine") as stage:
+            directory.copy_runtime(stage)
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_that_a_compile_was_given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -122,6 +123,13 @@ NESTED = "dflash_config"
         (lambda c, t: c.update(is_causal=1), "field 'is_causal' is 1"),
         (lambda c, t: c[NESTED].update(output_multiplier=-1.0), "'output_multiplier' is -1.0, not a number above 0"),
         (lambda c, t: c[NESTED].update(input_embedding_scale=0), "'input_embedding_scale' is 0, not a number above 0"),
+        (lambda c, t: c[NESTED].update(input_embedding_scale=math.inf), "'input_embedding_scale' is inf, not a number"),
+        (lambda c, t: c.update(head_dim=0), "field 'head_dim' is 0, not a count"),
+        (
+            lambda c, t: c.update(sliding_window=-2, layer_types=["sliding_attention"] * 2),
+            "field 'sliding_window' is -2, not a count",
+        ),
+        (lambda c, t: t["layers.1.mlp.up_proj.weight"].fill_(math.inf), "'layers.1.mlp.up_proj.weight': holds Inf"),
         (lambda c, t: c.update(dflash_config=3), "field 'dflash_config' is no object"),
         (lambda c, t: c.update(layer_types=["chunked_attention"] * 2), "field 'layer_types'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -134,7 +135,14 @@ LAYER = "transformer_layer_config"
         ),
         (lambda c, t: c.update(architectures=["LlamaForCausalLM"]), "not an EAGLE-3 drafter"),
         (lambda c, t: c.update(model_type="gemma"), "field 'model_type' is 'gemma'"),
-        (lambda c, t: c.update(hidden_size="64"), "Field 'hidden_size' expected int"),
+        (lambda c, t: c.update(hidden_size="64"), "field 'hidden_size' is '64', not a count"),
+        (lambda c, t: c.update(num_attention_heads=0), "field 'num_attention_heads' is 0, not a count"),
+        (lambda c, t: c.update(num_key_value_heads=0), "field 'num_key_value_heads' is 0, not a count"),
+        (
+            lambda c, t: c.update(num_key_value_heads=3),
+            "field 'num_key_value_heads' is 3, which does not divide 4 heads",
+        ),
+        (lambda c, t: t["fc.weight"].fill_(math.nan), "'fc.weight': holds NaN"),
         (lambda c, t: c.update(vocab_size=119), "vocab_size is 119, the model's is 120"),
         (lambda c, t: c.update(target_hidden_size=32), "target_hidden_size is 32, the model's is 64"),
         (lambda c, t: c.update(draft_vocab_size=0), "field 'draft_vocab_size' is 0, not a count"),

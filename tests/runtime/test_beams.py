@@ -230,6 +230,30 @@ def test_every_beam_has_its_own_place_in_a_grammar(make: Callable[..., LLM]) -> 
     assert sorted("".join(one.text.split()) for one in found) == ["[1,2]", "[2,1]"]
 
 
+@pytest.mark.parametrize(
+    ("n", "found", "form"),
+    [
+        (2, 1, {"allowed_token_ids": (ord("a"),)}),  # up to max_tokens
+        (4, 2, {"regex": "[xy]"}),
+        (3, 1, {"regex": "abc"}),
+        (1, 0, {"allowed_token_ids": (257,), "min_tokens": 2, "regex": "a"}),
+    ],
+)
+def test_beams_tell_where_there_are_fewer_texts_than_wanted(
+    make: Callable[..., LLM], n: int, found: int, form: dict[str, Any]
+) -> None:
+    """No text is given that its grammar lets go on only, and none that is not there."""
+    llm = make()
+    params = SamplingParams(beams=4, n=n, max_tokens=4, **form)
+    with pytest.raises(RequestError, match=f"found {found} of the {n} texts") as caught:
+        llm.generate([PROMPTS[0]], params)
+    assert caught.value.field == "n"
+    if found:
+        texts = [one.text for one in llm.generate([PROMPTS[0]], replace(params, n=found))]
+        assert len(set(texts)) == found and all(re.fullmatch(form.get("regex", "a{4}"), text) for text in texts)
+    assert llm.loop.scheduler.kv.is_idle and not llm.loop.requests.live
+
+
 def test_stop_strings_end_a_beam(make: Callable[..., LLM]) -> None:
     llm = make()
     params = SamplingParams(beams=4, n=4, max_tokens=6, early_stopping=True, allowed_token_ids=tuple(b"xyz"), stop="yx")

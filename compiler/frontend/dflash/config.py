@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def read_config(directory: Path, num_layers: int, vocab_size: int) -> BlockConfi
         text, masks = layers_config(path, {"model_type": "qwen3", **fields}, READ, windows=True), _masks
     else:
         text, masks = _as_transformers_has_it(path, fields, vocab_size), _both_ways
+    if "sliding_attention" in text.layer_types:
+        count(path, {}, "sliding_window", text.sliding_window or 0)
     own = {name: nested.get(name, found.get(name)) for name in _EITHER} | {
         _CAUSAL: nested.get("causal") if found.get(_CAUSAL) is None else found[_CAUSAL]
     }
@@ -139,7 +142,7 @@ def _both_ways(path: Path, text: Any, causal: bool | None, block: int) -> tuple[
 
 def _scale(path: Path, own: Mapping[str, Any]) -> float:
     scale = 1.0 if own["input_embedding_scale"] is None else own["input_embedding_scale"]
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < inf:
         raise CheckpointError(f"{path}: field 'input_embedding_scale' is {scale!r}, not a number above 0")
     multiplier = own["output_multiplier"]
     if multiplier is not None and (not isinstance(multiplier, int | float) or not multiplier > 0):

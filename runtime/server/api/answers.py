@@ -11,9 +11,10 @@ from msgspec import UNSET, UnsetType
 
 from ...reading.parts import CallArguments, CallBegun, Part, Said, Thought
 from ...requests.sampler import TokenLogprob
+from ...requests.search import TOO_FEW
 from ..engine.engine_stream import EngineFailed, EngineStream
 from ..engine.messages import Delta, merge
-from .errors import HttpError
+from .errors import HttpError, conflict
 from .generate import AnswerWriter
 from .jobs import Job
 from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
@@ -270,7 +271,8 @@ def _score(delta: Delta) -> float | UnsetType:
 
 
 def by_choice(deltas: Sequence[Delta]) -> list[Delta]:
-    """One delta per completion. EngineFailed if one of them ended because the model failed."""
+    """One delta per completion. EngineFailed if one of them ended because the model failed, HttpError 400 if
+    there are no more texts than a search has found."""
     grouped: dict[tuple[int, int], list[Delta]] = {}
     for delta in deltas:
         grouped.setdefault((delta.id, delta.index), []).append(delta)
@@ -278,6 +280,8 @@ def by_choice(deltas: Sequence[Delta]) -> list[Delta]:
             raise EngineFailed(
                 500, "the model failed on this request: its logits are not numbers, or its grammar ends here"
             )
+        if delta.reason == TOO_FEW:
+            raise conflict("beam search found fewer texts than n asks for: no others are allowed", "n")
     return [merge(group) for group in grouped.values()]
 
 

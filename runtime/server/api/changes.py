@@ -13,12 +13,11 @@ from ...format.manifest import FileEntry, Manifest
 from ...format.open_container import open_container
 from ...trust.engine_signature import check_signature, read_public_key
 from ..engine.engine_pool import EnginePool
+from ..engine.identity import REQUEST_FIELDS, tokenizer_files
 from .adapters import ServedAdapters
 from .errors import HttpError
 
-# What stays of a manifest: what the HTTP process makes requests with, and, where only weights change, the rest.
-_REQUESTS = ("backend", "model", "limits", "sampling", "embedding", "tokenizer_dir")
-_ENGINE = (*_REQUESTS, "target", "kernel_abi")
+_ENGINE = (*REQUEST_FIELDS, "target", "kernel_abi")  # what stays of a manifest where only weights change
 
 
 @dataclass
@@ -52,12 +51,12 @@ class EngineChanges:
         path = self.path.parent / name
         if "/" in name or name in ("", ".", ".."):
             raise HttpError(400, f"{name[:80]!r} is no name of a directory beside {self.path.name}", "engine")
-        await self._take(path, wait_s, _REQUESTS, _tokenizer_files)
+        await self._take(path, wait_s, REQUEST_FIELDS, tokenizer_files)
         self.path = path
 
     async def read_again(self, wait_s: float) -> None:
         """Go on with what is in the engine's directory now, which may be a link to another one than before."""
-        await self._take(self.path, wait_s, _REQUESTS, _tokenizer_files)
+        await self._take(self.path, wait_s, REQUEST_FIELDS, tokenizer_files)
 
     def _check_key(self) -> None:
         if not self.keyed:
@@ -91,10 +90,6 @@ def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, bool]:
     if signed_by is not None:
         check_signature(open_container(path), engine.manifest, read_public_key(signed_by))
     return engine.manifest, engine.program.adapters is not None
-
-
-def _tokenizer_files(manifest: Manifest) -> Mapping[str, FileEntry]:
-    return {name: entry for name, entry in manifest.files.items() if name.startswith("tokenizer/")}
 
 
 def _program_files(manifest: Manifest) -> Mapping[str, FileEntry]:

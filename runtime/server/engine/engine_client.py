@@ -94,7 +94,9 @@ class EngineClient:
         self._started: asyncio.Future[Ready] | None = None
         self._reload: _Reload | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
         self._heard = 0.0
+        self._identity: str | None = None  # of the engine that was loaded first, see Ready
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
         self.stats, self.costs = Stats(), StepCosts()
         self.adapters: AdapterStats | None = None
@@ -115,6 +117,7 @@ class EngineClient:
     async def stop(self) -> None:
         """End the process; streams that are open fail."""
         if self._supervisor is not None:
+            self._stopping = True
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._end_process("the server has stopped")
@@ -192,6 +195,8 @@ class EngineClient:
                 reason = await self._watch()
             except OSError as error:
                 began, reason = time.monotonic(), f"cannot be started: {error}"
+            if self._stopping:  # wait_for of Python 3.11 drops a cancellation that comes with what it waits for
+                return
             lost = len(self._prompts)
             if self._reload is not None and self._reload.replaces:
                 self._reload.replaces = False
@@ -289,11 +294,20 @@ class EngineClient:
             error.exit_code = message.exit_code
             self._started.set_exception(error)
         else:
-            log.error("the engine cannot be loaded again: %s", message.message)
-            if self._reload is not None and not self._reload.replaces:
-                self._reload.settle(EngineFailed(503, message.message))
+            self._not_again(message.message)
+
+    def _not_again(self, why: str) -> None:
+        log.error("the engine cannot be loaded again: %s", why)
+        if self._reload is not None and not self._reload.replaces:
+            self._reload.settle(EngineFailed(503, why))
 
     def _take_ready(self, ready: Ready) -> None:
+        if self._identity is None:
+            self._identity = ready.identity
+        elif ready.identity != self._identity:  # somebody has put another one there since
+            self._not_again("another model, tokenizer or limits are in its place: start the server anew")
+            self._lost.set()
+            return
         self.facts = ready
         self.on_kv(None)
         fields = with_fields(replica=self.number, pid=self.pid, restarts=self.restarts, load_s=round(ready.load_s, 2))

@@ -240,6 +240,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
     moves_kv: bool = False  # whether it gives and takes KV
     step_tokens: int = 0  # the most that a step takes
+    identity: str = ""  # see identity_of
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):

@@ -17,6 +17,7 @@ from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .adapter_table import AdapterTable
 from .channel import Channel, ChannelClosed
+from .identity import identity_of
 from .kv_exchange import KVExchange
 from .kv_transfer import KVTransfer, sequence_of
 from .kv_wire import KVWire
@@ -70,7 +71,7 @@ class Worker(TaskListener[Prompt]):
         llm.loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
         self._channel = channel
         self._grammars = grammars or GrammarService()
-        self._embeds = llm.manifest.embedding is not None
+        self._embeds, self._identity = llm.manifest.embedding is not None, identity_of(llm.manifest)
         self.prompts = PromptTable(self._embeds)
         self._deltas: list[Delta] = []  # not reported yet
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
@@ -84,7 +85,8 @@ class Worker(TaskListener[Prompt]):
         executor, prefix_blocks = self._driver.loop.executor, self._driver.loop.scheduler.kv.prefix_blocks
         blocks = sum(group.num_blocks for group in executor.groups)
         limits = executor.max_batch_size, executor.max_step_tokens
-        self._channel.send(Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1]))
+        facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity)
+        self._channel.send(facts)
         try:
             while True:
                 self._turn()

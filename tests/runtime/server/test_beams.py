@@ -50,6 +50,16 @@ def served(toy: Path, judge: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield server
 
 
+def test_fewer_texts_than_wanted_are_told(served: Served) -> None:
+    """A schema allows two; a client that wants four of four beams hears of it, one that wants two gets them."""
+    form = {"guided_choice": ["ab", "b"], "max_tokens": 4, "use_beam_search": True}
+    reply = served.ask("POST", "/v1/completions", {"model": "toy", "prompt": "ab", "n": 4, **form})
+    error = reply.json["error"]
+    assert reply.status == 400 and error["param"] == "n" and "fewer texts than n" in error["message"]
+    found = served.complete("ab", n=2, best_of=4, **form)
+    assert sorted(choice["text"] for choice in found["choices"]) == ["ab", "b"]
+
+
 def test_beams_are_those_of_the_library(served: Served, toy: Path) -> None:
     """`n` of `best_of` beams, in completions and chats, whole and streamed, with their scores and log-probabilities."""
     params = SamplingParams(beams=3, n=2, max_tokens=4, length_penalty=0.5, early_stopping="never", logprobs=2)

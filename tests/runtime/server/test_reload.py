@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from icc.runtime.requests.params import SamplingParams
@@ -84,6 +85,37 @@ def test_it_dies_before_it_is_replaced() -> None:
             while client.restarts < deaths:
                 await asyncio.sleep(0.01)
             await ready(client)
+        await client.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_another_engine_in_its_place_is_not_served(tmp_path: Path) -> None:
+    """A process that is started again after the engine was replaced, for which the HTTP process has another tokenizer,
+    is ended, and the one that is put back is served."""
+    identity = tmp_path / "identity"
+    text = ENGINE.replace("Ready(1, 1, 0.0)", f"Ready(1, 1, 0.0, identity=open({str(identity)!r}).read())")
+
+    async def restarted(client: EngineClient, what: str) -> None:
+        identity.write_text(what)
+        before = client.restarts
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        while client.restarts < before + 2 and (client.facts is None or client.restarts == before):
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        identity.write_text("one")
+        client = EngineClient([sys.executable, "-c", text, "{fd}"])
+        await client.start()
+        await restarted(client, "another")
+        assert client.facts is None
+        identity.write_text("one")
+        while client.facts is None:
+            await asyncio.sleep(0.01)
+        identity.write_text("another")
+        with pytest.raises(EngineFailed, match="another model, tokenizer or limits"):
+            await client.reload(1)
         await client.stop()
 
     asyncio.run(asyncio.wait_for(run(), 60))

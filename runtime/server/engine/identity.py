@@ -1,0 +1,23 @@
+"""What the HTTP process makes requests with: an engine that takes the place of another must have the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from ...format.manifest import FileEntry, Manifest
+
+REQUEST_FIELDS = ("backend", "model", "limits", "sampling", "embedding", "tokenizer_dir")
+
+
+def tokenizer_files(manifest: Manifest) -> Mapping[str, FileEntry]:
+    """The files of the tokenizer and the chat template, by name."""
+    return {name: entry for name, entry in manifest.files.items() if name.startswith("tokenizer/")}
+
+
+def identity_of(manifest: Manifest) -> str:
+    """A digest of all that; weights and kernels are not in it."""
+    facts = [[getattr(manifest, name) for name in REQUEST_FIELDS], sorted(tokenizer_files(manifest).items())]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
