@@ -166,6 +166,25 @@ def test_a_model_of_the_package_calls_the_op(acme: Path, monkeypatch: pytest.Mon
     assert not done.returncode, done.stderr
 
 
+WITHOUT_A_GPU = """
+import sys
+sys.argv[1:] = ["sq8", "e5m2"]
+import acme.test_gpu_kv, acme.test_gpu_op as of_ops
+of_ops.test_softsign()
+of_ops.softsign.instructions = lambda body, x: body("div", x, body("add", body("abs", x), 2.0))
+of_ops.test_softsign()
+"""
+
+
+def test_its_kernels_for_gpus_are_checked_without_one(acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's tests pass, and the last fails where fusion draws another op."""
+    monkeypatch.delenv("TRITON_INTERPRET")  # the page says it itself
+    done = python(acme, WITHOUT_A_GPU)
+    assert "line 7, in <module>" in done.stderr
+    last = done.stderr.rstrip().rpartition("\n")[2]
+    assert last.startswith("ValueError: acme.softsign, sample 0, a prompt of 3 tokens: 21 of 21 numbers are off by")
+
+
 def test_a_drafter_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of a package is one line that says whose it is."""
     monkeypatch.setattr(extensions, "load", lambda group, name: lambda argument, engine, executor: int(argument))

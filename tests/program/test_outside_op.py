@@ -4,9 +4,9 @@ every back end without a change in the product."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -16,29 +16,29 @@ from icc.compiler.backends.cpu.kernels.base import KernelParams
 from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
 from icc.compiler.backends.triton.backend import TritonBackend
 from icc.compiler.backends.triton.kernels.table import TRITON_KERNELS
-from icc.compiler.backends.triton.plan import make_plan, plan_program
 from icc.compiler.backends.triton.spec import ONE, LaunchSpec, Shape, StepKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.errors import VerifyError
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.measure.interpret import InterpretDevice
-from icc.compiler.ops import Traits, op
+from icc.compiler.measure.interpreted import interpreted_steps
+from icc.compiler.op_check import check_triton_op
+from icc.compiler.ops import OPS, Traits, op
 from icc.compiler.program.context import Lowerer, row_kind
 from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.program.lowerings import register_lowering
 from icc.compiler.program.placed import Placed
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step, step_type
-from icc.compiler.program.verify import verify_lowered, verify_plan
+from icc.compiler.program.verify import verify_lowered
 from icc.compiler.targets import TARGETS
-from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
-from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand
 from icc.runtime.format.plan import extent
 from run_lowered import lower_graph, optimize, run_lowered
 from torch import Tensor, fx
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
 
 
 @op(Traits(), namespace="outside")
@@ -50,6 +50,16 @@ def tilted(x: Tensor, slope: float) -> Tensor:
 @tilted.set_samples
 def _samples() -> Iterator[tuple[Tensor, float]]:
     yield torch.randn(3, 19), 0.5
+
+
+def draw_ramp(body: Any, x: Any, w: Any, low: float) -> Any:
+    return body("mul", body("maximum", body("add", x, low), 0.0), w)
+
+
+@op(Traits(elementwise=True), namespace="outside", instructions=draw_ramp)
+def ramped(x: Tensor, w: Tensor, low: float) -> Tensor:
+    """x + low, at least 0, times w."""
+    return (x + low).clamp(min=0.0) * w
 
 
 @step_type
@@ -134,17 +144,44 @@ def test_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_in_an_interpreted_plan() -> None:
-    backend, limits = TritonBackend(TARGETS["h100"], "f32"), Limits(32, 4, 32)
-    lowered = lower(graph(), LowerOptions(backend.kv_dtype, backend.profile, 16))
-    verify_lowered(lowered.program, backend.refusal)
-    planned = plan_program(lowered.program, limits, Tuner(TARGETS["h100"]))
-    program = msgspec.structs.replace(lowered.program, plan=make_plan(planned, TARGETS["h100"], {}))
-    verify_plan(program)
-    packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
-    player = Player(InterpretDevice(program, planned.specs(), packed, limits, 8))
-    table = tuple(range(-(-len(IDS) // 16)))
-    found = player.step(ScheduledBatch((ScheduledSequence(1, tuple(IDS), 0, (table,), len(IDS)),)))
-    assert difference(interpret(graph(), IDS), torch.from_numpy(found.copy())) < 1e-5
+    """Logits of a prompt, and of as many sequences that decode."""
+    for logits in interpreted_steps(graph(), 9, TARGETS["h100"]).values():
+        assert difference(interpret(graph(), range(9)), logits) < 1e-5
+
+
+def test_its_kernel_is_checked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_triton_op(tilted)
+    check_triton_op(tilted, [(torch.full((2, 4), float("inf")), 1.0)], "mi300x")
+    source = TiltedKernel.launches
+    monkeypatch.setattr(TiltedKernel, "launches", lambda self, *a: [replaced(spec) for spec in source(self, *a)])
+    with pytest.raises(ValueError, match=r"tilted, sample 0, a prompt of 3 tokens: 51 of 57 .* row 0, element 2 is"):
+        check_triton_op(tilted)
+
+
+def replaced(spec: LaunchSpec) -> LaunchSpec:
+    """With a slope that stops at column 1."""
+    return replace(spec, source=spec.source.replace("* at", "* tl.minimum(at, 1)"))
+
+
+def test_what_fusion_draws_is_checked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, a weight of one row's shape, a number; and instructions that are not the reference."""
+    x = torch.tensor([[0.5, -2.0, float("nan")], [3.0, -0.0, -float("inf")]])
+    check_triton_op(ramped, [(x, torch.tensor([1.0, 2.0, 3.0]), 0.5), (x, x, 0.0)])
+    monkeypatch.setattr(ramped, "instructions", lambda body, x, w, low: body("mul", body("add", x, low), w))
+    with pytest.raises(ValueError, match=r"ramped, sample 0, .*: 2 of 6 numbers are off .* is -3, and 0 by the ref"):
+        check_triton_op(ramped, [(x, torch.tensor([1.0, 2.0, 3.0]), 0.5)])
+
+
+def test_what_is_not_checked_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="paged_attention: rows depend on each other"):
+        check_triton_op(OPS["paged_attention"])
+    with pytest.raises(ValueError, match=r"ramped: there is no sample to check"):
+        check_triton_op(ramped)
+    with pytest.raises(ValueError, match=r"select_rows, sample 0: results must be \[5, ..\], not \[\(2, 9\)\]"):
+        check_triton_op(OPS["select_rows"])
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(RuntimeError, match="set TRITON_INTERPRET=1 in the environment"):
+        check_triton_op(tilted)
 
 
 def test_a_second_kernel_lowering_or_step_of_one_op_is_refused() -> None:

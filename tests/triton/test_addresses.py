@@ -41,6 +41,7 @@ PAGES = """%12 = tt.load %arg2 : !tt.ptr<i32>
     %14 = arith.muli %13, %width : tensor<64xi32>
     %15 = tt.addptr %9, %14 : tensor<64x!tt.ptr<f32>>, tensor<64xi32>
     %16 = tt.load %15, %6, %cst : tensor<64x!tt.ptr<f32>>"""
+OTHER = "%other = arith.constant dense<1.000000e+00> : tensor<64xf32>"
 COUNTED = """%20 = scf.for %arg9 = %c0_i32 to %arg1 step %c1_i32 iter_args(%arg10 = %c0_i32) -> (i32)  : i32 {
       %21 = tt.addptr %arg2, %arg10 : !tt.ptr<i32>, i32
       %22 = tt.load %21 : !tt.ptr<i32>
@@ -121,6 +122,31 @@ def test_places_of_equal_blocks_along_other_axes_are_not_taken_for_one() -> None
     %20 = tt.load %19, %16, %21 : tensor<64x64x!tt.ptr<f32>>"""
     assert faults(10, 1, body=body.replace("WHICH", "12").replace("SHAPE", "1x64")) == ()
     assert faults(10, 1, body=body.replace("WHICH", "13").replace("SHAPE", "64x1")) != ()
+
+
+def test_a_group_whose_first_column_is_inside_is_inside() -> None:
+    """Groups of 32 columns, of which the mask sees the first: K is a multiple of 32, or is not."""
+    body = """%12 = arith.constant dense<32> : tensor<64xi32>
+    %13 = arith.muli %2, %12 : tensor<64xi32>
+    %14 = arith.cmpi slt, %13, %5 : tensor<64xi32>
+    %15 = arith.constant dense<31> : tensor<64xi32>
+    %16 = arith.addi %13, %15 : tensor<64xi32>
+    %17 = tt.addptr %9, %16 : tensor<64x!tt.ptr<f32>>, tensor<64xi32>
+    %18 = tt.load %17, %14, %cst : tensor<64x!tt.ptr<f32>>"""
+    assert faults(96, 1, body=body) == ()
+    assert faults(100, 1, body=body) == (f"reads {4 * 28} bytes behind the end of argument 0",)
+    assert Form(-95, {UnknownInteger(0, 9, 4): 8}).tight.constant == -64
+    assert Form(np.array([-95, 1]), {UnknownInteger(0, 9): -8}).tight.constant.tolist() == [-88, 8]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("ogt", True), ("one", True), ("oge", False), ("ugt", False)])
+def test_what_is_not_the_number_of_masked_elements_was_loaded(kind: str, shown: bool) -> None:
+    """Tokens are loaded where their logits are more than what stands for those that were not loaded."""
+    body = f"""{LAST}
+    %12 = arith.cmpf {kind}, %11, %cst : tensor<64xf32>
+    %13 = tt.load %10, %12, %cst : tensor<64x!tt.ptr<f32>>"""
+    assert (faults(100, 1, body=body) == ()) == shown
+    assert faults(100, 1, body=body.replace("%11, %cst :", "%11, %other :").replace("%12 =", f"{OTHER}\n    %12 ="))
 
 
 def test_facts_are_put_together() -> None:

@@ -186,6 +186,20 @@ def test_split_values_of_blocks_do_not_wait_for_each_product(tmp_path: Path, mon
     assert loop_faults("linear_tile", found.loops) == () and found.loops[0].instruction == "HGMMA"
 
 
+@pytest.mark.parametrize(
+    ("stored", "target"),
+    [("q4_k", "h100"), *soak(("q5_k", "h100"), ("q6_k", "h100"), ("q4_k", "a100"), ("q5_k", "a100"))],
+)
+def test_values_of_blocks_whose_scales_share_words_stay_in_registers(
+    stored: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They went through shared memory, in 8 rounds of store, barrier and load a step, where a scale was shifted out of
+    its word by what is known only as the kernel runs."""
+    [(_, found)] = compiled([picked("o", stored, Shape(64, False), target)], target, tmp_path, monkeypatch)
+    [loop] = found.loops
+    assert loop.barriers == 2 and not loop.shared_stores and not loop.conversions and not found.spill_bytes
+
+
 @pytest.mark.parametrize("target", ["a100", "l40s", "h100", "b200"])
 def test_no_warps_make_the_same_values_of_blocks(target: str) -> None:
     """Four warps over 32 columns computed 2.00 times what they multiplied, in steps of 655 instructions; over 64

@@ -84,13 +84,21 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
         x_k = step * BK + 96 + tl.arange(0, GROUP)[:, None]
         x3 = tl.load(x_at + x_k, mask=in_rows[None, :], other=0.0)
         at = row0 + tile * 1
-        of_scales_0 = load(
+        of_scales_0_0 = load(
             (matrix + 12288).to(tl.pointer_type(tl.uint32)) + (at * 2 + (step * BK + 0) // 512),
-            None,
+            ((tl.full([BN], step, tl.int32) * BK + 0) // 256 % 2 == 0),
         )
-        of_mins_0 = load(
+        of_scales_0_1 = load(
+            (matrix + 12288).to(tl.pointer_type(tl.uint32)) + (at * 2 + (step * BK + 0) // 512),
+            ((tl.full([BN], step, tl.int32) * BK + 0) // 256 % 2 == 1),
+        )
+        of_mins_0_0 = load(
             (matrix + 12544).to(tl.pointer_type(tl.uint32)) + (at * 2 + (step * BK + 0) // 512),
-            None,
+            ((tl.full([BN], step, tl.int32) * BK + 0) // 256 % 2 == 0),
+        )
+        of_mins_0_1 = load(
+            (matrix + 12544).to(tl.pointer_type(tl.uint32)) + (at * 2 + (step * BK + 0) // 512),
+            ((tl.full([BN], step, tl.int32) * BK + 0) // 256 % 2 == 1),
         )
         of_group_scales_0 = load(
             (matrix + 12800).to(tl.pointer_type(tl.uint32)) + (at * 6 + step * 1 + 0),
@@ -106,10 +114,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0_0 >> 0 & 65535) | (of_scales_0_1 >> 16),
             (of_group_scales_0 >> 0) & 255,
         )[:, None]
-        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0_0 >> 0 & 65535) | (of_mins_0_1 >> 16)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 0) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)
@@ -123,10 +131,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0_0 >> 0 & 65535) | (of_scales_0_1 >> 16),
             (of_group_scales_0 >> 8) & 255,
         )[:, None]
-        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0_0 >> 0 & 65535) | (of_mins_0_1 >> 16)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 8) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)
@@ -140,10 +148,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0_0 >> 0 & 65535) | (of_scales_0_1 >> 16),
             (of_group_scales_0 >> 16) & 255,
         )[:, None]
-        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0_0 >> 0 & 65535) | (of_mins_0_1 >> 16)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 16) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)
@@ -157,10 +165,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0_0 >> 0 & 65535) | (of_scales_0_1 >> 16),
             (of_group_scales_0 >> 24) & 255,
         )[:, None]
-        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0_0 >> 0 & 65535) | (of_mins_0_1 >> 16)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 24) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)

@@ -78,12 +78,20 @@ class Form:
         return total
 
     @property
+    def step(self) -> int:
+        """A number that divides each of its terms; 0 if it has none."""
+        return gcd(*(_divisor(factor) * unknown.divisor for unknown, factor in self.terms.items()))
+
+    @property
     def divisor(self) -> int:
         """A number that divides it; 0 for the form 0."""
-        found = _divisor(self.constant)
-        for unknown, factor in self.terms.items():
-            found = gcd(found, _divisor(factor) * unknown.divisor)
-        return found
+        return gcd(_divisor(self.constant), self.step)
+
+    @property
+    def tight(self) -> Form:
+        """The fact that this one, a form that is at most 0, is in integers: 32 i < 2880 is 32 i <= 2848."""
+        step = self.step
+        return self if step < 2 else Form(-(-self.constant // step * step), self.terms)
 
 
 def least(one: Number, other: Number) -> Number:
@@ -167,9 +175,7 @@ class _BoundSearch:
     @staticmethod
     def _whole(form: Form, bound: Number) -> Number:
         """The largest value not above `bound` that the divisors of the terms allow."""
-        step = 0
-        for unknown, factor in form.terms.items():
-            step = gcd(step, _divisor(factor) * unknown.divisor)
+        step = form.step
         return bound - (bound - form.constant) % step if step > 1 else bound
 
     def _reached(self, bound: Number) -> bool:

@@ -24,6 +24,7 @@ View = tuple[object, ...]  # a name for each axis of a value; None for an axis o
 PASSING = ("tt.splat", "tt.expand_dims", "tt.broadcast", "tt.trans", "arith.extsi", "arith.index_cast")
 MOVING = ("tt.join", "tt.cat", "tt.split", "tt.gather", "tt.reshape")
 _FAR = 2**50  # no memory has so many bytes; larger integers are taken for any integer of their type
+_UNEQUAL = ("ogt", "olt", "one")  # comparisons of floats that no number and itself fulfil
 _OPPOSITE = {"slt": "sge", "sle": "sgt", "sgt": "sle", "sge": "slt", "ult": "uge", "eq": "ne", "ne": "eq"}
 
 
@@ -275,7 +276,13 @@ class KernelValues:
                     yield from self.given(one, place, not holds)
         elif op.name == "arith.cmpi" and self.types[op.operands[0]].element != "i1":
             kind = op.text.strip().partition(",")[0]
-            yield from _compared(kind if holds else _OPPOSITE.get(kind, ""), *(self.form(*o) for o in operands))
+            forms = (self.form(*operand) for operand in operands)
+            yield from (fact.tight for fact in _compared(kind if holds else _OPPOSITE.get(kind, ""), *forms))
+        elif op.name == "arith.cmpf" and holds and op.text.strip()[:3] in _UNEQUAL:
+            (one, place), (other, _) = operands
+            loaded = self.ops.get(one)
+            if loaded is not None and loaded.name == "tt.load" and loaded.operands[2:] == (other,):
+                yield from self.given(loaded.operands[1], place, True)  # where it is masked, the two are one number
 
 
 def _compared(kind: str, a: Form, b: Form) -> Iterator[Form]:

@@ -46,6 +46,11 @@ class Beside:
         """Values of K that a word is for."""
         return self.unit * 4 // self.item
 
+    @property
+    def turns(self) -> int:
+        """Items of a word of which a step, or a group of it, has one; 1 where a step has all of them."""
+        return 1 if self.whole else 4 // self.item
+
 
 @dataclass(frozen=True)
 class BlockRows(CodeGroups):
