@@ -42,7 +42,7 @@ class ChatTemplate:
             lstrip_blocks=True,
             auto_escape_callback=lambda name: False,
             filters={"tojson": _tojson},
-            tests={"iterable": _is_iterable},
+            tests={"iterable": _is_iterable, "sequence": _is_sequence, "number": _is_number},
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         try:
@@ -105,8 +105,8 @@ class ChatTemplate:
         try:
             text = self._environment.render_template(
                 name,
-                messages=messages,
-                tools=tools,
+                messages=_kept_floats(messages),
+                tools=_kept_floats(tools),
                 add_generation_prompt=add_generation_prompt,
                 **{"documents": None, **self._special_tokens, **variables},
             )
@@ -144,12 +144,49 @@ def _tojson(
         indent=indent,
         separators=tuple(separators) if separators else None,  # type: ignore[arg-type]
         sort_keys=sort_keys,
+        default=_plain_float,
     )
+
+
+class WholeFloat:
+    """A float that is a whole number, such as 5.0, which minijinja would hand to filters as the integer 5."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return repr(self._value)
+
+    __repr__ = __str__
+
+
+def _kept_floats(value: Any) -> Any:
+    """The same value with a WholeFloat for each float that is a whole number."""
+    if isinstance(value, float):
+        return WholeFloat(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {key: _kept_floats(inner) for key, inner in value.items()}
+    return [_kept_floats(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _plain_float(value: Any) -> float:
+    if isinstance(value, WholeFloat):
+        return value._value
+    raise TypeError(f"{type(value).__name__} is no value of JSON")
 
 
 def _is_iterable(value: Any) -> bool:
     """As in Jinja: none is not, though minijinja would go over it as over an empty list."""
     return isinstance(value, str | Iterable)
+
+
+def _is_sequence(value: Any) -> bool:
+    """As in Jinja: a text and a mapping are, too."""
+    return isinstance(value, str | Sequence | Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | WholeFloat)
 
 
 def _raise_exception(message: str) -> str:
