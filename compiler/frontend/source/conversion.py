@@ -95,6 +95,13 @@ def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str,
                 f"has shape {list(found[name].shape)}, the config says {list(parameter.shape)}",
                 "the checkpoint does not match its configuration",
             )
+        dtype = found[name].dtype
+        if parameter.is_floating_point() and parameter.dim() > 1 and not dtype.is_floating_point:
+            raise TensorError(
+                name,
+                f"is stored as {str(dtype).removeprefix('torch.')}, and config.json does not say what its numbers mean",
+                "a quantization_config tells so; or give the unquantized checkpoint",
+            )
     return found
 
 
