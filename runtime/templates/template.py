@@ -17,6 +17,7 @@ MAX_OUTPUT = 8 << 20  # characters
 # transformers marks what an assistant said; training needs that, a prompt does not
 _GENERATION = ("generation", "endgeneration")
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # stands where a message is to be continued, as in transformers
+_SAID = "SOMETHING_SAID"  # by a user, to see whether a template shows it
 
 
 class TemplateRefused(RequestError):
@@ -36,6 +37,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], named: Mapping[str, str] | None = None) -> None:
         self._special_tokens = special_tokens
         self._names = [*([DEFAULT] if source else []), *(named or {})]
+        self._lists: dict[str, bool] = {}  # of templates that were asked: whether they take contents as lists
         self._environment = minijinja.Environment(
             fuel=FUEL,
             trim_blocks=True,
@@ -94,7 +96,32 @@ class ChatTemplate:
         kept = text[:at]
         return kept if text.startswith(_CONTINUED, at) else kept.rstrip()
 
+    def _takes_lists(self, name: str) -> bool:
+        """Whether a template shows no content that is a text, but one that is a list of parts: those of models that
+        also see are often written so, and would leave out what the user says without a word."""
+        if name not in self._lists:
+            self._lists[name] = not self._shows(name, _SAID) and self._shows(name, _as_list(_SAID))
+        return self._lists[name]
+
+    def _shows(self, name: str, content: Any) -> bool:
+        try:
+            return _SAID in self._rendered(name, [{"role": "user", "content": content}], None, True, {})
+        except TemplateRefused:
+            return False
+
     def _render(
+        self,
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> str:
+        if self._takes_lists(name):
+            messages = [{**message, "content": _as_list(message.get("content"))} for message in messages]
+        return self._rendered(name, messages, tools, add_generation_prompt, variables)
+
+    def _rendered(
         self,
         name: str,
         messages: Sequence[Mapping[str, Any]],
@@ -119,6 +146,11 @@ class ChatTemplate:
         if len(text) > MAX_OUTPUT:
             raise TemplateRefused(f"the chat template makes {len(text)} characters of these messages")
         return text
+
+
+def _as_list(content: Any) -> Any:
+    """A content that is a text as a list of one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class RaisedByTemplate(Exception):

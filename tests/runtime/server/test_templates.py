@@ -150,6 +150,22 @@ def test_numbers_and_kinds_of_values_are_those_of_jinja(source: str) -> None:
     assert ChatTemplate(source, {}).render([message], tools) == wanted
 
 
+SEEING = (
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.role.upper() + ': ' }}{% endif %}"
+    "{% for part in m.content|selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+    "{% for part in m.content|selectattr('type', 'equalto', 'text') %}{{ part.text + ' ' }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_takes_lists_alone_shows_texts_too() -> None:
+    """As in vLLM: models that also see have such templates, which would show nothing of a text."""
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CONVERSATIONS["turns"]]
+    wanted = transformers_renders(SEEING, parts, {})
+    template = ChatTemplate(SEEING, {})
+    assert "One?" in wanted and template.render(CONVERSATIONS["turns"]) == template.render(parts) == wanted
+    assert template.render(CONVERSATIONS["turns"], continue_final_message=True).endswith("Three?")
+
+
 BOMBS = [
     "{% for i in range(10**9) %}x{% endfor %}",
     "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}",
