@@ -193,7 +193,7 @@ class WholeFloat:
 
 
 def _kept_floats(value: Any) -> Any:
-    """The same value with a WholeFloat for each float that is a whole number."""
+    """A copy of a value with a WholeFloat for each float that is a whole number."""
     if isinstance(value, float):
         return WholeFloat(value) if value.is_integer() else value
     if isinstance(value, Mapping):

@@ -59,7 +59,7 @@ def test_tied_weights_are_one_handle(tiny: ModuleType, tmp_path: Path, name: str
 
 
 def test_tied_weights_that_are_stored_apart(tiny: ModuleType, tmp_path: Path) -> None:
-    """Stored twice they stay one; with values of their own they are two, as in transformers, whatever the config says."""
+    """Stored twice they are one; with values of their own they are two, as in transformers."""
     config, head, table = tiny.tiny_configs()["gemma2-odd"], "lm_head.weight", "model.embed_tokens.weight"
     tensors = {name: value.clone() for name, value in tiny.save_tiny(config, tmp_path).state_dict().items()}
     for factor in (1.0, 0.5):

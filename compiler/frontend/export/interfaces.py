@@ -43,7 +43,7 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
         fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
         blind = not bool(table.any(-1).all())
     if blind:
-        return MaskSpec(refused="the attention mask hides all tokens from some: a sliding window has one token at least")
+        return MaskSpec(refused="the attention mask hides all tokens from some: is the sliding window below 1?")
     if fitting:
         return fitting[0]
     # a model may have a mask that no layer of it uses

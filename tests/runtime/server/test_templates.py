@@ -138,7 +138,7 @@ def test_what_messages_hold_is_text_and_no_template() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for k, v in messages[0].x.items() %}{{ k }}={{ v|tojson }},{{ v }},{{ v is number }},{{ v is string }};{% endfor %}",
+        "{% for k, v in messages[0].x.items() %}{{ k }}={{ v|tojson }},{{ v }},{{ v is number }};{% endfor %}",
         "{{ messages[0]|tojson }} {{ tools|tojson(indent=2) }} {{ messages[0].x }} {{ {'k': messages[0].x.a}|tojson }}",
         "{{ 'a' is sequence }} {{ messages is sequence }} {{ messages[0] is sequence }} {{ 1 is sequence }}",
     ],
