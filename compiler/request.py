@@ -27,7 +27,9 @@ from .targets import Target, find_target
 
 _NEEDED = ("torch", "transformers", "safetensors", "jinja2")
 TOKENIZER = "tokenizer.json"
-_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # of other libraries
+_TOKENIZERS = (  # of other libraries
+    "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
 
 
 def tokenizer_file(folder: Path) -> Path | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .template import ChatTemplate
 
 MAX_BYTES = 1 << 20  # of a template
+_PROCESSOR = "chat_template.json"  # where models that also see have theirs, often in no other file
 _WORD = re.compile(r"[\w-]+")
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
@@ -98,6 +99,8 @@ def read_template(read: Callable[[str], bytes | None], names: Iterable[str] = ()
     special = _json(read("special_tokens_map.json"), "special_tokens_map.json")
     template = read("chat_template.jinja")
     named = _templates_of(config)
+    for name, text in _templates_of(_json(read(_PROCESSOR), _PROCESSOR)).items():
+        named.setdefault(name, text)
     if template is not None:
         named["default"] = _text(template, "chat_template.jinja")
     for name in names:

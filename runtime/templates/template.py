@@ -17,6 +17,7 @@ MAX_OUTPUT = 8 << 20  # characters
 # transformers marks what an assistant said; training needs that, a prompt does not
 _GENERATION = ("generation", "endgeneration")
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # stands where a message is to be continued, as in transformers
+_SAID = "SOMETHING_SAID"  # by a user, to see whether a template shows it
 
 
 class TemplateRefused(RequestError):
@@ -36,13 +37,14 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], named: Mapping[str, str] | None = None) -> None:
         self._special_tokens = special_tokens
         self._names = [*([DEFAULT] if source else []), *(named or {})]
+        self._lists: dict[str, bool] = {}  # of templates that were asked: whether they take contents as lists
         self._environment = minijinja.Environment(
             fuel=FUEL,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_escape_callback=lambda name: False,
             filters={"tojson": _tojson},
-            tests={"iterable": _is_iterable},
+            tests={"iterable": _is_iterable, "sequence": _is_sequence, "number": _is_number},
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         try:
@@ -94,7 +96,32 @@ class ChatTemplate:
         kept = text[:at]
         return kept if text.startswith(_CONTINUED, at) else kept.rstrip()
 
+    def _takes_lists(self, name: str) -> bool:
+        """Whether a template shows no content that is a text, but one that is a list of parts: those of models that
+        also see are often written so, and would leave out what the user says without a word."""
+        if name not in self._lists:
+            self._lists[name] = not self._shows(name, _SAID) and self._shows(name, _as_list(_SAID))
+        return self._lists[name]
+
+    def _shows(self, name: str, content: Any) -> bool:
+        try:
+            return _SAID in self._rendered(name, [{"role": "user", "content": content}], None, True, {})
+        except TemplateRefused:
+            return False
+
     def _render(
+        self,
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> str:
+        if self._takes_lists(name):
+            messages = [{**message, "content": _as_list(message.get("content"))} for message in messages]
+        return self._rendered(name, messages, tools, add_generation_prompt, variables)
+
+    def _rendered(
         self,
         name: str,
         messages: Sequence[Mapping[str, Any]],
@@ -105,8 +132,8 @@ class ChatTemplate:
         try:
             text = self._environment.render_template(
                 name,
-                messages=messages,
-                tools=tools,
+                messages=_kept_floats(messages),
+                tools=_kept_floats(tools),
                 add_generation_prompt=add_generation_prompt,
                 **{"documents": None, **self._special_tokens, **variables},
             )
@@ -119,6 +146,11 @@ class ChatTemplate:
         if len(text) > MAX_OUTPUT:
             raise TemplateRefused(f"the chat template makes {len(text)} characters of these messages")
         return text
+
+
+def _as_list(content: Any) -> Any:
+    """A content that is a text as a list of one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class RaisedByTemplate(Exception):
@@ -144,12 +176,49 @@ def _tojson(
         indent=indent,
         separators=tuple(separators) if separators else None,  # type: ignore[arg-type]
         sort_keys=sort_keys,
+        default=_plain_float,
     )
+
+
+class WholeFloat:
+    """A float that is a whole number, such as 5.0, which minijinja would hand to filters as the integer 5."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return repr(self._value)
+
+    __repr__ = __str__
+
+
+def _kept_floats(value: Any) -> Any:
+    """A copy of a value with a WholeFloat for each float that is a whole number."""
+    if isinstance(value, float):
+        return WholeFloat(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {key: _kept_floats(inner) for key, inner in value.items()}
+    return [_kept_floats(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _plain_float(value: Any) -> float:
+    if isinstance(value, WholeFloat):
+        return value._value
+    raise TypeError(f"{type(value).__name__} is no value of JSON")
 
 
 def _is_iterable(value: Any) -> bool:
     """As in Jinja: none is not, though minijinja would go over it as over an empty list."""
     return isinstance(value, str | Iterable)
+
+
+def _is_sequence(value: Any) -> bool:
+    """As in Jinja: a text and a mapping are, too."""
+    return isinstance(value, str | Sequence | Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | WholeFloat)
 
 
 def _raise_exception(message: str) -> str:

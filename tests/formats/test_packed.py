@@ -242,6 +242,7 @@ def test_packings_by_another_name(facts: dict[str, Any], expected: tuple[Any, ..
             packing_of({"quantization_config": facts}, tmp_path)
     else:
         found = packing_of({"quantization_config": facts}, tmp_path)
+        assert found == packing_of({"compression_config": facts}, tmp_path)  # as compressed-tensors called it first
         assert found is not None and (found.kind, found.bits, found.one_less) == expected
 
 

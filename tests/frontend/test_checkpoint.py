@@ -12,6 +12,7 @@ from icc.compiler.frontend.source.checkpoint import CheckpointTensor, open_check
 from icc.compiler.frontend.source.conversion import Converted, model_weights
 from icc.compiler.frontend.source.model import build_meta_model, computed_buffers, load_config
 from icc.compiler.weights.handles import Weight
+from safetensors.torch import save_file
 
 
 def weights_of(path: Path) -> dict[str, Weight]:
@@ -52,6 +53,30 @@ def test_tied_weights_are_one_handle(tiny: ModuleType, tmp_path: Path, name: str
     assert ties
     for target, source in ties.items():
         assert found[target] is found[source]
+
+
+def test_tied_weights_that_are_stored_apart(tiny: ModuleType, tmp_path: Path) -> None:
+    """Stored twice they are one; with values of their own they are two, as in transformers."""
+    head, table = "lm_head.weight", "model.embed_tokens.weight"
+    saved = tiny.save_tiny(tiny.tiny_configs()["gemma2-odd"], tmp_path)
+    tensors = {name: value.clone() for name, value in saved.state_dict().items()}
+    for factor in (1.0, 0.5):
+        save_file(tensors | {head: tensors[table] * factor}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        model = build_meta_model(load_config(tmp_path))
+        found = model_weights(model, open_checkpoint(tmp_path), computed_buffers(model))
+        own, tied = model.get_parameter(head), model.get_parameter(table)
+        assert (found[head] is found[table]) == (own is tied) == (factor == 1.0)
+        assert torch.equal(found[head].load(), tensors[table] * factor)
+
+
+def test_one_file_beside_old_shards_and_tensors_of_rare_types(tiny: ModuleType, tmp_path: Path) -> None:
+    config = tiny.tiny_configs()["llama"]
+    tiny.save_tiny(config, tmp_path, max_shard_size="60KB", seed=1)
+    values = tiny.save_tiny(config, tmp_path / "new").state_dict()
+    rare = {str(kind): torch.ones(3, dtype=kind) for kind in (torch.int16, torch.uint16, torch.uint32, torch.complex64)}
+    save_file({**values, **rare}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = weights_of(tmp_path)
+    assert all(torch.equal(found[name].load(), value) for name, value in values.items())
 
 
 def test_computed_buffers_are_finite(tiny: ModuleType, tmp_path: Path) -> None:

@@ -66,8 +66,10 @@ def test_complex_rotation_is_fused_into_attention() -> None:
 
 
 def test_a_mask_that_no_layer_uses_is_refused_where_it_is_used() -> None:
-    nothing = icc_mask(mask_function=lambda b, h, q, k: (k > q) & (k < q))
-    assert "neither causal" in nothing.refused
+    assert "neither causal" in icc_mask(mask_function=lambda b, h, q, k: (k <= q) & ((q - k) % 2 == 0)).refused
+    for window in (0, -1):  # as a config.json may say it
+        blind = icc_mask(mask_function=lambda b, h, q, k: (k <= q) & (k > q - window), local_size=window)  # noqa: B023
+        assert "hides all tokens" in blind.refused
     assert not icc_mask(mask_function=lambda b, h, q, k: k <= q).refused
     both = icc_mask(mask_function=lambda b, h, q, k: (k - q).abs() <= 3)
     assert (both.window, both.ahead, both.refused) == (4, 3, "")

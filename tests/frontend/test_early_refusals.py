@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from icc.compiler.errors import OutOfMemory
+from icc.compiler.errors import OutOfMemory, UnsupportedModel
 from icc.compiler.frontend.source.families import families
 from icc.compiler.frontend.source.identify import find_checkpoint
+from icc.compiler.frontend.source.refuse import check_head
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 LLAMA = {"model_type": "llama", "hidden_size": 64}
@@ -178,6 +179,12 @@ def test_the_tables_of_transformers_are_read_as_it_has_them() -> None:
 
 def test_a_checkpoint_is_also_its_config_json() -> None:
     assert find_checkpoint(SAMPLE / "config.json") == find_checkpoint(SAMPLE)
+
+
+def test_a_model_that_is_called_by_its_head_has_one(tmp_path: Path) -> None:
+    check_head(tmp_path, {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": False})
+    with pytest.raises(UnsupportedModel, match="no LM head"):
+        check_head(tmp_path, {"architectures": ["GPT2Model"], "tie_word_embeddings": False})
 
 
 def test_a_missing_tokenizer_is_told(tmp_path: Path) -> None:

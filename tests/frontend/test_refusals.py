@@ -204,6 +204,14 @@ def test_misshapen_tensor(model: Path) -> None:
     refuse(model, TensorError, NORM, "[63]", "[64]")
 
 
+def test_integers_that_nothing_explains(model: Path) -> None:
+    weight = NORM.replace("input_layernorm", "mlp.up_proj")
+    edit_tensors(
+        model, lambda t: t.update({weight: t[weight].mul(10).to(torch.int8), f"{weight}_scale": torch.ones(96, 1)})
+    )
+    refuse(model, TensorError, weight, "int8", "config.json")
+
+
 @pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "Inf"), (-float("inf"), "Inf")])
 def test_not_finite(model: Path, value: float, kind: str) -> None:
     edit_tensors(model, lambda t: t[NORM].__setitem__(3, value))

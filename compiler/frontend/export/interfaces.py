@@ -41,6 +41,9 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
         if ahead and ahead < int(k.max()):  # how far it looks, in both directions
             candidates.append(MaskSpec(window=back + 1, ahead=ahead))
         fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
+        blind = not bool(table.any(-1).all())
+    if blind:
+        return MaskSpec(refused="the attention mask hides all tokens from some: is the sliding window below 1?")
     if fitting:
         return fitting[0]
     # a model may have a mask that no layer of it uses

@@ -33,6 +33,11 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,  # codes: float8.py reads them with their scales
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "I16": torch.int16,  # from here: of tensors that no model reads, but that lie beside others
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "C64": torch.complex64,
 }
 _MAX_HEADER = 100_000_000
 

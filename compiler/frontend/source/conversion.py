@@ -21,6 +21,7 @@ from ...weights.handles import Constant, GatheredRows, QuantizedWeight, SortedCo
 from .linear_experts import JoinedExperts, joined
 
 _MOST_PARTS = 8  # of a matrix whose columns lie in orders of their own
+_ROWS = 4096  # that are compared at once
 
 
 @dataclass
@@ -93,6 +94,13 @@ def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str,
                 name,
                 f"has shape {list(found[name].shape)}, the config says {list(parameter.shape)}",
                 "the checkpoint does not match its configuration",
+            )
+        dtype = found[name].dtype
+        if parameter.is_floating_point() and parameter.dim() > 1 and not dtype.is_floating_point:
+            raise TensorError(
+                name,
+                f"is stored as {str(dtype).removeprefix('torch.')}, and config.json does not say what its numbers mean",
+                "a quantization_config tells so; or give the unquantized checkpoint",
             )
     return found
 
@@ -206,10 +214,35 @@ def _constant(values: Tensor) -> bool:
 
 
 def follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:
-    """Give tied parameters the handle of their source, whichever of the two the checkpoint stores."""
+    """Give tied parameters the handle of their source, whichever of the two the checkpoint stores.
+
+    Of two that it stores with different values each keeps its own, and the model is no longer tied there, as
+    transformers does (`PreTrainedModel.tie_weights`).
+    """
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {}) or {}
-    for target, source in ties.items():
+    for target, source in list(ties.items()):
         if target in found and source not in found:
             found[source] = found[target]
+        elif target in found and not _equal(found[target], found[source]):
+            _untie(model, target)
+            del ties[target]
         elif source in found and target in expected:
             found[target] = found[source]
+
+
+def _equal(one: Weight, other: Weight) -> bool:
+    """Whether two handles have the same values. They are loaded where neither shape nor format tells them apart."""
+    if one is other:
+        return True
+    formats = [weight.format if isinstance(weight, QuantizedWeight) else None for weight in (one, other)]
+    if one.shape != other.shape or formats[0] != formats[1]:
+        return False
+    values = [weight.load() for weight in (one, other)]
+    return all(torch.equal(a.float(), b.float()) for a, b in zip(*(v.split(_ROWS) for v in values), strict=True))
+
+
+def _untie(model: nn.Module, name: str) -> None:
+    """A parameter of its own, on meta, in place of one that is shared."""
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    setattr(module, own, nn.Parameter(torch.empty_like(module.get_parameter(own)), requires_grad=False))

@@ -171,7 +171,8 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text, own = config.get("text_config"), config.get("quantization")
     if isinstance(own, dict) and "bits" in own and not config.get("quantization_config"):
         return {"quant_method": "mlx", **own}  # mlx_lm writes a key of its own
-    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    found = config.get("quantization_config") or config.get("compression_config")  # the older name
+    found = found or (text.get("quantization_config") if isinstance(text, dict) else None)
     if not found:
         return None
     if not isinstance(found, dict):

@@ -40,7 +40,8 @@ def check_layers(path: Path, config: Any) -> None:
 def check_head(path: Path, config: dict[str, Any]) -> None:
     """UnsupportedModel for a checkpoint that has no LM head and so cannot generate, if its config.json says so."""
     names = [str(name) for name in config.get("architectures") or []]
-    if names and names[0].endswith(_HEADLESS) and config.get("tie_word_embeddings") is False:
+    headless = names and names[0].endswith(_HEADLESS) and "LMHead" not in names[0]  # GPT2LMHeadModel has one
+    if headless and config.get("tie_word_embeddings") is False:
         raise UnsupportedModel(
             f"{path} has the architecture {names[0]}, which has no LM head and generates no text",
             "for embeddings: --task embed",

@@ -14,13 +14,14 @@ _AGAIN = "download the checkpoint again"
 def weight_files(model_dir: Path) -> tuple[list[Path], list[str] | None]:
     """The safetensors files of a checkpoint directory, and the tensors in their order where an index lists them.
 
+    A whole file goes before an index, as in transformers: it was saved beside shards of an earlier model.
     CheckpointError naming the file that is missing or wrong.
     """
     index, single = model_dir / INDEX, model_dir / SINGLE
-    if index.is_file():
-        return _listed(model_dir, index)
     if single.is_file():
         return [single], None
+    if index.is_file():
+        return _listed(model_dir, index)
     others = sorted(model_dir.glob("*.safetensors"))
     if others:
         return others, None

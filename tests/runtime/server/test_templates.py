@@ -115,13 +115,15 @@ INJECTIONS = [
     "{% extends '/etc/passwd' %}",
     "{{ ''['__class__'] }}",
     "{{ namespace.__init__.__globals__ }}",
+    "{{ messages[0].number.__class__ }}",
+    "{{ messages[0].number|attr('__init__')|attr('__globals__') }}",
 ]
 
 
 @pytest.mark.parametrize("source", INJECTIONS)
 def test_a_template_reaches_nothing_of_python(source: str) -> None:
     try:
-        text = ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+        text = ChatTemplate(source, {}).render([{"role": "user", "content": "x", "number": 5.0}])
     except TemplateRefused:
         return
     assert text.strip() in ("", "none"), text
@@ -131,6 +133,37 @@ def test_what_messages_hold_is_text_and_no_template() -> None:
     template, special = TEMPLATES["chatml"]
     for source in INJECTIONS:
         assert source in ChatTemplate(template, special).render([{"role": "user", "content": source}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for k, v in messages[0].x.items() %}{{ k }}={{ v|tojson }},{{ v }},{{ v is number }};{% endfor %}",
+        "{{ messages[0]|tojson }} {{ tools|tojson(indent=2) }} {{ messages[0].x }} {{ {'k': messages[0].x.a}|tojson }}",
+        "{{ 'a' is sequence }} {{ messages is sequence }} {{ messages[0] is sequence }} {{ 1 is sequence }}",
+    ],
+)
+def test_numbers_and_kinds_of_values_are_those_of_jinja(source: str) -> None:
+    message = {"role": "user", "x": {"a": 5.0, "b": [-2.0, 0.5], "c": True, "d": 7, "e": "5.0", "f": 1e300}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"minimum": 1.0}}}]
+    wanted = transformers_renders(source, [message], {}, tools=tools)
+    assert ChatTemplate(source, {}).render([message], tools) == wanted
+
+
+SEEING = (
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.role.upper() + ': ' }}{% endif %}"
+    "{% for part in m.content|selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+    "{% for part in m.content|selectattr('type', 'equalto', 'text') %}{{ part.text + ' ' }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_takes_lists_alone_shows_texts_too() -> None:
+    """As in vLLM: models that also see have such templates, which would show nothing of a text."""
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CONVERSATIONS["turns"]]
+    wanted = transformers_renders(SEEING, parts, {})
+    template = ChatTemplate(SEEING, {})
+    assert "One?" in wanted and template.render(CONVERSATIONS["turns"]) == template.render(parts) == wanted
+    assert template.render(CONVERSATIONS["turns"], continue_final_message=True).endswith("Three?")
 
 
 BOMBS = [
