@@ -9,6 +9,10 @@ from .targets import Target
 _TOLD, _BEGUN, _STEP = 4e-6, 8e-6, 1e-6
 _SHARE = 0.6  # of a link's rate that reads of one-shot kernels reach; rings reach 0.8
 _RING_SHARE = 0.8
+# Of rings between GPUs that do not see each other, over PCI Express and the host's memory, after published runs of
+# all_reduce_perf: 41 us for 8 bytes on 8 x RTX 4090 (NVIDIA/nccl #1530), 20 of 32 GB/s across a host's bridges
+# (NVIDIA/nccl-tests #178).
+_HOST_STEP, _HOST_SHARE = 2.4e-6, 0.6
 _MET = 1.5e-6  # seconds until ranks on CPUs have met in shared memory: benchmarks/rank_sums.py
 
 
@@ -19,13 +23,18 @@ def one_shot_seconds(nbytes: float, ranks: int, target: Target) -> float:
 
 def ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
     """Seconds of the same sum in a ring: each rank passes on its own part of the sum, then the result."""
-    steps = 2 * (ranks - 1)
-    return _BEGUN + steps * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
+    return _BEGUN + 2 * (ranks - 1) * _pass_seconds(nbytes / ranks, target)
 
 
 def half_ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
     """What a ring takes to leave each rank its own part of a sum of so many bytes, or to gather the parts again."""
-    return _BEGUN + (ranks - 1) * (_STEP + nbytes / ranks / (target.link * 1e9 * _RING_SHARE))
+    return _BEGUN + (ranks - 1) * _pass_seconds(nbytes / ranks, target)
+
+
+def _pass_seconds(nbytes: float, target: Target) -> float:
+    """A step of a ring, in which each rank passes so many bytes on."""
+    step, share = (_STEP, _RING_SHARE) if target.sees_others else (_HOST_STEP, _HOST_SHARE)
+    return step + nbytes / (target.link * 1e9 * share)
 
 
 def part_seconds(nbytes: float, ranks: int, target: Target) -> float:
@@ -34,17 +43,20 @@ def part_seconds(nbytes: float, ranks: int, target: Target) -> float:
 
 
 def divided_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """Half of a sum that ranks divide by rows, in the faster way."""
+    """Half of a sum of so many bytes on each rank, which ranks divide, or the gathering of their parts of so many bytes
+    in all: in the faster way that the target has."""
     if target.backend == "cpu":
         return part_seconds(nbytes, ranks, target)
-    return min(part_seconds(nbytes, ranks, target), half_ring_seconds(nbytes, ranks, target))
+    ring = half_ring_seconds(nbytes, ranks, target)
+    return min(part_seconds(nbytes, ranks, target), ring) if target.sees_others else ring
 
 
 def sum_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """Seconds of a sum of `nbytes` on each rank; on GPUs in the faster of the two ways above."""
+    """Seconds of a sum of `nbytes` on each rank; on GPUs in the faster of the two ways above that the target has."""
     if target.backend == "cpu":
         return _MET + (ranks - 1) * nbytes / (target.link * 1e9)
-    return min(one_shot_seconds(nbytes, ranks, target), ring_seconds(nbytes, ranks, target))
+    ring = ring_seconds(nbytes, ranks, target)
+    return min(one_shot_seconds(nbytes, ranks, target), ring) if target.sees_others else ring
 
 
 def read_seconds(nbytes: float, target: Target) -> float:

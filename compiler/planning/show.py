@@ -13,6 +13,8 @@ from .devices import DevicesPlan
 from .plan import Plan, TargetPlan
 from .speed import Rate
 
+_WIDEST = 160  # columns of a table of devices with the longest names: in fewer, figures would be cut off
+
 
 def as_text(plan: Plan) -> str:
     """What was asked, then bytes, what fits, speed at the limits and the compile, for each target."""
@@ -65,6 +67,7 @@ def as_text(plan: Plan) -> str:
 def _show_devices(console: Console, plan: DevicesPlan) -> None:
     """A line for each way to share the work, and which to take."""
     console.print(f"\n{plan.devices} x {plan.target.name}, {plan.sequences} sequences at once, in all:")
+    console.width = max(console.width, _WIDEST)
     table = Table(box=None, pad_edge=False, show_edge=False)
     for name in ("", "weights each", "fit", "ms a token", "of it links", "read a token", "prefill, ms", "tok/s in all"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)

@@ -131,9 +131,11 @@ def _exchange_time(
         return StepTime(link=divided_seconds(nbytes, ranks, target), link_bytes=nbytes * (ranks - 1) / ranks)
     if node.target is _GATHER:  # every rank has all rows
         return StepTime()
-    read = float(nbytes if node.target is _TRANSFER else nbytes * (ranks - 1))
-    whole = node.target in (_SUM, _SCATTER)
-    return StepTime(link=sum_seconds(nbytes, ranks, target) if whole else read_seconds(read, target), link_bytes=read)
+    if node.target is _TRANSFER:
+        return StepTime(link=read_seconds(nbytes, target), link_bytes=nbytes)
+    read, whole = float(nbytes * (ranks - 1)), node.target in (_SUM, _SCATTER)
+    seconds = sum_seconds(nbytes, ranks, target) if whole else divided_seconds(nbytes * ranks, ranks, target)
+    return StepTime(link=seconds, link_bytes=read)
 
 
 def _fullest(graph: Graph, node: fx.Node, tokens: int) -> tuple[float, float]:

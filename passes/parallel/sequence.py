@@ -40,22 +40,16 @@ class DivideRows(Pass):
         if graph.ranks == 1 or graph.stages > 1:
             return PassResult(False)
         alike, own = _alike(graph), set[fx.Node]()
-        sums = gathered = 0
-        for node in list(graph.nodes):
-            if node.op != "call_function":
-                continue
-            if node.target is ALL_REDUCE and type_of(node).rows == TOKENS:
-                if _is_worth(node, own | {node}, alike):
-                    node.target, node.args = SCATTER, (*node.args, self.rows)
-                    own.add(node)
-                    sums += 1
-                else:
-                    ctx.refusals.append(Refusal(self.name, node.name, "no norm and no sum of the ranks' is made of it"))
-            elif _by_row(node, own, alike):
-                own.add(node)
-        for node in [node for node in graph.nodes if node in own]:
-            gathered += self._gather(graph, node, [user for user in node.users if user not in own])
-        return PassResult(bool(sums), Counter({"sums by rows": sums, "gathered": gathered}))
+        refused = dict[fx.Node, str]()
+        while dear := _gathered_oftener(own := _divided(graph, alike, refused)):
+            refused.update(dict.fromkeys(dear, "what is made of it would be gathered oftener than sums are divided"))
+        ctx.refusals.extend(Refusal(self.name, node.name, reason) for node, reason in refused.items())
+        divided = [node for node in graph.nodes if node in own]
+        gathered = sum(self._gather(graph, node, _others(node, own)) for node in divided)
+        sums = [node for node in divided if node.target is ALL_REDUCE]
+        for node in sums:
+            node.target, node.args = SCATTER, (*node.args, self.rows)
+        return PassResult(bool(sums), Counter({"sums by rows": len(sums), "gathered": gathered}))
 
     def _gather(self, graph: Graph, node: fx.Node, readers: list[fx.Node]) -> int:
         """Let these read all rows of what ranks have by rows; how often that is gathered."""
@@ -66,6 +60,47 @@ class DivideRows(Pass):
         for reader in readers:
             reader.replace_input_with(node, found)
         return 1
+
+
+def _divided(graph: Graph, alike: set[fx.Node], refused: dict[fx.Node, str]) -> set[fx.Node]:
+    """The sums of which each rank is to have its own rows, and what is made of them row by row. refused: sums that stay
+    whole, to which it adds those of which nothing is made so."""
+    own = set[fx.Node]()
+    for node in graph.nodes:
+        if node.op != "call_function" or node in refused:
+            continue
+        if node.target is ALL_REDUCE and type_of(node).rows == TOKENS:
+            if _is_worth(node, own | {node}, alike):
+                own.add(node)
+            else:
+                refused[node] = "no norm and no sum of the ranks' is made of it"
+        elif _by_row(node, own, alike):
+            own.add(node)
+    return own
+
+
+def _gathered_oftener(own: set[fx.Node]) -> list[fx.Node]:
+    """The sums of values that are made of each other where these are gathered much oftener than there are sums: whole,
+    such sums take less. One that is divided and gathered once takes as long as a whole one, and rows that products
+    read, every other one here at least, may be gathered in 16 bits."""
+    found, seen = list[fx.Node](), set[fx.Node]()
+    for start in own:
+        part, waiting = set[fx.Node](), [start] if start not in seen else []
+        while waiting:
+            node = waiting.pop()
+            if node not in part:
+                part.add(node)
+                waiting += own.intersection([*node.users, *node.all_input_nodes])
+        seen |= part
+        sums = [node for node in part if node.target is ALL_REDUCE]
+        if 2 * sum(bool(_others(node, own)) for node in part) > 3 * len(sums):
+            found += sums
+    return found
+
+
+def _others(node: fx.Node, own: set[fx.Node]) -> list[fx.Node]:
+    """Who reads all rows of it."""
+    return [user for user in node.users if user not in own]
 
 
 def _alike(graph: Graph) -> set[fx.Node]:

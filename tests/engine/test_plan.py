@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.frontend.source.unread import ConfigOnly
+from icc.compiler.links import divided_seconds, half_ring_seconds, ring_seconds, sum_seconds
 from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import Plan, make_plan
 from icc.compiler.planning.program import plan_graph, plan_program
@@ -144,6 +146,34 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
     assert staged.decode_seconds == pytest.approx(alone.decode_seconds + staged.link_seconds, rel=0.01)
     shown = as_text(make_plan(options, ["h200"], devices=2))
     assert "2 x h200, 8 sequences at once, in all:" in shown and f"Take {best.arrangement.options[:2]}" in shown
+
+
+def test_links_without_shared_memory_go_through_a_ring() -> None:
+    """GPUs over PCI Express have no kernels that read each other's memory: each exchange costs what a communicator
+    does, in steps through the host: 41 us for a few bytes on eight RTX 4090 (NVIDIA/nccl #1530)."""
+    l4, h100 = (find_target(name) for name in ("l4", "h100"))
+    for ranks, nbytes in itertools.product((2, 4, 8), (8, 4 * 8192, 4 << 20)):
+        assert sum_seconds(nbytes, ranks, l4) == ring_seconds(nbytes, ranks, l4) > sum_seconds(nbytes, ranks, h100)
+        assert divided_seconds(nbytes, ranks, l4) == half_ring_seconds(nbytes, ranks, l4)
+        assert divided_seconds(nbytes, ranks, l4) > divided_seconds(nbytes, ranks, h100)
+    assert 35e-6 < sum_seconds(8, 8, find_target("rtx4090")) < 50e-6
+    assert 64 * sum_seconds(8192, 8, l4) > 3 * sum_seconds(64 * 8192, 8, l4)  # each has its latency
+
+
+def test_devices_over_pci_express_are_slower_than_over_nvlink(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    """Of a small model each sum is a latency: on eight L4 a token takes longer with ranks than without. Figures of
+    the table are whole, however long the names beside them are."""
+    model = config_of(compiled("llama").checkpoint, tmp_path / "model")
+    options = CompileOptions(model=model, output=Path(), target="l4", max_batch_size=8, max_seq_len=64)
+    plan = make_plan(options, ["l4", "h100"], devices=4)
+    l4, h100 = ({a.arrangement.name: a for a in found.devices.arranged} for found in plan.targets if found.devices)
+    assert l4.keys() == h100.keys() and len(l4) == 5
+    for name in l4.keys() - {"replicas 4"}:
+        sums = 2 * 2 + 1  # of two layers, and of the looked-up words
+        assert l4[name].link_seconds > sums * 12e-6 and l4[name].link_seconds > 2 * h100[name].link_seconds
+        assert l4[name].decode_seconds > l4["replicas 4"].decode_seconds
+    shown = as_text(plan)
+    assert "\u2026" not in shown and "tensors by 2, prompts by rows, replicas 2" in shown and "tok/s in all" in shown
 
 
 def test_devices_without_room(compiled: Callable[..., Any], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ MORE = [
     "mixtral", "gpt2", "gpt_oss", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "bamba-state_space",
     "jamba-selective_scan", "lfm2-short_convolutions", "falcon-written_out_mqa", "phi3", "opt", "gpt_neox", "gemma2",
 ]  # fmt: skip
+ODD = "-odd_sizes"  # of which two ranks can divide the words alone
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,11 @@ def divided(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     def make(name: str, ranks: int) -> Graph:
         if name not in known:
             path = tmp_path_factory.mktemp("model")
-            tiny.save_tiny(tiny.tiny_configs()[name], path)
+            config = tiny.tiny_configs()[name.removesuffix(ODD)]
+            if name.endswith(ODD):
+                sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 97}
+                config.update(sizes)
+            tiny.save_tiny(config, path)
             known[name] = load_graph(path, 64)
             run_passes(known[name], [*pipelines.canonicalize(), *pipelines.attention()], PassContext())
         graph = known[name].copy()
@@ -76,6 +81,16 @@ def test_a_decoder_gathers_twice_per_layer(divided: Callable[[str, int], Graph])
     own, report = by_rows(graph)
     assert count(graph, "all_reduce") == 5 == report.counts["sums by rows"] and not count(own, "all_reduce")
     assert report.counts["gathered"] == count(own, "all_gather_rows") == 5
+
+
+def test_looked_up_words_alone_stay_a_sum(divided: Callable[[str, int], Graph]) -> None:
+    """Where nothing but the embedding is divided, its rows would be gathered for the norm and for the next layer's sum
+    again: one whole sum is less."""
+    graph = divided("llama" + ODD, 2)
+    assert count(graph, "all_reduce") == 1
+    own, context = graph.copy(), PassContext()
+    assert not DivideRows(1).run(own, context).modified and print_graph(own) == print_graph(graph)
+    assert "gathered oftener" in context.refusals[0].reason
 
 
 def test_few_rows_are_not_divided(divided: Callable[[str, int], Graph]) -> None:
