@@ -102,6 +102,13 @@ class BlockRows(CodeGroups):
         """Tensor cores of sm_100 take floats of 4 bits and a power of two per 32 of them as they lie here."""
         return "mxfp8" if self.format.micro_rows and level // 10 == SCALED_LEVEL // 10 else ""
 
+    def by_turns(self, beside: Beside, level: int) -> bool:
+        """Whether each item of a word that several steps share is loaded by itself, the others as 0, instead of shifted
+        by what is known only as the kernel runs, for which Triton does not make operands in the registers in which they
+        are multiplied. Values that are chosen from a table cost less where they pass through shared memory: warps then
+        make none twice."""
+        return beside.turns > 1 and not self.format.table and level // 10 in (8, 9, 12)
+
     def misfit(self, n: int, k: int) -> str:
         if k % self.format.size:
             return f"K = {k} is not a multiple of {self.format.size}"
