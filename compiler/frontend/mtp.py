@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...runtime.format.batch import BatchArray
 from ...runtime.format.speculation import DRAFT_HIDDEN
-from ..errors import TensorError, UsageError
+from ..errors import TensorError, UnsupportedModel, UsageError
 from ..graph.graph import Graph
 from .export.rope import settle_rope
 from .export.trace import export
@@ -27,6 +27,7 @@ from .source.facts import model_info
 from .source.source import ModelSource
 
 _WHERE = "in the layer that --spec mtp reads"
+_READ = "without --spec mtp the layer is left out"
 
 
 class NextToken(nn.Module):
@@ -53,7 +54,7 @@ class NextToken(nn.Module):
 def load_mtp(source: ModelSource, max_seq_len: int) -> Graph:
     """The layer of a checkpoint as a graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, vocab], for
     sequences of so many tokens. UsageError where the checkpoint has none, TensorError where a weight of it is
-    missing or misshapen."""
+    missing or misshapen, UnsupportedModel where it has one that icc does not know."""
     try:
         found = source.layer_ahead()
     except TensorError as error:  # of a model of one layer, in which that is the first
@@ -62,9 +63,10 @@ def load_mtp(source: ModelSource, max_seq_len: int) -> Graph:
         raise UsageError("--spec mtp: the checkpoint has no layer that predicts the token after the next one")
     model = found.model
     module = NextToken(model).eval()
-    for name, parameter in module.state_dict().items():
-        if name.startswith("model."):
-            continue
+    own = {name: value for name, value in module.state_dict().items() if not name.startswith("model.")}
+    if unknown := sorted(found.parts.keys() - own.keys()):
+        raise UnsupportedModel(f"tensor {unknown[0]!r} is not known, and may change what the layer guesses", _READ)
+    for name, parameter in own.items():
         if name not in found.parts:
             raise TensorError(name, f"is missing from the checkpoint ({_WHERE})")
         if tuple(found.parts[name].shape) != tuple(parameter.shape):

@@ -14,7 +14,7 @@ import gguf
 import pytest
 import torch
 from draft_graphs import graph_with_layer, guesses
-from icc.compiler.errors import TensorError
+from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.mtp import load_mtp
 from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph
@@ -77,6 +77,15 @@ def test_a_weight_of_the_layer_that_does_not_fit_is_named(
         stored | ({} if value is None else {f"model.layers.2.{name}": value}), tmp_path / "model/model.safetensors"
     )
     with pytest.raises(TensorError, match=rf"{words} \(in the layer that --spec mtp reads\)"):
+        load_mtp(open_source(tmp_path / "model"), 64)
+
+
+def test_a_weight_that_nobody_knows_is_not_left_out(made: Callable[[str], WithLayer], tmp_path: Path) -> None:
+    shutil.copytree(made("qwen3_5-attention").checkpoint, tmp_path / "model")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    further = {"mtp.layers.1.input_layernorm.weight": torch.ones(64)}  # of a layer that is not read
+    save_file(stored | further | {"mtp.fc.bias": torch.ones(64)}, tmp_path / "model/model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"tensor 'eh_proj\.bias' is not known"):
         load_mtp(open_source(tmp_path / "model"), 64)
 
 

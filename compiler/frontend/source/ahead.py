@@ -39,12 +39,13 @@ _OF_ITS_OWN = {
     "norm.": NORM,
     "layers.0.": LAYER,
 }
+_FURTHER = re.compile(r"layers\.\d+\.")  # layers behind the first
 
 
 @dataclass(frozen=True)
 class LayerAhead:
     """model: of that layer alone, on meta, with the model's embedding and LM head. weights: its own by qualified name.
-    parts: "enorm.weight" and "hnorm.weight" [H], "eh_proj.weight" [H, 2 H]."""
+    parts: "enorm.weight" and "hnorm.weight" [H], "eh_proj.weight" [H, 2 H], and whatever else there is."""
 
     model: Any
     weights: dict[str, Weight]
@@ -53,7 +54,7 @@ class LayerAhead:
 
 def find_layer(tensors: Mapping[str, Weight], num_layers: int) -> dict[str, Weight] | None:
     """The weights of the first such layer of a checkpoint, by the names that this module has for them: "enorm.",
-    "hnorm.", "eh_proj.", "norm." and, of the decoder layer, "layer.". None where there is none."""
+    "hnorm.", "eh_proj.", "norm." and, of the decoder layer, "layer.", or by their own. None where there is none."""
     behind = re.compile(rf"(?:.*\.)?layers\.{num_layers}\.")
     found: dict[str, Weight] = {}
     for name, tensor in tensors.items():
@@ -65,8 +66,11 @@ def find_layer(tensors: Mapping[str, Weight], num_layers: int) -> dict[str, Weig
             continue
         begins = next((begin for begin in table if own.startswith(begin)), None)
         if begins is None and table is _OF_ITS_OWN:
-            continue  # a layer behind the first
-        renamed = LAYER + own if begins is None else table[begins] and table[begins] + own.removeprefix(begins)
+            renamed = "" if _FURTHER.match(own) else own
+        elif begins is None:
+            renamed = LAYER + own
+        else:
+            renamed = table[begins] and table[begins] + own.removeprefix(begins)
         if renamed:
             found[renamed] = tensor
     return found if all(any(name.startswith(part) for name in found) for part in PARTS) else None
@@ -112,7 +116,7 @@ def layer_of_checkpoint(source: ModelSource) -> LayerAhead | None:
     places = {LAYER: f"{_path(model, decoder.layers[0])}.", NORM: f"{_path(model, decoder)}.{norm_name(model)}."}
     for begin, place in places.items():
         tensors |= {place + n.removeprefix(begin): w for n, w in found.items() if n.startswith(begin)}
-    parts = {name: weight for name, weight in found.items() if name.startswith(PARTS)}
+    parts = {name: weight for name, weight in found.items() if not name.startswith((LAYER, NORM))}
     return LayerAhead(model, model_weights(model, tensors, computed_buffers(model)), parts)
 
 
