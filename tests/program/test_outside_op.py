@@ -56,7 +56,7 @@ def draw_ramp(body: Any, x: Any, w: Any, low: float) -> Any:
     return body("mul", body("maximum", body("add", x, low), 0.0), w)
 
 
-@op(Traits(elementwise=True), namespace="outside", instructions=draw_ramp)
+@op(Traits(elementwise=True), namespace="acme", instructions=draw_ramp)
 def ramped(x: Tensor, w: Tensor, low: float) -> Tensor:
     """x + low, at least 0, times w."""
     return (x + low).clamp(min=0.0) * w
