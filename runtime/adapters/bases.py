@@ -42,9 +42,8 @@ def other_base(adapter: Adapter, model: str) -> str:
     of the two is not known. Names of local directories differ though models are equal: no more than a warning."""
     if not adapter.base or not model or _plain(adapter.base) == _plain(model):
         return ""
-    base = (
-        adapter.base if adapter.base.isprintable() else repr(adapter.base)
-    )  # a file's words must not steer a terminal
+    # what a file says must not steer a terminal
+    base = adapter.base if adapter.base.isprintable() else repr(adapter.base)
     return f"{adapter.path} was trained for {base}, this is {model}: its shapes fit, its answers may not"
 
 

@@ -68,7 +68,7 @@ class ChatTemplate:
         chosen = self._chosen(template, bool(tools))
         if continue_final_message:
             return self._render_continued(chosen, messages, tools, variables)
-        return self._render(chosen, messages, tools, add_generation_prompt, variables)
+        return self._render(chosen, self._suited(chosen, messages), tools, add_generation_prompt, variables)
 
     def _chosen(self, name: str | None, tools: bool) -> str:
         chosen = name or (TOOL_USE if tools and TOOL_USE in self._names else DEFAULT)
@@ -89,39 +89,29 @@ class ChatTemplate:
         if not isinstance(content, str):
             raise TemplateRefused("the last message has no text that could be continued")
         marked = [*messages[:-1], {**messages[-1], "content": content + _CONTINUED}]
-        text = self._render(name, marked, tools, False, variables)
+        text = self._render(name, self._suited(name, marked), tools, False, variables)
         at = text.rfind(_CONTINUED.strip())
         if at < 0 or content.strip() not in text:
             raise TemplateRefused("the chat template leaves out the last message, so that it cannot be continued")
         kept = text[:at]
         return kept if text.startswith(_CONTINUED, at) else kept.rstrip()
 
-    def _takes_lists(self, name: str) -> bool:
-        """Whether a template shows no content that is a text, but one that is a list of parts: those of models that
-        also see are often written so, and would leave out what the user says without a word."""
+    def _suited(self, name: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages whose contents are lists of parts where the template shows no text, but such a list: those of models
+        that also see are often written so, and would leave out what the user says without a word."""
         if name not in self._lists:
             self._lists[name] = not self._shows(name, _SAID) and self._shows(name, _as_list(_SAID))
-        return self._lists[name]
+        if not self._lists[name]:
+            return messages
+        return [{**message, "content": _as_list(message.get("content"))} for message in messages]
 
     def _shows(self, name: str, content: Any) -> bool:
         try:
-            return _SAID in self._rendered(name, [{"role": "user", "content": content}], None, True, {})
+            return _SAID in self._render(name, [{"role": "user", "content": content}], None, True, {})
         except TemplateRefused:
             return False
 
     def _render(
-        self,
-        name: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: dict[str, Any],
-    ) -> str:
-        if self._takes_lists(name):
-            messages = [{**message, "content": _as_list(message.get("content"))} for message in messages]
-        return self._rendered(name, messages, tools, add_generation_prompt, variables)
-
-    def _rendered(
         self,
         name: str,
         messages: Sequence[Mapping[str, Any]],
