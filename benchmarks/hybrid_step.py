@@ -1,4 +1,4 @@
-"""A decode step of layers with a recurrent state, beside what memory gives in the same seconds.
+"""A decode step of layers with a recurrent state or with experts, beside what memory gives in the same seconds.
 
 `python benchmarks/hybrid_step.py FOLDER [SHAPE ..]`: engines as hybrid.py made them. One thread, CPU seconds: bytes of
 the weights that a token reads (of experts those that it takes, of a screened head half) and of its states, per second,
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import icc
 import numpy as np
-from hybrid import EXPERTS, SHAPES
+from hybrid_shapes import SHAPES, Shape
 
 STEPS, ROUNDS = 8, 9
 
@@ -28,13 +28,15 @@ def read_rate(memory: np.ndarray) -> float:
     return max(found)
 
 
-def step_bytes(llm: icc.LLM, taken: int) -> float:
-    """What one token reads: the largest weight is the head, those of three dimensions are experts'."""
+def step_bytes(llm: icc.LLM, shape: Shape) -> float:
+    """What one token reads: the largest weight but experts' is the head, those of three dimensions are experts'."""
     program = llm.engine.program  # type: ignore[union-attr]
-    sizes = [weight.nbytes for weight in program.weights.values()]
-    experts = sum(weight.nbytes for weight in program.weights.values() if len(weight.shape) == 3)
+    weights = program.weights.values()
+    sizes = [weight.nbytes for weight in weights if len(weight.shape) != 3]
+    experts = sum(weight.nbytes for weight in weights if len(weight.shape) == 3)
+    taken = shape.config.get("num_experts_per_tok", 0) / shape.keys.get("expert_count", 1)
     states = sum(group.block_bytes() for group in program.kv.groups if group.holds_states)
-    return sum(sizes) - max(sizes) / 2 - experts * (1 - taken / EXPERTS) + states
+    return sum(sizes) - max(sizes) / 2 + experts * taken + states
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     params = icc.SamplingParams(max_tokens=STEPS * ROUNDS + 9, temperature=0.0, ignore_eos=True)
     for shape in options.shapes:
         with icc.load(options.folder / f"{shape}.engine", threads=1, verify=False) as llm:
-            nbytes = step_bytes(llm, SHAPES[shape].config.get("num_experts_per_tok", 0))
+            nbytes = step_bytes(llm, SHAPES[shape])
             [generation] = llm.loop.add([5] * 16, params)
             while generation.first_token is None:
                 llm.loop.step()

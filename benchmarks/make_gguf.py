@@ -66,9 +66,10 @@ def add_tokenizer(writer: gguf.GGUFWriter, file: Path) -> None:
 
 
 Q = gguf.GGMLQuantizationType
-# for each type where its blocks have float16 scales, and the scale that gives values of about 0.02
+# for each type where its blocks have scales, and the scale that gives values of about 0.02
 SCALES = {
-    Q.Q4_0: {0: 4e-3}, Q.Q8_0: {0: 3e-4}, Q.Q4_K: {0: 1.2e-4, 2: 9e-4}, Q.Q6_K: {208: 2e-5},
+    Q.Q4_0: {0: np.float16(4e-3)}, Q.Q8_0: {0: np.float16(3e-4)}, Q.Q6_K: {208: np.float16(2e-5)},
+    Q.Q4_K: {0: np.float16(1.2e-4), 2: np.float16(9e-4)}, Q.MXFP4: {0: np.uint8(127 - 7)},
 }  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, k: int, seed: int)
     rng = np.random.default_rng(seed)
     blocks = np.frombuffer(rng.bytes(rows * k // size * nbytes), np.uint8).reshape(-1, nbytes).copy()
     for at, scale in SCALES[kind].items():
-        blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+        blocks[:, at : at + scale.nbytes] = np.frombuffer(scale.tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 
 
