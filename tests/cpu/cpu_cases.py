@@ -153,7 +153,7 @@ def small_products() -> Builder:
 
 
 def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_slot: bool) -> None:
-    e, k, n, group = 5, 48, 21, 16
+    e, k, n, group = 23 if topk == 1 else 5, 48, 21, 16  # 23: most rows have one alone, some share one
     name = f"experts_{'q' + str(bits) if bits else 'bf16'}_top{topk}{'_per_slot' if per_slot else ''}"
     bias = rng.standard_normal((e, n)).astype(np.float32)
     index = b.buffer(f"{name}.index", [topk], "i32")

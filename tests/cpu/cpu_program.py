@@ -36,7 +36,7 @@ def all_ops() -> Builder:
     for name in NAMES:
         add_screened(b, rng, name)
     for bits in (0, 4, 8):
-        for topk, per_slot in ((3, False), (3, True), (150, False)):
+        for topk, per_slot in ((3, False), (3, True), (150, False), (1, True)):
             add_experts(b, rng, bits, topk, per_slot)
     for kind in ("rms_norm", "layer_norm"):
         for d, groups, add, weight in (

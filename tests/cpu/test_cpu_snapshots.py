@@ -66,6 +66,10 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "expert_linear__f16_bias": ("expert_linear", {**EXPERTS, "stored": "f16", "present": ("bias",)}),
     "expert_linear__f32_per_slot": ("expert_linear", {**EXPERTS, "stored": "f32", "x_per_slot": True}),
+    "expert_few__bf16_bias": (
+        "expert_linear",
+        {**EXPERTS, "topk": 1, "x_per_slot": True, "stored": "bf16", "present": ("bias",)},
+    ),
     "expert_linear_q__q4_bias": ("expert_linear_q", {**EXPERTS, **QUANT, "present": ("bias",)}),
     "expert_linear_q__q4_per_slot": ("expert_linear_q", {**EXPERTS, **QUANT, "x_per_slot": True}),
     "embedding__bf16": ("embedding", {"n": 20, "table_rows": 50, "stored": "bf16"}),

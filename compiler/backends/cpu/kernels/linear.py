@@ -147,10 +147,11 @@ class ExpertLinearParams(DenseParams[ExpertLinear]):
 
     @property
     def template(self) -> str:  # type: ignore[override]
-        return f"cpp/linear/expert_{'add' if self.step.epilogue else 'linear'}.cpp.jinja"
+        kind = "add" if self.step.epilogue else "few" if self._few_tiles else "linear"
+        return f"cpp/linear/expert_{kind}.cpp.jinja"
 
     @property
-    def takes_turns(self) -> bool:
+    def _few_tiles(self) -> bool:
         """Whether experts have few tiles, as A of adapters has, so that threads take turns in having more of them."""
         return self.step.index is not None and self.step.topk == 1 and self.step.x_per_slot and self.step.n <= 128
 

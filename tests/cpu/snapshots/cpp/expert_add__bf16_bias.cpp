@@ -15,7 +15,10 @@ static void k0_expert_linear(const Ctx& c) {
             const int n = (int)(N - t * 16 < 16 ? N - t * 16 : 16);
             VF sum = vload_n(y + t * 16, n);
             sum = sum + vload_n(c.input<const float>(2) + e * N + t * 16, n);
-            for (int64_t k = 0; k < K; ++k) sum = fma(vf(x[k]), vload(w + (t * K + k) * 16), sum);
+            for (int64_t k = 0; k < K; ++k) {
+                _mm_prefetch((const char*)(w + (t * K + k) * 16) + 2048, _MM_HINT_T0);
+                sum = fma(vf(x[k]), vload(w + (t * K + k) * 16), sum);
+            }
             vstore_n(y + t * 16, sum, n);
         }
     }
