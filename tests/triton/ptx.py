@@ -46,12 +46,11 @@ def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
 
 def _prmt(a: Register, b: Register, selector: Register) -> Register:
     """Four of the eight bytes of b and a, each chosen by a nibble, or their signs where its highest bit is set."""
-    result = np.zeros(np.broadcast_shapes(np.shape(a), np.shape(b)), np.uint32)
+    result = np.zeros(np.broadcast_shapes(np.shape(a), np.shape(b), np.shape(selector)), np.uint32)
     for place in range(4):
-        choice = int(selector) >> 4 * place & 15
-        byte = ((a if choice & 4 == 0 else b) >> np.uint32(8 * (choice & 3))) & np.uint32(255)
-        if choice & 8:
-            byte = np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0))
+        choice = selector >> np.uint32(4 * place) & np.uint32(15)
+        byte = (np.where(choice & 4, b, a) >> 8 * (choice & 3)) & np.uint32(255)
+        byte = np.where(choice & 8, np.where(byte & 128, 255, 0), byte).astype(np.uint32)
         result |= byte << np.uint32(8 * place)
     return result
 

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 from icc.compiler.backends.triton.interpreter import load_source
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.weights.formats.registry import find_format
+from interpreting import LIMITS, make_kernel
+from products import Forced
 from ptx import bf16, blocks, execute
 
 TEMPLATES = Path(__file__).parents[2] / "codegen_templates" / "triton"
@@ -27,7 +31,8 @@ def kernel(x_ptr, y_ptr, N: tl.constexpr):
 def test_no_inline_ptx_is_left_out() -> None:
     """Every template with inline PTX is one whose PTX is executed here, or asks for lines, which gives no values."""
     found = {str(file.relative_to(TEMPLATES)) for file in TEMPLATES.rglob("*.jinja") if blocks(file.read_text())}
-    assert found == {"layouts/affine.py.jinja", "layouts/float8.py.jinja", "linear/decode_head.py.jinja"}
+    looked_up = {"layouts/affine.py.jinja", "layouts/blocks.py.jinja", "layouts/float8.py.jinja"}
+    assert found == looked_up | {"linear/decode_head.py.jinja"}
 
 
 def nibble_sources() -> list[Path]:
@@ -66,6 +71,24 @@ def test_floats_of_8_bits_are_numbers() -> None:
             found, wanted = bf16(half).astype(np.float64), expected[byte]
             np.testing.assert_array_equal(found[known[byte]], wanted[known[byte]])
             assert (np.signbit(found) == np.signbit(wanted))[known[byte]].all(), "a zero keeps its sign"
+
+
+@pytest.mark.parametrize("stored", ["nf4g64", "iq4_nl"])
+def test_levels_are_those_of_the_table(stored: str) -> None:
+    """All 256 bytes in each of the four places, with others beside them: both levels of each, bit for bit."""
+    config = {"decode": 0, "m": 16, "n": 64, "k": 64, "warps": 4, "stages": 3, "splits": 1}
+    k = 4096
+    kernel = make_kernel("linear_q", k=k, n=64, stored=stored, types=("bf16", "u8", "", "bf16"))
+    [launch] = kernel.launches(Shape(1024, False), LIMITS, Forced(config, "h100"))[:1]
+    [text] = [block for block in blocks(launch.source) if "prmt" in block]
+    table = np.array(find_format(stored).table, np.float32)
+    codes = np.arange(256, dtype=np.uint32)
+    places = [np.roll(codes, place * 77) for place in range(4)]
+    packed = np.asarray(sum(byte << np.uint32(8 * place) for place, byte in enumerate(places)), np.uint32)
+    found = execute(text, 8, [packed])
+    for place, byte in enumerate(places):
+        for half, level in ((byte & 15, found[place]), (byte >> 4, found[4 + place])):
+            np.testing.assert_array_equal(level, table[half].view(np.uint32))
 
 
 def test_a_wrong_instruction_is_noticed() -> None:

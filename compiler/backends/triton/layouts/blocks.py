@@ -95,6 +95,19 @@ class BlockRows(CodeGroups):
         return tuple(self.format.table or ()) == E2M1
 
     @property
+    def looked_up(self) -> bool:
+        """Whether codes of half a byte each stand for what a table says, for instructions that permute bytes."""
+        return self.bits == 4 and bool(self.format.table) and not self.halves
+
+    @property
+    def level_words(self) -> tuple[tuple[str, ...], ...]:
+        """The sixteen levels of a table as float32, byte by byte from the lowest: four words in hexadecimal each."""
+        table = self.format.table or (0.0,)
+        levels = np.array([table[min(code, len(table) - 1)] for code in range(16)], np.float32)
+        planes = levels.view(np.uint8).reshape(16, 4).T
+        return tuple(tuple(f"0x{word:08x}" for word in np.ascontiguousarray(plane).view("<u4")) for plane in planes)
+
+    @property
     def group(self) -> int:
         return self.format.group
 
@@ -105,9 +118,10 @@ class BlockRows(CodeGroups):
     def by_turns(self, beside: Beside, level: int) -> bool:
         """Whether each item of a word that several steps share is loaded by itself, the others as 0, instead of shifted
         by what is known only as the kernel runs, for which Triton does not make operands in the registers in which they
-        are multiplied. Values that are chosen from a table cost less where they pass through shared memory: warps then
-        make none twice."""
-        return beside.turns > 1 and not self.format.table and level // 10 in (8, 9, 12)
+        are multiplied. Levels of a table cost less where they pass through shared memory, as warps then look none up
+        twice; on sm_90 that is so only where they are chosen by their bits."""
+        cheap = level // 10 == 9 and self.looked_up if self.format.table else level // 10 in (8, 9, 12)
+        return beside.turns > 1 and cheap
 
     def misfit(self, n: int, k: int) -> str:
         if k % self.format.size:
