@@ -170,8 +170,10 @@ def test_what_is_compared_with_weights_in_parts(
 
 @pytest.mark.parametrize("quant", soak("rtn4", "int8", "awq4"))
 def test_magnitudes_over_a_quantized_base_in_parts(quant: str, engine: Make, whole: Any) -> None:
-    """Norms are those of the codes that ranks have: the logits of one rank."""
+    """Norms are those of the codes that ranks have: the logits of one rank, but for rows that are rounded to 8 bits by
+    the maxima of a rank's part, which move the base's logits as far."""
     found: list[np.ndarray] = []
+    base: list[np.ndarray] = []
     options = {
         "adapters": "2x16+dora",
         "quant": quant,
@@ -181,5 +183,6 @@ def test_magnitudes_over_a_quantized_base_in_parts(quant: str, engine: Make, who
         with icc.load(engine("llama", **options, **ranks), threads=2) as llm:
             llm.load_adapter("dora", whole[0]["dora"])
             found.append(llm.logits(IDS, adapter="dora"))
-            assert difference(llm.logits(IDS), found[-1]) > 1e-3
-    assert difference(*found) < 1e-3  # rows are rounded to 8 bits, by other maxima
+            base.append(llm.logits(IDS))
+            assert difference(base[-1], found[-1]) > 0.1
+    assert difference(*found) < max(1e-3, 2 * difference(*base)) < 0.1
