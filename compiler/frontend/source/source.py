@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, linears_where, load_config
 from .packed import unpacked
 from .refuse import check_config, check_layers
+from .tokenizer_files import TextFiles, text_files
 from .unplaced import worth_telling
 
 
@@ -48,6 +50,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def told(self) -> str:
+        """What the user should hear of the other files; "" for nothing."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Weight]:
         """What the checkpoint holds, by its own names; empty where these are not those that transformers reads."""
         ...
@@ -72,7 +79,7 @@ class CheckpointDirectory:
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
         packing = check_config(found.path, found.config, task)
-        self.files, self._task = found.path, task
+        self._path, self._task = found.path, task
         self.config = load_config(found.path)
         check_layers(found.path, self.config)
         self.tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -81,6 +88,20 @@ class CheckpointDirectory:
                 vars(part).pop("quantization_config", None)
             self.tensors = unpacked(self.tensors, packing)
         refuse_bare(self.tensors)
+
+    @cached_property
+    def _texts(self) -> TextFiles:
+        return text_files(self._path)
+
+    @property
+    def files(self) -> Path:
+        """See ModelSource."""
+        return self._texts.path
+
+    @property
+    def told(self) -> str:
+        """See ModelSource."""
+        return self._texts.told
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
