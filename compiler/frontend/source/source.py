@@ -107,8 +107,9 @@ class CheckpointDirectory:
         """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
         unplaced: dict[str, str] = {}
         found = model_weights(model, self.tensors, computed_buffers(model), unplaced)
-        layers = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
-        self.unread = worth_telling(model, unplaced, self.tensors, layers, self._task)
+        text = self.config.get_text_config()
+        layers, sees = getattr(text, "num_hidden_layers", 0), text is not self.config
+        self.unread = worth_telling(model, unplaced, self.tensors, layers, self._task, sees)
         return found
 
     def build(self, written_out: bool, task: str) -> nn.Module:
