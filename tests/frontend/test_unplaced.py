@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,14 @@ def test_towers_beside_the_model_of_text_are_not_told(sees: bool) -> None:
     tensors = dict.fromkeys(["language_model.lm_head.weight", *places], Constant(torch.zeros(1)))
     found = worth_telling(nn.Module(), places, tensors, 1, "generate", sees)
     assert found == [*places][1 if sees else 0 :]
+
+
+def test_scales_of_activations_are_not_told(tmp_path: Path) -> None:
+    """As quantizers store them; rows and caches have scales of their own. A model that is not quantized has none."""
+    scales = [f"model.layers.0.self_attn.{name}" for name in ("k_scale", "q_proj.input_scale", "v_proj.output_scale")]
+    added = dict.fromkeys([*scales, "model.layers.0.self_attn.odd"], torch.ones(1))
+    save_tiny(tiny_configs()["llama"], tmp_path)
+    assert sorted(unread(tmp_path, added)) == sorted(added)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "fp8"}}))
+    assert unread(tmp_path, added) == ["model.layers.0.self_attn.odd"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, Literal
 from ...errors import CheckpointError, UnsupportedModel
 
 GPTQ_BITS = (2, 3, 4, 8)
+# scales that quantizers found for activations and KV caches, which are left: rows and caches get their own
+OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv|prob)(_global)?_(scale|zero_point)(_inv)?$")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, linears_where, load_config
 from .packed import unpacked
+from .packing import OF_ACTIVATIONS
 from .refuse import check_config, check_layers
 from .tokenizer_files import TextFiles, text_files
 from .unplaced import worth_telling
@@ -79,7 +80,7 @@ class CheckpointDirectory:
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
         packing = check_config(found.path, found.config, task)
-        self._path, self._task = found.path, task
+        self._path, self._task, self._packed = found.path, task, packing is not None
         self.config = load_config(found.path)
         check_layers(found.path, self.config)
         self.tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -109,6 +110,8 @@ class CheckpointDirectory:
         found = model_weights(model, self.tensors, computed_buffers(model), unplaced)
         text = self.config.get_text_config()
         layers, sees = getattr(text, "num_hidden_layers", 0), text is not self.config
+        if self._packed:
+            unplaced = {name: place for name, place in unplaced.items() if not OF_ACTIVATIONS.search(name)}
         self.unread = worth_telling(model, unplaced, self.tensors, layers, self._task, sees)
         return found
 
