@@ -73,11 +73,7 @@ def test_a_checkpoint_without_its_tower(tiny: ModuleType, tmp_path: Path) -> Non
     assert 0 < len(decoder) < len(stored)
     save_file(decoder, file, {"format": "pt"})
     torch.testing.assert_close(interpret(load_graph(tmp_path, 64), IDS.tolist()), expected)
-    for part, _words in (
-        ("vision_tower", "vision_tower"),
-        ("language_model.model.norm", "norm"),
-        ("lm_head", "lm_head"),
-    ):
+    for part in ("vision_tower", "language_model.model.norm", "lm_head"):
         kept = {name: value for name, value in stored.items() if part not in name}
         extra = {name: value for name, value in stored.items() if name.endswith("class_embedding")}
         save_file(kept | (extra if part == "vision_tower" else {}), file, {"format": "pt"})
