@@ -13,6 +13,14 @@ from .errors import CheckpointError
 from .frontend.source.identify import read_object
 
 GENERATION_CONFIG = "generation_config.json"
+# what transformers' generate takes too and changes the tokens by, each with the value that asks for nothing
+_UNUSED: dict[str, float | None] = {
+    "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
+    "top_h": None, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "bad_words_ids": None,
+    "sequence_bias": None, "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "guidance_scale": 1, "min_length": 0,
+    "min_new_tokens": 0, "stop_strings": None,
+}  # fmt: skip
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -52,6 +60,11 @@ def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
         min_p=generation.get("min_p"),
         repetition_penalty=penalty,
     )
+
+
+def unused_settings(generation: dict[str, Any]) -> list[str]:
+    """The names of what generation_config.json asks for, and an engine does not take from there."""
+    return [name for name, nothing in _UNUSED.items() if generation.get(name) not in (None, nothing, [], {}, False)]
 
 
 def _wanted(name: str, value: object) -> str:

@@ -18,7 +18,8 @@ from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
 from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
-from .generation import read_generation
+from .frontend.source.tokenizer_files import TOKENIZER, other_tokenizer
+from .generation import GENERATION_CONFIG, read_generation, unused_settings
 from .options import CompileOptions
 from .prompt_files import FormFile, PromptFile, read_form_file, read_prompt_file
 from .quantization import QUANTIZATIONS, find_quantization
@@ -26,10 +27,6 @@ from .speculate.choice import SpecChoice
 from .targets import Target, find_target
 
 _NEEDED = ("torch", "transformers", "safetensors", "jinja2")
-TOKENIZER = "tokenizer.json"
-_TOKENIZERS = (  # of other libraries
-    "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tekken.json",
-)  # fmt: skip
 
 
 def tokenizer_file(folder: Path) -> Path | None:
@@ -72,8 +69,8 @@ def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
     options = replace(options, model=model)
     files = onnx_files(model) if found.is_onnx else model
     has_tokenizer = found.is_gguf or (files / TOKENIZER).is_file()
-    if not found.is_gguf:
-        read_generation(files)
+    has_tokenizer |= not found.is_file and bool(other_tokenizer(files))  # of which one is made
+    generation = {} if found.is_gguf else read_generation(files)
     if not found.is_file:
         weight_files(model)
         if options.task == "embed":
@@ -84,6 +81,8 @@ def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
     if options.gate and not has_tokenizer:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
     warnings = (*(() if has_tokenizer or has_other else _warnings(files)), *_costs(options))
+    if options.task == "generate" and (unused := unused_settings(generation)):
+        warnings += (f"{GENERATION_CONFIG} asks for {', '.join(unused)}, which an engine does not take from there",)
     if (prompts or forms) and not has_tokenizer:
         option = (*prompts, *forms)[0].option
         raise UsageError(f"{option} needs a tokenizer, and the model has no {TOKENIZER}", "leave it out")
@@ -175,8 +174,8 @@ def _check_device(options: CompileOptions) -> None:
 
 def _warnings(model: Path) -> tuple[str, ...]:
     """What a compile can do without, but whoever runs the engine may miss."""
-    others = [name for name in _TOKENIZERS if (model / name).is_file()]
-    made = "; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) makes one of its " + others[0] if others else ""
+    other = other_tokenizer(model)
+    made = f"; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) makes one of its {other}" if other else ""
     return (f"{model} has no {TOKENIZER}: the engine takes and gives token ids only{made}",)
 
 

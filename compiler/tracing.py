@@ -12,6 +12,7 @@ from .calibration import read_tokenizer
 from .compilation import Compilation
 from .engine.earlier import EarlierEngine
 from .engine.manifest import make_limits, read_bos
+from .errors import UsageError
 from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
@@ -42,6 +43,8 @@ def trace(
         options = replace(request.options, model=source.files)
         if (tokenizer := tokenizer_file(source.files)) is not None:
             read_tokenizer(tokenizer)  # told now, not after minutes
+        if source.told:
+            reporter.warn(source.told)
         pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
         meant = read_scoring(options.model).max_tokens if options.task == "rerank" else pooling and pooling.max_tokens
         graph = load_graph(
@@ -56,6 +59,8 @@ def trace(
             reporter.warn(in_words(list(source.unread)))
         draft_layer = load_draft_layer(request.choice, source, graph)
         texts = options.model if options.lora is None else merge_from(options.lora, graph, source, request, reporter)
+        if source.told and (named := (*request.prompts, *request.forms)):
+            raise UsageError(f"{named[0].option} needs a tokenizer, and {source.told}", "leave it out")
         prompts = measure.read_prompts(request.prompts, texts) if request.prompts else ()
         forms = measure.lower_forms(request.forms) if request.forms else ()
     if earlier is not None:

@@ -41,6 +41,11 @@ TYPES: dict[int, tuple[str, int, int]] = {
 }  # fmt: skip
 
 
+_REMOVED = {  # from llama.cpp: the same values in the order of one machine's instructions
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class GgufTensor:
     """One tensor: `shape` with the outermost axis first, `kind` a name of TYPES, at bytes [start, end) of the file."""
@@ -156,6 +161,11 @@ class _HeaderReader:
             raise self._error(f"tensor {name!r} has {dims} dimensions; there are at most {_MAX_DIMS}")
         shape = tuple(self._number("<Q", f"the shape of {name!r}") for _ in range(dims))[::-1]
         kind, offset = self._number("<I", f"the type of {name!r}"), self._number("<Q", f"the offset of {name!r}")
+        if kind in _REMOVED:
+            plain = _REMOVED[kind][:-4]
+            raise self._error(
+                f"tensor {name!r} is {_REMOVED[kind]}, which llama.cpp has removed", f"take the model's {plain} file"
+            )
         if kind not in TYPES:
             raise self._error(f"tensor {name!r} has the unknown type {kind}", "it may need a newer icc")
         return name, shape, kind, offset

@@ -42,7 +42,7 @@ def _message(given: dict[str, Any], form: AnswerFormat) -> dict[str, Any]:
 def _assistant(built: dict[str, Any], form: AnswerFormat) -> dict[str, Any]:
     if not built.get("content"):
         built["content"] = built.pop("refusal", "")
-    thought = built.get("reasoning_content") or built.get("reasoning")
+    thought = built.get("reasoning_content") or built.get("thinking") or built.get("reasoning")
     if thought:  # templates differ in what they call it
         built |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
     if (called := built.pop("function_call", None)) is not None and not built.get("tool_calls"):

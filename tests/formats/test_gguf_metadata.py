@@ -39,6 +39,7 @@ def container(metadata: dict[str, Any], rows: int = 32) -> GgufContainer:
 
 def files(metadata: dict[str, Any], folder: Path, rows: int = 32) -> tuple[Tokenizer, dict[str, Any]]:
     found = container(metadata, rows)
+    folder.mkdir(exist_ok=True)
     write_files(found, read_config(found), folder)
     facts = json.loads((folder / "generation_config.json").read_text())
     return Tokenizer.from_file(str(folder / "tokenizer.json")), facts
@@ -51,6 +52,27 @@ def test_no_token_that_the_file_has_not(tmp_path: Path) -> None:
     assert max(tokenizer.encode("the <|endoftext|>").ids) < len(LETTERS)
     assert tokenizer.encode("the</s>").ids == [28, 30]
     assert facts["eos_token_id"] == [30] and facts["bos_token_id"] == 29
+
+
+def test_chat_templates_by_name(tmp_path: Path) -> None:
+    named = {"tokenizer.chat_templates": ["tool_use", "../out", "none"], "tokenizer.chat_template.tool_use": "T"}
+    files(BPE | {"tokenizer.chat_template": "D"} | named | {"tokenizer.chat_template.../out": "X"}, tmp_path / "f")
+    found = {file.relative_to(tmp_path).as_posix(): file.read_text() for file in tmp_path.rglob("*.jinja")}
+    assert found == {"f/chat_template.jinja": "D", "f/additional_chat_templates/tool_use.jinja": "T"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"general.type": "mmproj"}, "turns images or sounds into tokens"),
+        ({"general.architecture": "clip"}, "turns images or sounds into tokens"),
+        ({"general.type": "imatrix", "general.architecture": None}, "statistics of activations"),
+        ({"general.type": "adapter"}, "it holds an adapter"),
+    ],
+)
+def test_files_that_are_no_models(metadata: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel, match=words):
+        read_config(container(metadata))
 
 
 def test_special_tokens_of_other_letters(tmp_path: Path) -> None:

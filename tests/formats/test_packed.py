@@ -35,7 +35,10 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns that the fields of a word ho
 
 
 def packed(codes: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """Codes as int32 words along an axis, from the low bits up."""
+    """Codes as int32 words along an axis, from the low bits up, without gaps."""
+    if 32 % bits:
+        stream = ((codes.to(torch.int64).movedim(axis, -1).unsqueeze(-1) >> torch.arange(bits)) & 1).flatten(-2)
+        return packed(stream.movedim(-1, axis), 1, axis)
     each = 32 // bits
     fields = codes.to(torch.int64).movedim(axis, -1).unflatten(-1, (-1, each))[..., list(order or range(each))]
     words = (fields << torch.arange(0, 32, bits)).sum(-1)
@@ -89,6 +92,18 @@ def test_values_of_a_layer(kind: str, packing: Packing, bits: int, group: int) -
     tensors, values = layer(kind, 24, 128, bits, group)
     weight = PackedLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, packing)
     assert weight.describe() == f"zq{bits}g{group}[24, 128]"
+    assert torch.equal(weight.load(), values)
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_fewer_bits_are_stored_in_four(bits: int) -> None:
+    """Codes of 3 bits cross from one word to the next."""
+    tensors, values = layer("gptq", 32, 128, bits, 64, act=5)
+    handles = {f"a.b.{name}": Constant(value) for name, value in tensors.items()}
+    packing = packing_of({"quantization_config": {"quant_method": "gptq", "bits": bits}}, Path())
+    assert packing is not None
+    weight = unpacked(handles, packing)["a.b.weight"]
+    assert isinstance(weight, SortedColumns) and weight.source.describe() == "zq4g64[32, 128]"
     assert torch.equal(weight.load(), values)
 
 
@@ -202,7 +217,7 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
     config = json.loads((tmp_path / "config.json").read_text())
     for facts, words in (
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq gemv\)"),
-        ({"quant_method": "gptq", "bits": 3}, r"already quantized \(gptq\)"),
+        ({"quant_method": "gptq", "bits": 5}, r"already quantized \(gptq\)"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed-tensors marlin-24"),
         ({"quant_method": "hqq", "load_in_4bit": True}, "already quantized"),
     ):
@@ -214,6 +229,12 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
 INTS = {"num_bits": 4, "type": "int", "group_size": 128}
 
 
+def quark(weight: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What AMD's Quark writes into config.json; other: of some layers."""
+    layers = {"*k_proj": {"weight": other}} if other else {}
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "layer_quant_config": layers}
+
+
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
@@ -222,8 +243,17 @@ INTS = {"num_bits": 4, "type": "int", "group_size": 128}
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}, ("awq", 4, False)),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"},
          ("compressed", 4, False)),
+        ({"quant_method": "awq", "bits": 4, "version": "exllama"}, ("awq", 4, False)),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, None),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, None),
-        ({"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round:auto_gptq"}, None),
+        ({"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round:auto_gptq"}, ("gptq", 2, True)),
+        ({"quant_method": "auto-round", "bits": 5, "packing_format": "auto_round:auto_gptq"}, None),
+        ({"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round:llm_compressor"}, None),
+        (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), ("float8", 8, False)),
+        (quark({"dtype": "fp4", "qscheme": "per_group", "group_size": 32},
+               {"dtype": "fp8_e4m3", "qscheme": "per_channel"}), ("e2m1", 4, False)),
+        (quark({"dtype": "fp4", "qscheme": "per_group", "group_size": 16}), None),
+        (quark({"dtype": "uint4", "qscheme": "per_group", "group_size": 128}), None),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized",
           "config_groups": {"a": {"weights": INTS}, "b": {"weights": {**INTS, "num_bits": 8}}}},
          ("compressed", 8, False)),

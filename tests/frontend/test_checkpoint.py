@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +29,15 @@ def test_values_are_those_of_transformers(tiny: ModuleType, tmp_path: Path, dtyp
     for name, expected in model.state_dict().items():
         assert found[name].dtype == getattr(torch, dtype)
         assert torch.equal(found[name].load().float(), expected), name
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_a_dtype_of_auto_is_that_of_the_files(name: str, tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path, dtype="float16")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: "auto"}))
+    assert weights_of(tmp_path)["lm_head.weight"].dtype == torch.float16
 
 
 def test_nothing_is_read_until_asked(tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.errors import CheckpointError
-from icc.compiler.generation import read_generation
+from icc.compiler.generation import read_generation, unused_settings
 from icc.compiler.options import CompileOptions
 from icc.compiler.request import check
 from tiny_models import save_tiny, tiny_configs
@@ -51,6 +51,16 @@ def test_what_published_ones_have_is_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "generation_config.json").write_text(json.dumps(written))
         assert read_generation(tmp_path) == written
+
+
+def test_what_is_asked_for_and_not_taken_is_told(tmp_path: Path) -> None:
+    nothing = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "bad_words_ids": None, "stop_strings": []}
+    assert unused_settings({**nothing, "temperature": 0.5, "max_length": 20}) == []
+    save_tiny(tiny_configs()["llama"], tmp_path / "model")
+    asked = {**nothing, "suppress_tokens": [5], "no_repeat_ngram_size": 3}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(asked))
+    options = CompileOptions(tmp_path / "model", tmp_path / "x.engine", target="native", quant="none")
+    assert any("asks for no_repeat_ngram_size, suppress_tokens" in warning for warning in check(options).warnings)
 
 
 def test_a_compile_says_so_at_once(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ WRONG = {
     "shape": (padded(header([], [tensor("w", (2**62, 2**62), 0, 0)]), bytes(64)), "tensor 'w' is at bytes"),
     "blocks": (padded(header([], [tensor("w", (2, 33), 2, 0)]), bytes(64)), r"q4_0 has shape \[2, 33\]"),
     "no values": (padded(header([], [tensor("w", (0, 32), 0, 0)]), bytes(64)), r"shape \[0, 32\]"),
+    "removed type": (padded(header([], [tensor("w", (2, 32), 31, 0)]), bytes(64)), "Q4_0_4_4, which llama.cpp has"),
     "type": (padded(header([], [tensor("w", (2, 32), 99, 0)]), bytes(64)), "unknown type 99"),
     "place": (padded(header([], [tensor("w", (2, 32), 2, 64)]), bytes(64)), "the file has"),
     "far place": (padded(header([], [tensor("w", (2, 32), 2, 2**63)]), bytes(64)), "the file has"),

@@ -232,7 +232,7 @@ def test_no_weights(model: Path) -> None:
 
 
 def test_already_quantized(model: Path) -> None:
-    edit_config(model, quantization_config={"quant_method": "gptq", "bits": 3})
+    edit_config(model, quantization_config={"quant_method": "gptq", "bits": 5})
     refuse(model, UnsupportedModel, "already quantized", "gptq")
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from icc.compiler.errors import UnsupportedModel
+from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.refuse import check_config
 from icc.compiler.graph.interpret import interpret
+from safetensors.torch import load_file, save_file
 
 IDS = torch.arange(3, 24)
 
@@ -55,6 +56,29 @@ def test_the_decoder_of_a_model_that_sees_is_compiled(make: Any, tiny: ModuleTyp
     with torch.no_grad():
         expected = model(IDS[None]).logits[0]
     torch.testing.assert_close(interpret(load_graph(tmp_path, 64), IDS.tolist()), expected)
+
+
+def test_a_checkpoint_without_its_tower(tiny: ModuleType, tmp_path: Path) -> None:
+    """As of those who train or quantize the decoder and store nothing else; a tower in part is a damaged checkpoint."""
+    import transformers
+
+    torch.manual_seed(0)
+    model = llava(transformers, tiny.GQA).eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(IDS[None]).logits[0]
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    decoder = {name: value for name, value in stored.items() if name.startswith("language_model.")}
+    assert 0 < len(decoder) < len(stored)
+    save_file(decoder, file, {"format": "pt"})
+    torch.testing.assert_close(interpret(load_graph(tmp_path, 64), IDS.tolist()), expected)
+    for part in ("vision_tower", "language_model.model.norm", "lm_head"):
+        kept = {name: value for name, value in stored.items() if part not in name}
+        extra = {name: value for name, value in stored.items() if name.endswith("class_embedding")}
+        save_file(kept | (extra if part == "vision_tower" else {}), file, {"format": "pt"})
+        with pytest.raises(TensorError, match=part.rpartition(".")[2]):
+            load_graph(tmp_path, 64)
 
 
 def test_what_only_sees_or_translates_is_refused() -> None:

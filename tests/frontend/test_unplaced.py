@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from icc.compiler.frontend.source.source import open_source
-from icc.compiler.frontend.source.unplaced import in_words
+from icc.compiler.frontend.source.unplaced import in_words, worth_telling
+from icc.compiler.weights.handles import Constant
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny, tiny_configs
+from torch import nn
 
 
 def unread(path: Path, added: dict[str, torch.Tensor], task: str = "generate") -> list[str]:
@@ -52,3 +55,23 @@ def test_heads_of_other_tasks_are_not_told(tmp_path: Path) -> None:
     save_tiny(tiny_configs()["llama"], tmp_path)
     assert unread(tmp_path, {"cls.predictions.bias": torch.zeros(4)}, "embed") == []
     assert unread(tmp_path, {"model.layers.0.extra": torch.zeros(4)}, "embed") == ["model.layers.0.extra"]
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_towers_beside_the_model_of_text_are_not_told(sees: bool) -> None:
+    """As of Llama 4, of which transformers has a class for text alone."""
+    places = {"vision_model.patch.weight": "vision_model.patch.weight", "language_model.model.odd": "model.odd"}
+    tensors = dict.fromkeys(["language_model.lm_head.weight", *places], Constant(torch.zeros(1)))
+    found = worth_telling(nn.Module(), places, tensors, 1, "generate", sees)
+    assert found == [*places][1 if sees else 0 :]
+
+
+def test_scales_of_activations_are_not_told(tmp_path: Path) -> None:
+    """As quantizers store them; rows and caches have scales of their own. A model that is not quantized has none."""
+    scales = [f"model.layers.0.self_attn.{name}" for name in ("k_scale", "q_proj.input_scale", "v_proj.output_scale")]
+    added = dict.fromkeys([*scales, "model.layers.0.self_attn.odd"], torch.ones(1))
+    save_tiny(tiny_configs()["llama"], tmp_path)
+    assert sorted(unread(tmp_path, added)) == sorted(added)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": {"quant_method": "fp8"}}))
+    assert unread(tmp_path, added) == ["model.layers.0.self_attn.odd"]

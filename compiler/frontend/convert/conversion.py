@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from ....runtime.format.batch import BatchArray
-from ...errors import UnsupportedModel
+from ...errors import TensorError, UnsupportedModel
 from ...graph.graph import Graph, ModelInfo
 from ...graph.tensor_types import FIXED_INPUTS, type_of
 from ...ops import OPS, traits_of
@@ -162,6 +162,8 @@ class Conversion:
         """The weights of the program and of the layers that it only names, in an order that is always the same."""
         names = {*used, *(new for renames in self._renames for old, new in renames.items() if old in used)}
         place = {name: i for i, name in enumerate(self.weights)}
+        for name in sorted(names - place.keys()):
+            raise TensorError(name, "is missing from the checkpoint, and a text needs it")
         return sorted(names, key=place.__getitem__)
 
     def _lifted(self, node: fx.Node, name: str) -> TracedValue | Unrepresentable:

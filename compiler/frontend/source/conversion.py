@@ -80,13 +80,16 @@ def model_weights(
 def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
     """`found`, handles by the names of the model's parameters, with computed buffers and tied parameters.
 
-    Raises TensorError for a missing or misshapen tensor.
+    Raises TensorError for a missing or misshapen tensor. Towers of which the checkpoint has nothing are left out.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
+    absent = _absent_towers(model, found)
     for name, value in computed.items():
         found.setdefault(name, Constant(value))
     follow_ties(model, found, expected)
     for name, parameter in expected.items():
+        if name not in found and name.startswith(absent):
+            continue
         if name not in found:
             raise TensorError(name, "is missing from the checkpoint", _why_missing(model, name))
         if tuple(found[name].shape) != tuple(parameter.shape):
@@ -103,6 +106,24 @@ def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str,
                 "a quantization_config tells so; or give the unquantized checkpoint",
             )
     return found
+
+
+def _absent_towers(model: nn.Module, found: Mapping[str, Weight]) -> tuple[str, ...]:
+    """How names begin of the parts beside the decoder, in a model that also sees or hears, of which nothing was found:
+    a text does not need them."""
+    config: Any = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_decoder") or config.get_text_config() is config:
+        return ()
+    decoder, head = model.get_decoder(), model.get_output_embeddings()  # type: ignore[operator]
+    path = next((path for path, module in model.named_modules() if module is decoder), "")
+    around = [".".join(path.split(".")[:end]) for end in range(path.count(".") + 1)] if path else []
+    beside = [
+        f"{place}.{child}.".removeprefix(".")
+        for place in around
+        for child, module in model.get_submodule(place).named_children()
+        if module is not head and not f"{path}.".startswith(f"{place}.{child}.".removeprefix("."))
+    ]
+    return tuple(part for part in beside if not any(name.startswith(part) for name in found))
 
 
 def _why_missing(model: nn.Module, name: str) -> str:

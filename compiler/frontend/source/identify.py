@@ -188,10 +188,10 @@ def _gguf(path: Path) -> FoundModel:
 
 
 def _gguf_models(names: list[str]) -> list[str]:
-    """The GGUF files of a directory that are models: of one in several parts the first, and no projector of images."""
-    later = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
-    models = [name for name in names if name.endswith(".gguf") and "/" not in name]
-    return [name for name in models if not later.search(name) and not name.startswith("mmproj")]
+    """The GGUF files of a directory that are models: of one in several parts the first; no projectors of images and no
+    statistics of activations."""
+    others = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|mmproj|imatrix", re.IGNORECASE)
+    return [name for name in names if name.endswith(".gguf") and "/" not in name and not others.search(name)]
 
 
 def _only(path: Path, models: list[str], kind: str = "GGUF") -> str:

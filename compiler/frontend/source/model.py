@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,28 @@ from .packages import import_named
 
 def load_config(model_dir: Path) -> Any:
     """The transformers config of a checkpoint directory; refuses unknown types and remote code. What packages have for
-    names in it is imported first."""
+    names in it is imported first. A dtype of "auto" says nothing: the files do."""
     from transformers import AutoConfig
 
     try:
-        import_named(json.loads((model_dir / "config.json").read_bytes()))
-        return AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+        stated = json.loads((model_dir / "config.json").read_bytes())
+        import_named(stated)
+        if (settled := _without_auto(stated)) == stated:
+            return AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+        with tempfile.TemporaryDirectory() as scratch:
+            Path(scratch, "config.json").write_text(json.dumps(settled))
+            return AutoConfig.from_pretrained(scratch, trust_remote_code=False)
     except (IccError, MemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UnsupportedModel(f"{model_dir / 'config.json'}: {reason}") from error
+
+
+def _without_auto(facts: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without the dtypes, its own and those of its parts, that are "auto"."""
+    kept = {k: v for k, v in facts.items() if not (k in ("dtype", "torch_dtype") and v == "auto")}
+    return {k: _without_auto(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
 
 def _builder(config: Any, task: str) -> Any:

@@ -23,7 +23,7 @@ from ...weights.handles import QuantizedWeight, SortedColumns, Weight
 from .bitsandbytes import with_states
 from .e2m1 import with_floats
 from .float8 import with_scales
-from .packing import Packing
+from .packing import GPTQ_BITS, Packing
 
 _SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _AGAIN = "download the checkpoint again"
@@ -104,7 +104,7 @@ class PackedLayer(QuantizedWeight):
             one = found is not None and groups == 1 and prod(found.shape) == 1 and name not in _CODES
             if found is not None and (found.dtype not in types or not (one or found.shape == expected)):
                 raise self._misfit(name, f"for a weight [{n}, {k}] with {groups} groups")
-        self.format = grouped(self.bits, group, kind)
+        self.format = grouped(max(self.bits, 4), group, kind)  # fewer bits are stored in four
         index = self.tensors.get("g_idx") or self.tensors.get("weight_g_idx")
         if index is not None:
             self.order = self._order(index, group)
@@ -138,8 +138,8 @@ class PackedLayer(QuantizedWeight):
             return self.packing.bits
         words, n = self.sizes("qzeros")[1], self.sizes("scales")[1]
         bits = 32 * words // max(n, 1)
-        if bits not in (4, 8):
-            raise UnsupportedModel(f"layer {self.layer!r} is GPTQ of {bits} bits", "icc reads 4 and 8 bits")
+        if bits not in GPTQ_BITS:
+            raise UnsupportedModel(f"layer {self.layer!r} is GPTQ of {bits} bits", "icc reads 2, 3, 4 and 8 bits")
         return bits
 
     def _order(self, index: Weight, group: int) -> Tensor | None:
@@ -170,18 +170,24 @@ def _fields(words: Tensor, bits: int) -> Tensor:
 
 
 def _columns(words: Tensor, bits: int) -> Tensor:
-    """[R, C] words of fields along their last axis -> [R, C * fields]."""
-    return _fields(words, bits).flatten(-2)
+    """[R, C] words of fields along their last axis -> [R, C * 32 / bits]. A field may lie in two words."""
+    if 32 % bits == 0:
+        return _fields(words, bits).flatten(-2)
+    starts = torch.arange(0, 32 * words.shape[-1], bits)
+    low, shift = starts // 32, starts % 32
+    wide = words.to(torch.int64) & 0xFFFFFFFF
+    high = torch.nn.functional.pad(wide, (0, 1))[..., low + 1] << (32 - shift)
+    return (((wide[..., low] >> shift) | high) & (2**bits - 1)).to(torch.uint8)
 
 
 def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
     rows, n = layer.sizes("qweight")
-    return (n, rows * (32 // layer.bits)), layer.tensor("scales"), layer.sizes("scales")[0]
+    return (n, rows * 32 // layer.bits), layer.tensor("scales"), layer.sizes("scales")[0]
 
 
 def _gptq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     bits = layer.bits
-    codes = _fields(layer.tensor("qweight").load().T, bits).flatten(-2)  # [N, words, fields] along K
+    codes = _columns(layer.tensor("qweight").load().T, bits)
     zeros = _columns(layer.tensor("qzeros").load(), bits).T
     if layer.packing.one_less:
         zeros = (zeros + 1) & (2**bits - 1)

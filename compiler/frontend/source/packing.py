@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import CheckpointError, UnsupportedModel
+
+GPTQ_BITS = (2, 3, 4, 8)
+# scales that quantizers found for activations and KV caches, which are left: rows and caches get their own
+OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv|prob)(_global)?_(scale|zero_point)(_inv)?$")
 
 
 @dataclass(frozen=True)
@@ -62,21 +67,24 @@ def _only_cache(method: str, facts: Mapping[str, Any]) -> bool:
 
 def _gptq(facts: Mapping[str, Any]) -> Packing | None:
     kind, bits = facts.get("checkpoint_format") or "gptq", facts.get("bits")
-    return Packing("gptq", bits, kind == "gptq") if kind in ("gptq", "gptq_v2") and bits in (4, 8) else None
+    kind = "marlin" if facts.get("is_marlin_format") else kind  # its older name
+    return Packing("gptq", bits, kind == "gptq") if kind in ("gptq", "gptq_v2") and bits in GPTQ_BITS else None
 
 
 def _awq(facts: Mapping[str, Any]) -> Packing | None:
     version = str(facts.get("version") or facts.get("format") or "gemm").lower()
-    return Packing("awq", 4) if version == "gemm" and facts.get("bits", facts.get("w_bit", 4)) == 4 else None
+    gemm = version in ("gemm", "exllama", "ipex")  # which are kernels for what is stored as gemm
+    return Packing("awq", 4) if gemm and facts.get("bits", facts.get("w_bit", 4)) == 4 else None
 
 
 def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
     """AutoRound's formats, which are GPTQ's, AWQ's and compressed-tensors'; only `auto_gptq` stores zeros one less."""
     form = str(facts.get("packing_format") or facts.get("backend") or "auto_round").rpartition(":")[2]
-    if facts.get("bits") not in (4, 8):
+    if facts.get("bits") not in GPTQ_BITS:
         return None
     if form == "llm_compressor":  # integers and floats, as the tensors say
-        return Packing("compressed", facts["bits"], alone=facts.get("act_bits", 16) > 8)
+        known = facts["bits"] in (4, 8)
+        return Packing("compressed", facts["bits"], alone=facts.get("act_bits", 16) > 8) if known else None
     if facts.get("data_type") not in (None, "int"):
         return None
     if form == "auto_awq":
@@ -130,6 +138,20 @@ def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
     return (Packing("e2m1", 4) if floats else Packing("float8", 8, alone=alone)) if known else None
 
 
+def _quark(facts: Mapping[str, Any]) -> Packing | None:
+    """AMD's Quark: 8-bit floats per tensor and channel, and MXFP4; layers may have a configuration of their own."""
+    if (facts.get("export") or {}).get("weight_format") not in (None, "real_quantized"):
+        return None
+    parts = [facts.get("global_quant_config") or {}, *(facts.get("layer_quant_config") or {}).values()]
+    weights = [part["weight"] for part in parts if part.get("weight")]
+    kinds = {(weight.get("dtype"), weight.get("qscheme")) for weight in weights}
+    kinds |= {("", "") for weight in weights if weight.get("dtype") == "fp4" and weight.get("group_size") != 32}
+    if not kinds or not kinds <= {("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"), ("fp4", "per_group")}:
+        return None
+    alone = not any(part.get("input_tensors") for part in parts)
+    return Packing("e2m1", 4) if ("fp4", "per_group") in kinds else Packing("float8", 8, alone=alone)
+
+
 def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:
     eight = facts.get("load_in_8bit") or facts.get("_load_in_8bit")
     return Packing("bitsandbytes", 8 if eight else 4)
@@ -148,7 +170,7 @@ def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
 _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
     "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
-    "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round,
+    "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round, "quark": _quark,
 }  # fmt: skip
 
 

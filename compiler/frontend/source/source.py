@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,9 @@ from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import build_meta_model, computed_buffers, linears_where, load_config
 from .packed import unpacked
+from .packing import OF_ACTIVATIONS
 from .refuse import check_config, check_layers
+from .tokenizer_files import TextFiles, text_files
 from .unplaced import worth_telling
 
 
@@ -48,6 +51,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def told(self) -> str:
+        """What the user should hear of the other files; "" for nothing."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Weight]:
         """What the checkpoint holds, by its own names; empty where these are not those that transformers reads."""
         ...
@@ -72,7 +80,7 @@ class CheckpointDirectory:
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
         packing = check_config(found.path, found.config, task)
-        self.files, self._task = found.path, task
+        self._path, self._task, self._packed = found.path, task, packing is not None
         self.config = load_config(found.path)
         check_layers(found.path, self.config)
         self.tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -82,12 +90,29 @@ class CheckpointDirectory:
             self.tensors = unpacked(self.tensors, packing)
         refuse_bare(self.tensors)
 
+    @cached_property
+    def _texts(self) -> TextFiles:
+        return text_files(self._path)
+
+    @property
+    def files(self) -> Path:
+        """See ModelSource."""
+        return self._texts.path
+
+    @property
+    def told(self) -> str:
+        """See ModelSource."""
+        return self._texts.told
+
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
         unplaced: dict[str, str] = {}
         found = model_weights(model, self.tensors, computed_buffers(model), unplaced)
-        layers = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
-        self.unread = worth_telling(model, unplaced, self.tensors, layers, self._task)
+        text = self.config.get_text_config()
+        layers, sees = getattr(text, "num_hidden_layers", 0), text is not self.config
+        if self._packed:
+            unplaced = {name: place for name, place in unplaced.items() if not OF_ACTIVATIONS.search(name)}
+        self.unread = worth_telling(model, unplaced, self.tensors, layers, self._task, sees)
         return found
 
     def build(self, written_out: bool, task: str) -> nn.Module:

@@ -16,15 +16,22 @@ _BUFFERS = (r"\.inv_freq$", r"(^|\.)position_ids$", r"\.masked_bias$")  # stored
 
 
 def worth_telling(
-    model: nn.Module, places: Mapping[str, str], tensors: Mapping[str, Weight], num_layers: int, task: str
+    model: nn.Module,
+    places: Mapping[str, str],
+    tensors: Mapping[str, Weight],
+    num_layers: int,
+    task: str,
+    sees: bool = False,
 ) -> list[str]:
     """The names of tensors without a place that may change what the model computes.
 
     Left out are those that transformers passes over in silence, too, and the layer that --spec mtp reads. Where the
     task is not "generate", what stands outside of the model's own modules is a head of another task.
 
-    places: for each tensor without a place, the name of the parameter that it would be.
+    places: for each tensor without a place, the name of the parameter that it would be. sees: the checkpoint has parts
+    beside the model of text, whose tensors have first names of their own.
     """
+    text = {name.split(".")[0] for name in tensors.keys() - places.keys()} if sees else set()
     harmless = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
     if find_layer(tensors, num_layers) is not None:
         harmless += [rf"(^|\.)layers\.{num_layers}\.", r"^mtp\."]
@@ -36,6 +43,7 @@ def worth_telling(
         for name, place in places.items()
         if not known.search(name)
         and not known.search(place)
+        and (not sees or name.split(".")[0] in text)
         and (task == "generate" or place.removeprefix(prefix).split(".")[0] in own)
     ]
 

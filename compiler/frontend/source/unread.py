@@ -38,6 +38,7 @@ class ConfigOnly:
 
     layered = True
     unread: Sequence[str] = ()
+    told = ""
     tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path, task: str = "generate") -> None:

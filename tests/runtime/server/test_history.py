@@ -63,6 +63,8 @@ def test_contents_are_texts() -> None:
 def test_thoughts_have_all_their_names() -> None:
     [built] = history({"role": "assistant", "content": "a", "reasoning_content": "hm"})
     assert built["reasoning_content"] == built["reasoning"] == built["thinking"] == "hm"
+    [given] = fitted([{"role": "assistant", "content": "a", "thinking": "hm"}], AnswerFormat())
+    assert given == built
 
 
 def test_the_older_form_of_calls() -> None:

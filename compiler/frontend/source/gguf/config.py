@@ -17,6 +17,11 @@ from .unused import refuse_unused
 from .windows import place_windows, turn_by_kind
 
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_NO_MODEL = {  # by general.type
+    "mmproj": ("what turns images or sounds into tokens", "give the model's own GGUF file: icc compiles it for texts"),
+    "imatrix": ("statistics of activations", "give the model's GGUF file"),
+    "adapter": ("an adapter", "merge it when its model is compiled: icc compile MODEL --lora FILE"),
+}
 _SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
 
 
@@ -87,7 +92,14 @@ def architecture_of(container: GgufContainer) -> str:
 
 
 def architecture(container: GgufContainer) -> Architecture:
-    """The entry of the table for a file; UnsupportedModel for an architecture that the table does not have."""
+    """The entry of the table for a file; UnsupportedModel for an architecture that the table does not have, and for a
+    file that is no model."""
+    kind = str(container.metadata.get("general.type"))
+    if container.metadata.get("general.architecture") == "clip":  # before there was a general.type
+        kind = "mmproj"
+    if kind in _NO_MODEL:
+        what, hint = _NO_MODEL[kind]
+        raise UnsupportedModel(f"{container.path} is no model: it holds {what}", hint)
     arch = architecture_of(container)
     if (found := found_architecture(container, arch)) is None:
         raise UnsupportedModel(

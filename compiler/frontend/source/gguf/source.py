@@ -34,6 +34,7 @@ class GgufFile:
 
     layered = True
     unread: Sequence[str] = ()
+    told = ""
     tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path, task: str = "generate") -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .....runtime.format.gguf import GgufContainer
+from .....runtime.format.manifest import TEMPLATE_DIR
 from ....errors import CheckpointError, IccError, UnsupportedModel
 from .config import architecture, architecture_of, special_token
 from .encoders import around, wordpiece, write_pooling
@@ -26,6 +28,7 @@ _END_TEXTS = (
 _NEEDED = {"gpt2": ("merges", list), "llama": ("scores", np.ndarray), "t5": ("scores", np.ndarray)}
 _KIND = "tokenizer.ggml.model is missing: download it again"
 _NOTHING_ELSE = ("bert", "gemma4")
+_WORD = re.compile(r"[\w-]+")
 
 
 def write_files(container: GgufContainer, config: Any, folder: Path) -> None:
@@ -44,9 +47,19 @@ def write_files(container: GgufContainer, config: Any, folder: Path) -> None:
         raise CheckpointError(f"{container.path} has {len(tokens)} tokens and does not say of what kind", _KIND)
     if tokens and kind not in ("no_vocab", "none"):
         _write_tokenizer(container, folder)
+        _write_templates(container, folder / TEMPLATE_DIR)
         facts["eos_token_id"] = _ends(container, tokens)
     (folder / "generation_config.json").write_text(json.dumps(facts))
     write_pooling(container, folder)
+
+
+def _write_templates(container: GgufContainer, folder: Path) -> None:
+    """The chat templates besides the first, "tokenizer.chat_template.NAME" of those that a list names."""
+    for name in container.get("tokenizer.chat_templates", list) or ():
+        text = container.get(f"tokenizer.chat_template.{name}", str)
+        if text and _WORD.fullmatch(name):
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.jinja").write_text(text)
 
 
 def _ends(container: GgufContainer, tokens: list[str]) -> list[int]:

@@ -30,6 +30,7 @@ class OnnxFile:
 
     layered = False
     unread: Sequence[str] = ()
+    told = ""
     tensors: Mapping[str, Weight] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:

@@ -1,0 +1,179 @@
+"""The files of a checkpoint that texts need, where tokenizer.json is not all that there is of its tokenizer.
+
+Older checkpoints have vocab.json and merges.txt, or a SentencePiece model, of which transformers makes one. Beside a
+tokenizer.json, tokenizer_config.json may name added tokens that it lacks, and say that a token goes before or behind
+every text (`add_bos_token`, `add_eos_token`), as transformers 4 took it (`LlamaTokenizerFast`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .identify import read_object
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+# of other libraries, the first that is there
+OTHERS = (
+    "tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "vocab.txt",
+)  # fmt: skip
+_WRITTEN = (TOKENIZER, CONFIG, "special_tokens_map.json", "chat_template.jinja")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_PROCESSORS = ("ByteLevel", "TemplateProcessing")  # which put tokens around a text, or do nothing to them
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """path: a directory with the files of a checkpoint besides its weights, tokenizer.json among them if one could be
+    made. told: what the user should hear of it; "" for nothing. It may be temporary: it goes with this object."""
+
+    path: Path
+    told: str = ""
+    _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+
+def other_tokenizer(folder: Path) -> str:
+    """The name of a tokenizer's file that is no tokenizer.json; "" if the directory has none."""
+    return next((name for name in OTHERS if (folder / name).is_file()), "")
+
+
+def text_files(folder: Path) -> TextFiles:
+    """The directory itself where its tokenizer.json says all; else one with links to its files and a tokenizer.json
+    that does. CheckpointError for a tokenizer.json that is damaged."""
+    if (folder / TOKENIZER).is_file():
+        config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        whole = _completed(folder / TOKENIZER, config)
+        return TextFiles(folder) if whole is None else _beside(folder, {TOKENIZER: whole})
+    if not (other := other_tokenizer(folder)):
+        return TextFiles(folder)
+    made, reason = _converted(folder, other)
+    if reason:
+        return TextFiles(folder, f"no {TOKENIZER} can be made of {other}, the engine takes token ids only: {reason}")
+    return _beside(folder, made)
+
+
+def _beside(folder: Path, made: dict[str, bytes]) -> TextFiles:
+    """A directory with these files, and with links to what else is in `folder`."""
+    temporary = tempfile.TemporaryDirectory(prefix="icc-texts-")
+    path = Path(temporary.name)
+    for name, content in made.items():
+        (path / name).write_bytes(content)
+    for entry in folder.iterdir():
+        if entry.name not in made:
+            (path / entry.name).symlink_to(entry.resolve())
+    return TextFiles(path, "", temporary)
+
+
+def _converted(folder: Path, other: str) -> tuple[dict[str, bytes], str]:
+    """The files that transformers writes of another library's tokenizer, and why there are none."""
+    from transformers import AutoTokenizer
+    from transformers import logging as their_logging
+
+    if other.endswith(".model") and find_spec("sentencepiece") is None:
+        return {}, "it needs the package sentencepiece (pip install sentencepiece protobuf)"
+    before = their_logging.get_verbosity()
+    their_logging.set_verbosity(logging.CRITICAL)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            tokenizer.save_pretrained(scratch)
+            found = {name: file.read_bytes() for name in _WRITTEN if (file := Path(scratch) / name).is_file()}
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a file of another library makes transformers say
+        return {}, " ".join(str(error).split())[:200] or type(error).__name__
+    finally:
+        their_logging.set_verbosity(before)
+    if TOKENIZER not in found:
+        return {}, f"transformers' {type(tokenizer).__name__} has none"
+    return {name: content for name, content in found.items() if name == TOKENIZER or not (folder / name).is_file()}, ""
+
+
+def _completed(file: Path, config: dict[str, Any]) -> bytes | None:
+    """A tokenizer.json with what tokenizer_config.json says beyond it; None where that is nothing."""
+    stated = config.get("added_tokens_decoder")
+    stated = stated if isinstance(stated, dict) else {}
+    flags = {end: config.get(f"add_{end}_token") is True for end in ("bos", "eos")}
+    if not stated and not any(flags.values()):
+        return None
+    facts = read_object(file)
+    around = {end: _text(config.get(f"{end}_token")) for end, wanted in flags.items() if wanted}
+    try:
+        more = [_with_added(facts, stated), _with_ends(facts, around)]
+    except MemoryError:
+        raise
+    except Exception:  # of a file that is no tokenizer: whoever reads it says so
+        return None
+    return json.dumps(facts, ensure_ascii=False).encode() if any(more) else None
+
+
+def _with_added(facts: dict[str, Any], stated: dict[str, Any]) -> bool:
+    """Add to a tokenizer.json the tokens stated by id that it lacks; whether there were any. One whose id is taken, or
+    leaves a gap, is left out: tokenizers gives ids in order."""
+    added = facts.get("added_tokens")
+    if not isinstance(added, list):
+        return False
+    known, ids = {token["content"] for token in added}, _ids(facts)
+    end, before = max(ids.values(), default=-1) + 1, len(added)
+    for number, key in sorted((int(key), key) for key in stated if key.isdecimal()):
+        token = stated[key]
+        content = _text(token) if isinstance(token, dict) else ""
+        if content and content not in known and ids.get(content, end) == number:
+            special = token.get("special") is True
+            flags = {flag: token.get(flag) is True for flag in _FLAGS}
+            flags["normalized"] = token.get("normalized", not special) is True
+            added.append({"id": number, "content": content, **flags})
+            known.add(content)
+            end = max(end, number + 1)
+    added.sort(key=lambda token: token["id"])
+    return len(added) > before
+
+
+def _ids(facts: dict[str, Any]) -> dict[str, int]:
+    """The ids of all tokens of a tokenizer.json."""
+    vocab = facts["model"]["vocab"]
+    own = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+    return {**own, **{token["content"]: token["id"] for token in facts["added_tokens"]}}
+
+
+def _with_ends(facts: dict[str, Any], around: dict[str, str]) -> bool:
+    """Make a tokenizer.json put these tokens ("bos", "eos") around a text, where it does not; whether it did not."""
+    from tokenizers import Tokenizer
+
+    own = facts.get("post_processor")
+    kinds = [part["type"] for part in own.get("processors", [own])] if own else []
+    if not set(kinds) <= set(_PROCESSORS):
+        return False
+    tokenizer = Tokenizer.from_str(json.dumps(facts))
+    plain, ids = (tokenizer.encode("a", add_special_tokens=ends).ids for ends in (False, True))
+    at = next((at for at in range(len(ids)) if ids[at : at + len(plain)] == plain), 0)
+    before, after = ids[:at], ids[at + len(plain) :]
+    first, last = (tokenizer.token_to_id(around.get(end, "")) for end in ("bos", "eos"))
+    more = ([first] if first is not None and first not in before else []) + before
+    behind = after + ([last] if last is not None and last not in after else [])
+    if (more, behind) == (before, after):
+        return False
+    texts = {number: tokenizer.id_to_token(number) for number in (*more, *behind)}
+
+    def piece(name: str, kind: int) -> list[dict[str, Any]]:
+        special = [[{"SpecialToken": {"id": texts[i], "type_id": kind}} for i in part] for part in (more, behind)]
+        return [*special[0], {"Sequence": {"id": name, "type_id": kind}}, *special[1]]
+
+    facts["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": piece("A", 0),
+        "pair": piece("A", 0) + piece("B", 1),
+        "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]} for number, text in texts.items()},
+    }
+    return True
+
+
+def _text(token: Any) -> str:
+    """The text of a token, which is a text or has it as `content`."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else ""
