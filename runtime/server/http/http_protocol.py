@@ -13,7 +13,7 @@ _WATCH_S, _SILENT = 0.1, 5  # how often, and after how often of it, a half-close
 _TCP_CLOSED = 7  # of the kernel's tcp_info
 
 
-class _Unknown(int):
+class _UnknownLength(int):
     """The length of a body that ends with its connection, as uvicorn counts what is left of a body."""
 
     def __lt__(self, other: object) -> bool:
@@ -22,7 +22,7 @@ class _Unknown(int):
     def __ne__(self, other: object) -> bool:
         return False
 
-    def __sub__(self, other: object) -> _Unknown:
+    def __sub__(self, other: object) -> _UnknownLength:
         return self
 
 
@@ -68,7 +68,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super().on_headers_complete()
             if self.scope["http_version"] == "1.0" and self.cycle is not None:  # which has no chunks (RFC 9112, 6.1)
-                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _Unknown()
+                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UnknownLength()
 
     def on_message_complete(self) -> None:
         self._reading_headers, self._seen = True, 0
