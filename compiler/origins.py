@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..runtime.errors import EngineFormatError
 from ..runtime.format.container import Container
 from ..runtime.format.load import open_verified, read_manifest
 from ..runtime.format.manifest import Manifest
@@ -137,7 +138,7 @@ def rebuild(engine: Path, model: Path, given: Mapping[str, Any], reporter: Repor
     if manifest.base is not None:
         raise UsageError(f"{engine} is a delta", "rebuild its base; a refit with the same checkpoint gives the rest")
     if PROVENANCE_FILE in container.sizes():
-        _check_inputs(json.loads(container.read(PROVENANCE_FILE)), input_digests(model))
+        _check_inputs(_stated_inputs(container), input_digests(model))
     from .driver import compile_engine  # these import torch
     from .engine.earlier import open_earlier
 
@@ -160,9 +161,21 @@ def rebuild(engine: Path, model: Path, given: Mapping[str, Any], reporter: Repor
     )
 
 
-def _check_inputs(statement: dict[str, Any], found: Mapping[str, str]) -> None:
-    stated = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
-    wanted = {one["name"]: one["digest"]["sha256"] for one in stated}
+def _stated_inputs(container: Container) -> dict[str, str]:
+    """The digests that the provenance of an engine states, by name. EngineFormatError where it is damaged: no digest
+    holds for it."""
+    try:
+        statement = json.loads(container.read(PROVENANCE_FILE))
+        stated = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+        return {str(one["name"]): str(one["digest"]["sha256"]) for one in stated}
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise EngineFormatError(
+            f"{container.path}: {PROVENANCE_FILE} is damaged: {type(error).__name__}: {str(error)[:80]}",
+            "remove it, or make it again: icc provenance",
+        ) from error
+
+
+def _check_inputs(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
     for name in sorted({*wanted, *found}):
         if wanted.get(name) != found.get(name):
             raise RebuildError(f"{name} is not the file that {PROVENANCE_FILE} names", "give the same checkpoint")

@@ -34,7 +34,7 @@ def read_prompt_file(path: Path) -> PromptFile:
         return PromptFile(path, text)
     try:
         messages = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--prefix {path} is no JSON: {error}") from error
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise UsageError(

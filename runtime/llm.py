@@ -53,7 +53,8 @@ def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
     from .format.load import weights_of_other_ranks
 
     base = BaseWeights(engine.program.weights, engine.weights.view, [w.view for w in weights_of_other_ranks(engine)])
-    return ResidentAdapters(executor.adapters, executor, base, model=model_of(engine))
+    vocab_size = engine.manifest.model.vocab_size
+    return ResidentAdapters(executor.adapters, executor, base, model=model_of(engine), vocab_size=vocab_size)
 
 
 class LLM:

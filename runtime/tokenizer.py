@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CONTEXT = 6  # prompt tokens that the first piece is decoded after, so that it gets its leading space
 _PATIENCE = 32  # tokens after which bytes that never become a character are shown as they are
+_MOST_SAID = 500  # characters of the library's errors, which name all that a field might be
 _REPLACEMENT = "\ufffd"
 
 
@@ -48,7 +49,8 @@ class Tokenizer:
         try:
             return _plain(tokenizers.Tokenizer.from_buffer(self._raw))
         except Exception as error:  # the library raises bare Exception
-            raise EngineFormatError(f"tokenizer.json is not a tokenizer: {error}", "compile the model again") from error
+            said = str(error)[:_MOST_SAID]
+            raise EngineFormatError(f"tokenizer.json is not a tokenizer: {said}", "compile the model again") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text. RequestError if it holds surrogates, which are no characters."""

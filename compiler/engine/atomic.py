@@ -101,7 +101,8 @@ def _write_errors(path: Path) -> Iterator[None]:
             errno.EFBIG: "too large",
         }
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
-        free = shutil.disk_usage(path.parent).free // 2**20
+        there = next(folder for folder in path.parents if folder.is_dir())
+        free = shutil.disk_usage(there).free // 2**20
         raise WriteError(
             f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
         ) from error

@@ -62,12 +62,9 @@ def engine_in(path: Path) -> Path:
     if not is_layout(path):
         return path
     index = _read(path, INDEX_FILE, (path / INDEX_FILE).read_bytes)
-    manifests = [one for one in index.get("manifests", ()) if _is_descriptor(one)]
-    for one in manifests:
+    for one in _descriptors(index, "manifests"):
         manifest = _read(path, one["digest"], lambda one=one: _blob(path, one).read_bytes())
-        if manifest.get("artifactType") == ARTIFACT and len(layers := manifest.get("layers", ())) == 1:
-            if not _is_descriptor(layers[0]):
-                break
+        if manifest.get("artifactType") == ARTIFACT and len(layers := _descriptors(manifest, "layers")) == 1:
             return _blob(path, layers[0])
     raise EngineFormatError(f"{path} is an OCI layout without an engine of icc", "make one: icc pack ENGINE --oci DIR")
 
@@ -83,6 +80,12 @@ def _blob(path: Path, descriptor: dict[str, Any]) -> Path:
     if digest != file.name or file.stat().st_size != descriptor["size"]:
         raise EngineFormatError(f"{file} has changed: its name is not its sha256", _HINT)
     return file
+
+
+def _descriptors(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The descriptors of a list in a document, which anybody may have written."""
+    listed = found.get(name)
+    return [one for one in listed if _is_descriptor(one)] if isinstance(listed, list) else []
 
 
 def _is_descriptor(value: Any) -> bool:

@@ -42,6 +42,19 @@ def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeigh
             raise RequestError(f"adapter {called} ({adapter.path}): {name}: {problem}", hint, field="adapter")
 
 
+def check_invocation(vocab_size: int, called: str, adapter: Adapter) -> None:
+    """RequestError for an aLoRA that would never count: no prompt can have its invocation tokens. vocab_size: 0 where
+    that is not known."""
+    wrong = next((one for one in adapter.invocation if one < 0 or (vocab_size and one >= vocab_size)), None)
+    if wrong is not None:
+        raise RequestError(
+            f"adapter {called} ({adapter.path}): alora_invocation_tokens has {wrong}, which is no token of the "
+            f"vocabulary of {vocab_size}",
+            "it was trained for another model, or one with more tokens",
+            field="adapter",
+        )
+
+
 def _other_room(site: AdapterSite | None, change: Change) -> str:
     """Which room for what an engine has none for could be compiled; "" if none could."""
     if change.start is not None or (site is not None and site.table and change.magnitude is not None):

@@ -23,7 +23,7 @@ from .adapter import Adapter, named_as
 from .base_weights import BaseWeights
 from .bases import other_base
 from .experts import with_experts_together
-from .fitting import check_fits
+from .fitting import check_fits, check_invocation
 from .gguf import GgufNames
 from .packing import Packed, pack_slot, slot_bytes
 from .reader import read_adapter, stamp_of
@@ -63,7 +63,7 @@ class ResidentAdapters:
 
     plan: the room that there is. base: the engine's own weights. host_bytes: memory for adapters that have left their
     slot, or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, ""
-    where that is not known.
+    where that is not known. vocab_size: of the engine, 0 where that is not known.
     """
 
     plan: AdapterPlan
@@ -71,6 +71,7 @@ class ResidentAdapters:
     base: BaseWeights
     host_bytes: int = HOST_BYTES
     model: str = ""
+    vocab_size: int = 0
     _known: dict[str, Adapter] = field(default_factory=dict, init=False)
     _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # the last used at the end
     _packed: OrderedDict[bytes, Packed] = field(default_factory=OrderedDict, init=False)
@@ -110,6 +111,7 @@ class ResidentAdapters:
         stamp = stamp_of(path)  # before it is read: what changes meanwhile has another then
         adapter = self._read(path)
         check_fits(self.plan, name, adapter, self.base)
+        check_invocation(self.vocab_size, name, adapter)
         packed = pack_slot(self.plan, adapter, self.base)
         if told := other_base(adapter, self.model):
             log.warning("adapter %s: %s", name, told)

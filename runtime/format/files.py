@@ -61,7 +61,7 @@ class EngineFiles:
         if content is None:
             content = self._place(path).read(path)
             if self._verify and _sha256(content) != self._files[path].sha256:
-                raise _changed(path)
+                raise self._changed(path)
         return content
 
     def begin(
@@ -100,7 +100,7 @@ class EngineFiles:
             wrong = {path for path in self._compared.keys() - self._begun if not self._is_same(path, read)}
         wrong |= comparison.finish() | {pieces.path for pieces in self._pieces if not pieces.are_same()}
         if wrong:
-            raise _changed(min(wrong))
+            raise self._changed(min(wrong))
 
     def drop(self) -> None:
         """Stop what was begun: the mapped files are of no use any more."""
@@ -135,6 +135,11 @@ class EngineFiles:
             self._contents[path] = content
         return _sha256(content) == self._files[path].sha256
 
+    def _changed(self, path: str) -> EngineChangedError:
+        place = self._shared.get(path)
+        named = path if place is None else f"{place.path / path}, in the base of this delta,"
+        return EngineChangedError(f"{named} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)
+
 
 class _Pieces:
     """The pieces of a mapped file, which all threads that `work` share: none waits for Python between them."""
@@ -158,7 +163,3 @@ class _Pieces:
 
 def _sha256(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _changed(path: str) -> EngineChangedError:
-    return EngineChangedError(f"{path} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)

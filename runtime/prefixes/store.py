@@ -7,12 +7,14 @@ a thread of the store: whoever runs steps waits for neither.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -86,9 +88,13 @@ class PromptStore:
         def end(path: Path, written: StoredPrompt | None) -> None:
             done()
             if written is None or not still_good():
-                path.unlink(missing_ok=True)
+                _remove(path)
                 return
-            os.replace(path, path.with_name(self._name(key)))
+            try:
+                os.replace(path, path.with_name(self._name(key)))
+            except OSError as error:
+                log.warning("a prompt is not stored: %s", error.strerror)
+                return
             with self._lock:
                 self._entries[self._name(key)] = _StoredFile(length, written.nbytes, seconds)
             self._asked.put(self._make_room)
@@ -104,10 +110,11 @@ class PromptStore:
             content = memoryview(b"")
             try:
                 found, content = _read(self._folder / name, self._identity, key.hex())
-                os.utime(self._folder / name)
             except (OSError, ValueError, msgspec.DecodeError) as error:
                 log.warning("%s is damaged, and removed: %s", self._folder / name, error)
                 self._forget(name)
+            with contextlib.suppress(OSError):  # what cannot be written can still be read
+                os.utime(self._folder / name)
             self._ended.put(lambda: done(found, content))
 
         self._asked.put(work)
@@ -151,36 +158,40 @@ class PromptStore:
 
     def _scan(self) -> None:
         """Take in what another process has left; remove what was not finished, or is no file of this kind."""
-        for path in self._folder.glob(f"*{_PARTIAL}"):
-            if time.time() - path.stat().st_mtime > 600:
-                path.unlink(missing_ok=True)
-        for path in self._folder.glob(f"*{SUFFIX}"):
+        for path, facts in self._files(_PARTIAL):
+            if time.time() - facts.st_mtime > 600:
+                _remove(path)
+        for path, facts in self._files(SUFFIX):
             try:
                 with path.open("rb") as file:
                     found = _header(file.read(8), file.read)
-                    whole = file.tell() + found.nbytes == path.stat().st_size
+                    whole = file.tell() + found.nbytes == facts.st_size
                 if not whole:
                     raise ValueError("it is cut")
             except (OSError, ValueError, msgspec.DecodeError) as error:
                 log.warning("%s is damaged, and removed: %s", path, error)
-                path.unlink(missing_ok=True)
+                _remove(path)
                 continue
             if found.identity == self._identity:
                 self._entries[path.name] = _StoredFile(found.length, found.nbytes, found.seconds)
         self._make_room()
 
+    def _files(self, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
+        """The plain files of that kind; links, directories and pipes are somebody else's."""
+        for path in self._folder.glob(f"*{suffix}"):
+            with contextlib.suppress(OSError):
+                facts = path.lstat()
+                if stat.S_ISREG(facts.st_mode):
+                    yield path, facts
+
     def _forget(self, name: str) -> None:
         with self._lock:
             self._entries.pop(name, None)
-        (self._folder / name).unlink(missing_ok=True)
+        _remove(self._folder / name)
 
     def _make_room(self) -> None:
         now, kept = time.time(), list[tuple[float, int, str]]()
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            try:
-                facts = path.stat()
-            except OSError:
-                continue
+        for path, facts in self._files(SUFFIX):
             entry = self._entries.get(path.name)
             if entry is not None and now - facts.st_mtime > entry.seconds:
                 self._forget(path.name)
@@ -192,6 +203,14 @@ class PromptStore:
                 break
             self._forget(name)
             total -= size
+
+
+def _remove(path: Path) -> None:
+    """A file that may be gone, or in a directory that cannot be written any more."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error.strerror)
 
 
 def _write(path: Path, header: StoredPrompt, views: Sequence[memoryview]) -> StoredPrompt:
@@ -213,7 +232,7 @@ def _write(path: Path, header: StoredPrompt, views: Sequence[memoryview]) -> Sto
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)
+        _remove(path)
         raise
     return whole
 

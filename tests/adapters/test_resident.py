@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,15 @@ def test_whoever_runs_has_its_own_slot(asked: list[tuple[int, float, bool]], hos
             assert len({loaded.slot for _, loaded in running}) == len({one for one, _ in running})
     finally:
         adapters.close()
+
+
+@pytest.mark.parametrize("tokens", [(5, 40), (-1,)])
+def test_an_invocation_that_no_prompt_can_have(tokens: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "read_adapter", lambda path, *_: replace(adapter(1), invocation=tokens))
+    adapters = ResidentAdapters(PLAN, Memory(), BaseWeights({}, np.zeros), vocab_size=40)
+    with pytest.raises(RequestError, match=f"alora_invocation_tokens has {tokens[-1]}, .* vocabulary of 40"):
+        adapters.add("a", Path("a"))
+    assert adapters.names == []
 
 
 def test_the_least_recently_used_makes_room() -> None:

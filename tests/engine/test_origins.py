@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from icc.compiler.cli import main
 from icc.compiler.origins import licence_of
 from icc.compiler.packing import pack_engine
+from icc.compiler.signing import put_beside
 from icc.runtime.format.load import read_manifest
 from icc.runtime.format.open_container import open_container
 
@@ -89,6 +90,11 @@ def test_the_provenance(form: str, own: Path) -> None:
     assert named == {path.name: sha256(path) for path in model.iterdir() if path.name in named}
     assert {"config.json", "model.safetensors"} <= {*named}
     assert found["predicate"]["runDetails"]["builder"]["version"] == {"icc-llm": icc.__version__}
+    for damaged in (b"[" * 100_000, b"{}", b'{"predicate": 5}', b"\xff"):
+        put_beside(open_container(engine), {"provenance.intoto.json": damaged})
+        refused = icc_command("verify", engine, "--rebuild", model)
+        assert refused.exit_code == 20 and "provenance.intoto.json is damaged" in refused.output
+    put_beside(open_container(engine), {"provenance.intoto.json": json.dumps(found).encode()})
     (model / "config.json").write_text((model / "config.json").read_text() + " ")
     refused = icc_command("verify", engine, "--rebuild", model)
     assert refused.exit_code == 51 and "config.json is not the file that provenance.intoto.json names" in refused.output

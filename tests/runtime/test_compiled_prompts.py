@@ -314,7 +314,12 @@ def test_mistakes_are_told_before_the_compile(engines: Make, tmp_path: Path) -> 
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(UsageError, match="is empty"):
         read_prompt_file(tmp_path / "empty.txt")
-    for text, why in (("{", "is no JSON"), ("[]", "no list of messages"), ('[{"role": 1}]', "no list of messages")):
+    for text, why in (
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[]", "no list of messages"),
+        ('[{"role": 1}]', "no list of messages"),
+    ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(UsageError, match=why):
             read_prompt_file(tmp_path / "bad.json")

@@ -197,6 +197,43 @@ def test_a_damaged_file_is_told_of_and_removed(
     assert second.ask() > 0  # and it goes on
 
 
+def test_a_folder_that_cannot_be_written_harms_nobody(
+    side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt is read from it; of a damaged one, and of one that is not stored, no request hears."""
+    import os
+
+    first = side(tmp_path)
+    first.ask(keep=20)
+    [file] = first.stored(tmp_path)
+
+    def refused(*args: Any, **more: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for name in ("unlink", "replace", "utime"):
+        monkeypatch.setattr(os, name, refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert side(tmp_path).ask() > 0
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    second = side(tmp_path)
+    assert second.ask() == 0 and "cannot be removed: Read-only file system" in caplog.text
+    second.ask(tuple(range(20, 50)), keep=20)
+    second.until(lambda: "a prompt is not stored: Read-only file system" in caplog.text)
+
+
+def test_what_is_no_plain_file_stays(side: Callable[..., Side], tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe.kv")
+    (tmp_path / "folder.kv").mkdir()
+    (tmp_path / "link.kv").symlink_to("/etc/hostname")
+    one = side(tmp_path)
+    one.ask(keep=20)
+    one.until(lambda: len(list(tmp_path.glob("*.kv"))) == 4)
+    assert side(tmp_path).ask() > 0
+
+
 def test_what_is_longest_unused_makes_room(side: Callable[..., Side], tmp_path: Path) -> None:
     import os
 

@@ -368,6 +368,7 @@ def test_a_damaged_layout_is_told(packed: Path, tmp_path: Path, capsys: pytest.C
             lambda layout, blob: (layout / "index.json").write_text('{"manifests": [{"digest": "../x"}]}'),
             "without an engine",
         ),
+        (lambda layout, blob: (layout / "index.json").write_text('{"manifests": 5}'), "without an engine"),
     ):
         layout = tmp_path / "model.oci"
         pack_layout(packed, layout)

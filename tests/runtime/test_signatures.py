@@ -19,7 +19,7 @@ import icc
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
-from icc.compiler.errors import OutputExistsError
+from icc.compiler.errors import OutputExistsError, WriteError
 from icc.compiler.packing import pack_engine, unpack_engine
 from icc.compiler.signing import make_keys, read_secret_key, sign_engine
 from icc.runtime.errors import EngineChangedError, MissingExtraError, SignatureError, UsageError
@@ -156,6 +156,11 @@ def test_keys_are_their_owners(tmp_path: Path, key: SecretKey) -> None:
         make_keys(tmp_path / "own.key")
     made = CliRunner().invoke(main, ["keygen", str(tmp_path / "second")])
     assert made.exit_code == 0 and (tmp_path / "second.pub").is_file()
+
+
+def test_a_key_where_there_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match=r"cannot write .*/no/folder/k: No such file or directory"):
+        make_keys(tmp_path / "no" / "folder" / "k")
 
 
 def test_a_key_is_made_and_signed_with(engines: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import IccError
@@ -36,6 +36,7 @@ class EngineChanges:
     keyed: bool
     commands: Callable[[Path], Sequence[Sequence[str]]]
     signed_by: str | None = None
+    _under_way: bool = field(default=False, init=False)
 
     async def refit(self, wait_s: float) -> None:
         """Go on with the weights that `icc refit` has put into the engine. Requests that run have `wait_s` seconds to
@@ -66,7 +67,19 @@ class EngineChanges:
     async def _take(
         self, path: Path, wait_s: float, fields: Sequence[str], files: Callable[[Manifest], Mapping[str, FileEntry]]
     ) -> None:
-        """Load what is at `path`, of which these fields and files must be as they are."""
+        """Load what is at `path`, of which these fields and files must be as they are. One change at a time: a second
+        one is refused, because it cannot be said which of the two would be served then."""
+        if self._under_way:
+            raise HttpError(409, "the engine is being changed already: ask again after that", code="change_under_way")
+        self._under_way = True
+        try:
+            await self._change_to(path, wait_s, fields, files)
+        finally:
+            self._under_way = False
+
+    async def _change_to(
+        self, path: Path, wait_s: float, fields: Sequence[str], files: Callable[[Manifest], Mapping[str, FileEntry]]
+    ) -> None:
         try:
             found, has_room = await asyncio.to_thread(_verified, path, self.signed_by)
         except IccError as error:

@@ -14,6 +14,7 @@ from .errors import HttpError
 from .requests import NO_SUCH_SEARCH, OTHERS
 
 T = TypeVar("T")
+_MOST_SAID = 500  # characters of a name that a client made up
 _KEY = "key` in `"  # how msgspec begins the place of a value that is a key of an object
 # types of parts of a content that no text model takes, as msgspec names a value that is none of those it knows
 _MEDIA = re.compile(r"Invalid value '((?:input_|document_)?(?:image|audio|video|file|document)(?:_url)?)'")
@@ -54,7 +55,8 @@ def _said() -> Iterator[None]:
         if named in NO_SUCH_SEARCH:
             text = f"{named}: there is no {NO_SUCH_SEARCH[named]}, which has left transformers, too: leave it out"
             raise HttpError(400, text, named, "unsupported_parameter") from error
-        raise HttpError(400, f"{field}: {text}" if field else text, named, "invalid_value") from error
+        text = f"{field[:_MOST_SAID]}: {text}" if field else text
+        raise HttpError(400, text[: 2 * _MOST_SAID], named and named[:_MOST_SAID], "invalid_value") from error
     except msgspec.DecodeError as error:
         raise HttpError(400, f"the body is not JSON: {error}", code="invalid_json") from error
 

@@ -13,9 +13,22 @@ _WATCH_S, _SILENT = 0.1, 5  # how often, and after how often of it, a half-close
 _TCP_CLOSED = 7  # of the kernel's tcp_info
 
 
+class _UnknownLength(int):
+    """The length of a body that ends with its connection, as uvicorn counts what is left of a body."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> _UnknownLength:
+        return self
+
+
 class HttpProtocol(HttpToolsProtocol):
     """A request's line and headers must come within a time, a number and a size, which uvicorn does not bound. A client
-    that has ended its side of the connection gets its answer.
+    that has ended its side of the connection gets its answer. Bodies of HTTP/1.0 end with the connection.
 
     The ASGI scope gets `icc.abort`, which drops the connection with all that the client has not read yet.
     """
@@ -54,6 +67,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse()
         else:
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0" and self.cycle is not None:  # which has no chunks (RFC 9112, 6.1)
+                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UnknownLength()
 
     def on_message_complete(self) -> None:
         self._reading_headers, self._seen = True, 0

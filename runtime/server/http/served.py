@@ -54,7 +54,7 @@ class Served:
             folder = PromptFolder.of(options.prompt_cache, options.prompt_cache_bytes)
         prices = None if options.prices is None else read_prices(options.prices)
         secret = store.secret() if store is not None else None if folder is None else folder.secret()
-        keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
+        keys = ApiKeys(secret=secret) if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
         self.has_keys = keys.required
         self.core = core = Core(
             options.load,

@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import re
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -145,3 +146,18 @@ def test_a_request_is_a_span_with_its_phases() -> None:
     seconds = {span.name: round((span.end_time - span.start_time) / 1e9, 3) for span in phases}
     assert seconds == {"queue": 1.0, "prefill": 2.0, "decode": 2.0}
     assert all(span.parent.span_id == request.context.span_id for span in phases)
+
+
+@pytest.mark.usefixtures("idle_after")
+@pytest.mark.parametrize("streamed", [True, False])
+def test_answers_to_http_1_0_have_no_chunks(served: Served, streamed: bool) -> None:
+    """A body whose length is not known before ends with the connection."""
+    body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": streamed}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
+        client.sendall(head + body)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    headers, _, content = answer.partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in headers.lower()
+    assert (b"content-length" in headers.lower()) is not streamed
+    assert content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n") if streamed else json.loads(content)

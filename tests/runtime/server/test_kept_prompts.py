@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import UsageError
+from icc.runtime.options import LoadOptions
 from icc.runtime.server.api.anthropic.marks import marks_of
 from icc.runtime.server.api.anthropic.request import MessagesRequest
 from icc.runtime.server.api.decoding import decode
 from icc.runtime.server.api.prices import read_prices
 from icc.runtime.server.engine.prompt_folder import PromptFolder
+from icc.runtime.server.http import served as server
+from icc.runtime.server.options import ServeOptions
 
 from .conftest import Served, StartServer
 
@@ -99,6 +102,15 @@ def test_prompts_are_there_after_a_restart(start: StartServer, tmp_path: Path) -
     assert [one["choices"] for one in again] == [one["choices"] for one in first]
     other = served.complete(prompts[0], max_tokens=1, cache_salt="two")
     assert cached(other) == 0, "what another client has asked to keep is found"
+
+
+def test_whoever_has_no_key_is_the_same_client_after_a_restart(chat_engine: Path, tmp_path: Path) -> None:
+    """The secret of the folder says who asks, with keys and without."""
+    options = ServeOptions(LoadOptions(chat_engine), prompt_cache=tmp_path / "prompts")
+    first, second = (server.Served(options).core.jobs.salt("", None) for _ in range(2))
+    assert first == second
+    other = ServeOptions(LoadOptions(chat_engine), prompt_cache=tmp_path / "others")
+    assert server.Served(other).core.jobs.salt("", None) != first
 
 
 def cached(answer: Any) -> int:

@@ -6,10 +6,16 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.server.api import changes
+from icc.runtime.server.api.adapters import ServedAdapters
+from icc.runtime.server.api.changes import EngineChanges
+from icc.runtime.server.api.errors import HttpError
 from icc.runtime.server.engine.engine_client import EngineClient
 from icc.runtime.server.engine.engine_pool import EnginePool
 from icc.runtime.server.engine.engine_stream import EngineFailed, EngineStream, SentPrompt
@@ -117,5 +123,35 @@ def test_another_engine_in_its_place_is_not_served(tmp_path: Path) -> None:
         with pytest.raises(EngineFailed, match="another model, tokenizer or limits"):
             await client.reload(1)
         await client.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_one_change_at_a_time(monkeypatch: pytest.MonkeyPatch, toy_manifest: Callable[..., Any]) -> None:
+    """A second one is refused while the first verifies and loads, and taken after that."""
+    manifest, begun, go = toy_manifest(), asyncio.Event(), asyncio.Event()
+
+    class Pool:
+        async def reload(self, wait_s: float, commands: Sequence[Sequence[str]]) -> None:
+            begun.set()
+            await go.wait()
+
+    pool: Any = Pool()
+    monkeypatch.setattr(changes, "_verified", lambda path, signed_by: (manifest, True))
+    found = EngineChanges(
+        pool, ServedAdapters(pool, ("m",), None, {}), Path("m.engine"), manifest, True, lambda path: []
+    )
+
+    async def run() -> None:
+        first = asyncio.create_task(found.read_again(1))
+        await asyncio.sleep(0)
+        for second in (found.refit(1), found.change("x", 1), found.read_again(1)):
+            with pytest.raises(HttpError, match="is being changed already") as refused:
+                await second
+            assert refused.value.status == 409
+        await begun.wait()
+        go.set()
+        await first
+        await found.read_again(1)
 
     asyncio.run(asyncio.wait_for(run(), 60))
