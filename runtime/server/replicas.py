@@ -31,11 +31,15 @@ def replica_loads(load: LoadOptions, manifest: Manifest, count: int, devices: st
     if count == 1:
         return [load]
     cores = _cores(load.cores, count)
-    threads = load.threads or max(usable_cores(None if load.cores is None else read_cores(load.cores)) // count, 1)
     budget = load.kv_bytes
     if budget is None:
         budget = int(available_bytes() * KV_SHARES["cpu"]) // count
-    return [replace(load, cores=own, threads=threads, kv_bytes=budget) for own in cores]
+    return [replace(load, cores=own, threads=load.threads or _threads(own, count), kv_bytes=budget) for own in cores]
+
+
+def _threads(cores: str | None, count: int) -> int:
+    """Threads of a replica with these cores; None: its share of all."""
+    return max(usable_cores(None) // count if cores is None else usable_cores(read_cores(cores)), 1)
 
 
 def _devices(text: str | None, device: int | None, count: int) -> list[int | None]:

@@ -23,6 +23,7 @@ class Engine:
     def __init__(self) -> None:
         self.on_ready: Callable[[Engine], None] = lambda engine: None
         self.known: set[str] = set()
+        self.paths: dict[str, str] = {}
         self.refused = ""
         self.number = 0
 
@@ -37,6 +38,7 @@ class Engine:
             raise EngineFailed(400, "damaged")
         else:
             self.known.add(question.name)
+            self.paths[question.name] = Path(question.path).name
 
     def start_again(self) -> None:
         self.known.clear()
@@ -104,3 +106,15 @@ def test_a_default_that_is_gone_is_none() -> None:
         assert adapters.default is None
 
     asyncio.run(run())
+
+
+def test_one_that_is_loaded_anew_while_a_replica_comes_back_is_the_new_one_there() -> None:
+    async def go() -> None:
+        engine, adapters = await served("one", "two")
+        engine.start_again()
+        await adapters.load("two", Path("newer"))
+        await adapters.unload("one")
+        await asyncio.gather(*adapters._restoring.values())
+        assert engine.paths["two"] == "newer" and engine.known == {"two"}
+
+    asyncio.run(go())

@@ -54,6 +54,7 @@ class ServedAdapters:
         self._restoring: dict[int, asyncio.Task[None]] = {}  # by replica, the last time
         self.default: tuple[str, float] | None = None  # of requests that name none
         self._numbers = count()
+        self._changing = asyncio.Lock()  # of what the replicas know: one change after the other, on all of them
         self.engine.on_ready = self._restore
 
     @property
@@ -130,16 +131,19 @@ class ServedAdapters:
             raise HttpError(400, f"{name[:80]!r} is no name for an adapter", "lora_name", "invalid_value")
         if len(self._known) >= MAX_ADAPTERS and name not in self._known:
             raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")
-        await self.engine.ask(LoadAdapter(0, name, str(path.resolve())))
-        number = self._known[name].number if name in self._known else next(self._numbers)
-        self._known[name] = ServedAdapter(name, path, int(time.time()), number)
+        async with self._changing:
+            await self.engine.ask(LoadAdapter(0, name, str(path.resolve())))
+            number = self._known[name].number if name in self._known else next(self._numbers)
+            self._known[name] = ServedAdapter(name, path, int(time.time()), number)
 
     async def unload(self, name: str) -> None:
         """Forget an adapter. HttpError 404 if there is none of that name."""
         if name not in self._known:
             raise HttpError(404, f"there is no adapter {name[:80]!r}", "lora_name", "not_found")
         self._forget(name)
-        await self.engine.ask(UnloadAdapter(0, name))
+        async with self._changing:
+            if name not in self._known:  # nor was it loaded again meanwhile
+                await self.engine.ask(UnloadAdapter(0, name))
 
     def _forget(self, name: str) -> None:
         self._known.pop(name, None)
@@ -173,10 +177,14 @@ class ServedAdapters:
             self._restoring[replica.number] = asyncio.create_task(self._load_again(replica))
 
     async def _load_again(self, replica: EngineClient) -> None:
-        for adapter in self.all:
-            try:
-                await replica.ask(LoadAdapter(0, adapter.name, str(adapter.path.resolve())))
-            except EngineFailed as error:
-                log.error("adapter %s cannot be loaded again: %s", adapter.name, error.message)
-                if error.status != 503 and not self.engine.has_adapter(adapter.name):
-                    self._forget(adapter.name)
+        for name in list(self._known):
+            async with self._changing:
+                adapter = self._known.get(name)
+                if adapter is None:
+                    continue  # it was unloaded meanwhile
+                try:
+                    await replica.ask(LoadAdapter(0, name, str(adapter.path.resolve())))
+                except EngineFailed as error:
+                    log.error("adapter %s cannot be loaded again: %s", name, error.message)
+                    if error.status != 503 and not self.engine.has_adapter(name):
+                        self._forget(name)

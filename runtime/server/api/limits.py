@@ -63,6 +63,9 @@ STORED_BYTES = 64 << 20  # of responses that later requests may go on from
 SOCKET_STORED_BYTES = 16 << 20  # of responses that a WebSocket keeps for itself
 SOCKET_S = 3600.0  # of a WebSocket, as the specification of Open Responses has it
 CHANGE_S = 60.0  # that requests have to end after SIGHUP, before the engine is loaded anew
+PEER_S = 5.0  # between two questions whether a server that computes a prompt for this one is there
+PEER_ANSWER_S = 10.0  # that it may take to say so
+PEER_AVOID_S = 10.0  # that one which was not there is given no prompts
 IDLE_S = 75.0  # a kept-alive connection without a request
 
 

@@ -23,6 +23,7 @@ from .messages import (
     AdapterDone,
     AdapterStats,
     Cancel,
+    DropKV,
     Embedded,
     Failed,
     Frames,
@@ -139,8 +140,8 @@ class EngineClient:
         self._prompts[prompt.submit.id] = prompt
         self._transport.write(encode_message(prompt.submit))
 
-    def tell(self, given: TakeKV) -> None:
-        """Have KV taken that another process gives; nothing where no process runs."""
+    def tell(self, given: TakeKV | DropKV) -> None:
+        """Have KV taken that another process gives, or not taken any more; nothing where no process runs."""
         if self._transport is not None:
             self._transport.write(encode_message(given))
 
@@ -330,7 +331,7 @@ class EngineClient:
     def _take_report(self, report: Report) -> None:
         self.stats = report.stats
         self.adapters = report.adapters or self.adapters
-        self.costs.add(report.step_tokens, report.step_s, report.stats.running, self._heard)
+        self.costs.add(report.step_tokens, report.step_s, report.stats.running)
         for delta in report.deltas:
             prompt = self._prompts.get(delta.id)
             if prompt is not None:

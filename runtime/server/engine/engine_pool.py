@@ -61,6 +61,13 @@ class EnginePool:
         return next((facts.prefix_blocks[0] for facts in self.ready), 1)
 
     @property
+    def _capacity(self) -> int:
+        """Tokens that the prefix cache of a replica holds."""
+        return next(
+            (unit * count for unit, count in (facts.prefix_blocks for facts in self.ready) if count), self.tokens
+        )
+
+    @property
     def ready(self) -> list[Ready]:
         """The facts of the replicas that are ready."""
         return [replica.facts for replica in self.replicas if replica.facts is not None]
@@ -99,15 +106,21 @@ class EnginePool:
 
     async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
         """Have all that are ready, or become ready meanwhile, do something about an adapter. EngineFailed where one
-        cannot, or none is ready."""
-        if not self.ready:
-            raise EngineFailed(503, "the engine is not ready")
-        asked: set[EngineClient] = set()
-        while new := [one for one in self.replicas if one.facts is not None and one not in asked]:
-            asked.update(new)
+        cannot, or none is ready. One that dies meanwhile is asked anew when it is there again, by whoever hears of
+        that."""
+        done, failed = False, EngineFailed(503, "the engine is not ready")
+        asked: set[int | None] = set()
+        while new := [one for one in self.replicas if one.facts is not None and one.pid not in asked]:
+            asked.update(one.pid for one in new)
             for found in await asyncio.gather(*(one.ask(question) for one in new), return_exceptions=True):
-                if isinstance(found, BaseException):
+                if isinstance(found, EngineFailed) and found.status == 503:
+                    failed = found
+                elif isinstance(found, BaseException):
                     raise found
+                else:
+                    done = True
+        if not done:
+            raise failed
 
     def has_adapter(self, name: str) -> bool:
         """Whether a replica that takes prompts knows an adapter."""
@@ -174,6 +187,8 @@ class EnginePool:
         for replica in self.replicas:
             for one in (stream, *handed):
                 replica.close(one)
+        for handover in handed:
+            handover.drop()
 
     def _send(self, prompt: SentPrompt) -> None:
         # of equals those first that compute for no others
@@ -199,8 +214,8 @@ class EnginePool:
         else:
             handover = self._handovers[prompt.submit.id] = Handover(next(self._ids), prompt, answers, self._handed)
             self.replicas[placed.computes].send(SentPrompt(handover, handover.submits[0], placed.tokens))
-            self._router.ran(placed.computes, keys, self.tokens)
-        self._router.ran(placed.answers, keys, self.tokens)
+            self._router.ran(placed.computes, keys, self._capacity)
+        self._router.ran(placed.answers, keys, self._capacity)
 
     def _handed(self, handover: Handover, whole: bool) -> None:
         """A prompt has been computed, or its replica has failed: the one that answers computes what is lacking."""

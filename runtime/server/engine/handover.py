@@ -11,7 +11,7 @@ import msgspec
 from ...requests.params import SamplingParams
 from .engine_client import EngineClient
 from .engine_stream import EngineStream, SentPrompt
-from .messages import Delta, Embedded, KVGiven, PromptLogprobs, Submit, TakeKV
+from .messages import Delta, DropKV, Embedded, KVGiven, PromptLogprobs, Submit, TakeKV
 
 
 class Handover(EngineStream):
@@ -54,6 +54,11 @@ class Handover(EngineStream):
         self._name = found.name
         if self.target_stays:
             self.target.tell(TakeKV(found.name, self.prompt.submit.salt))
+
+    def drop(self) -> None:
+        """Nobody waits for the prompt: what was given of it is not taken."""
+        if self._name and self.target_stays:
+            self.target.tell(DropKV(self._name))
 
     def fail(self, error: Exception) -> None:
         super().fail(error)

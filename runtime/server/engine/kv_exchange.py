@@ -44,6 +44,11 @@ class KVExchange:
         """Another engine has given a part of a prompt."""
         self._take(lambda transfer: transfer.take_parts(self._kv, given.name, given.salt))
 
+    def drop(self, name: str) -> None:
+        """Nobody waits for a prompt of which another engine gives the KV under a name."""
+        if self._transfer is not None and name:
+            self._transfer.drop(name)
+
     def give(self) -> None:
         """Give what is computed by now of prompts that go on elsewhere, and forget those that have ended."""
         for prompt in list(self._giving.values()):

@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -51,18 +52,27 @@ def open_kv(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
 class KVPart(msgspec.Struct, array_like=True, frozen=True):
     """What a part holds. engine: a digest of what computed it. tokens: of the prompt, from `begin` on; numbers: of the
     blocks in each KV group that are kept of it up to there and were in no part before, in the order in which their
-    bytes follow; nbytes: of all of those."""
+    bytes follow; nbytes: of all of those; sums: the CRC-32 of each, by group."""
 
     engine: bytes
     begin: int
     tokens: tuple[int, ...]
     numbers: tuple[tuple[int, ...], ...]
     nbytes: int
+    sums: tuple[tuple[int, ...], ...]
 
     @property
     def length(self) -> int:
         """Tokens of the prompt that are there with this part and those before it."""
         return self.begin + len(self.tokens)
+
+
+def sum_of(views: Sequence[memoryview]) -> int:
+    """The CRC-32 of a block whose bytes are in several places."""
+    found = 0
+    for view in views:
+        found = zlib.crc32(view, found)
+    return found
 
 
 class KVWriter:

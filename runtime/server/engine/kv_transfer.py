@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -17,7 +18,7 @@ from ...kv.cache import KVCache
 from ...kv.sequence import CachedSequence
 from ...llm import LLM
 from ...prefixes.blocks import KVBlocks, digest_of, in_reach
-from .kv_file import KEPT_S, KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter
+from .kv_file import KEPT_S, KV_FOLDER, PREFIX, KVPart, KVReader, KVWriter, is_kv_name, sum_of
 from .messages import KVGiven, Submit
 
 if TYPE_CHECKING:
@@ -91,11 +92,13 @@ class KVTransfer:
         sizes = [group.block_size for group in kv.groups]
         fresh = [[n for n in held if n >= gift.length // size] for held, size in zip(found, sizes, strict=True)]
         nbytes = sum(len(numbers) * size for numbers, size in zip(fresh, self._sizes, strict=True))
-        part = KVPart(self._engine, gift.length, submit.prompt[gift.length : length], tuple(map(tuple, fresh)), nbytes)
-        views = [view for group, ns in enumerate(fresh) for n in ns for view in self._views(group, found[group][n])]
+        views = [[self._views(group, found[group][n]) for n in ns] for group, ns in enumerate(fresh)]
+        sums = tuple(tuple(map(sum_of, blocks)) for blocks in views)
+        tokens, numbers = submit.prompt[gift.length : length], tuple(map(tuple, fresh))
+        part = KVPart(self._engine, gift.length, tokens, numbers, nbytes, sums)
         try:
             gift.file = gift.file or KVWriter(self._folder, submit.kv_name)
-            gift.file.write(part, views)
+            gift.file.write(part, [view for blocks in views for block in blocks for view in block])
         except OSError as error:
             log.warning("the KV of a prompt is not given: %s", error.strerror)
             return None
@@ -144,6 +147,14 @@ class KVTransfer:
             if taking is not None:
                 taking.file.close()
 
+    def drop(self, name: str) -> None:
+        """What is given under a name is not taken any more."""
+        if (taking := self._taking.pop(name, None)) is not None:
+            taking.file.close()
+        if is_kv_name(name):
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
+
     def _adopt_all(self, kv: KVCache, taking: _Taking) -> int:
         """Take the parts that are there."""
         count = 0
@@ -190,10 +201,13 @@ class KVTransfer:
     def _fill(self, file: KVReader, part: KVPart, adopted: list[dict[int, int]]) -> None:
         """Write the blocks that were made for a part."""
         at = 0
-        for group, numbers in enumerate(part.numbers):
-            for number in numbers:
+        for group, (numbers, sums) in enumerate(zip(part.numbers, part.sums, strict=True)):
+            for number, expected in zip(numbers, sums, strict=True):
                 if number in adopted[group]:
-                    file.read(at, self._views(group, adopted[group][number]))
+                    views = self._views(group, adopted[group][number])
+                    file.read(at, views)
+                    if sum_of(views) != expected:
+                        raise ValueError("a block has changed on its way")
                 at += self._sizes[group]
 
     def sweep(self) -> None:

@@ -105,6 +105,12 @@ class TakeKV(msgspec.Struct, tag=6, array_like=True, frozen=True):
     salt: bytes
 
 
+class DropKV(msgspec.Struct, tag=7, array_like=True, frozen=True):
+    """What another engine has given under a name is not taken any more: nobody waits for its prompt."""
+
+    name: str
+
+
 class KVTaken(msgspec.Struct, tag=20, array_like=True, frozen=True):
     """The KV of so many tokens was taken from another engine, in so many seconds."""
 
@@ -251,7 +257,7 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
     exit_code: int
 
 
-ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV | TakeKV
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV | TakeKV | DropKV
 FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged | KVGiven | KVTaken
 
 _encoder = msgspec.msgpack.Encoder()

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from .router import ReplicaLoad
 
 _DECAY = 0.97  # what is left of a measurement with each further one
-_BUSY_S = 10.0  # over which sequences are averaged
-_ARRIVALS_S = 30.0  # and prompts that come
-_COMING = 0.25  # sequences that come while a long prompt runs, at least, also where none has lately
+_ARRIVALS_S = 30.0  # over which prompts that come are counted
 _OTHER_STEPS = 2  # of the replica that answers: one ends before KV is taken, one computes the rest of the prompt
 
 
@@ -34,12 +32,10 @@ class UnitCost:
 
 class StepCosts:
     """Measured by one engine process: prompt, seconds per token of a prompt; taken, seconds per token whose KV comes
-    from elsewhere; step, seconds of a step in which sequences go on by a token. busy: sequences at once, on average."""
+    from elsewhere; step, seconds of a step in which sequences go on by a token."""
 
     def __init__(self) -> None:
         self.prompt, self.taken, self.step = UnitCost(), UnitCost(), UnitCost()
-        self.busy = 0.0
-        self._at: float | None = None
         self._arrivals, self._arrived = 0.0, 0.0  # per second, at a time
 
     def arrive(self, now: float) -> None:
@@ -50,12 +46,8 @@ class StepCosts:
         """Prompts per second that have come lately."""
         return self._arrivals * math.exp(-max(now - self._arrived, 0.0) / _ARRIVALS_S)
 
-    def add(self, tokens: int, seconds: float, running: int, now: float) -> None:
-        """A report of so many running sequences, at `now`, by any clock in seconds; of a step of so many tokens, if it
-        took any time."""
-        if self._at is not None:
-            self.busy += (running - self.busy) * -math.expm1(-(now - self._at) / _BUSY_S)
-        self._at = now
+    def add(self, tokens: int, seconds: float, running: int) -> None:
+        """A step of so many tokens, of which so many sequences are left; nothing where it took no time."""
         if tokens > 2 * running + 16:  # by far the most of them are of prompts
             self.prompt.add(tokens, seconds)
         elif tokens:
@@ -77,23 +69,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Site:
-    """A replica for a prompt of which `tokens` have to be computed there. busy: sequences that go on there at once, on
-    average; arrivals: prompts per second that come there."""
+    """A replica for a prompt of which `tokens` have to be computed there. kept_for: prompts per second for which a
+    replica that computes for no others is to stay free; 0 of others."""
 
     load: ReplicaLoad
     tokens: int
-    busy: float = 0.0
-    arrivals: float = 0.0
-
-    @classmethod
-    def of(cls, load: ReplicaLoad, tokens: int, measured: StepCosts, now: float) -> Site:
-        """As the replica has measured."""
-        return cls(load, tokens, measured.busy, measured.arrivals(now))
-
-    @property
-    def delayed(self) -> float:
-        """Sequences that a prompt keeps from their next tokens there."""
-        return max(self.busy, self.load.decoding)
+    kept_for: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,21 +100,21 @@ class Costs:
             return None
         return cls(_mean(prompt), _mean(taken), _mean(step), unit, step_tokens)
 
-    def pays(self, here: Site, there: Site) -> bool:
-        """Whether a prompt is better computed there for the replica here, which answers, than by that one itself. One
-        that a single step takes is not: it keeps others for that step wherever it runs.
+    def delay(self, site: Site, sites: Sequence[Site], arrivals: float, answers: Site | None) -> float:
+        """Seconds that a prompt and all others wait if it is computed at one of the sites: itself, in the queue and
+        while it runs; the sequences that go on there, each of whose steps takes a chunk of it; prompts for which the
+        site is kept; prompts that come (arrivals: per second) while every replica has some to compute.
 
-        Both ways cost what the prompt waits, itself and in its queue; what it keeps from the next tokens of sequences
-        that go on where it runs, each of whose steps takes a chunk of it; and, if it moves, what that takes, of these
-        sequences and of its own time. Prompts that come here meanwhile would wait for what is left of it.
+        answers: the site that takes its KV, if another one answers: it and its sequences wait for that.
         """
-        if there.tokens <= max(self.unit, self.step_tokens):
-            return False
-        moved = there.tokens - self.unit  # the last tokens are always computed here
-        run, run_there, delayed = here.tokens * self.prompt, there.tokens * self.prompt, max(here.delayed, _COMING)
-        stays = here.load.waiting * self.prompt + (1 + delayed) * run + here.arrivals * run**2 / 2
-        moves = there.load.waiting * self.prompt + (1 + there.delayed) * run_there
-        return moves + (delayed + 1) * moved * self.taken + _OTHER_STEPS * self.step < stays
+        run = site.tokens * self.prompt
+        none_free = min(one.load.waiting * self.prompt + (run if one is site else 0.0) for one in sites)
+        found = site.load.waiting * self.prompt + (1 + site.load.decoding) * run
+        found += site.kept_for * run**2 / 2 + arrivals * none_free**2 / 2
+        if answers is None:
+            return found
+        moved = site.tokens - self.unit  # the last tokens are computed where it is answered
+        return found + (1 + answers.load.decoding) * moved * self.taken + _OTHER_STEPS * self.step
 
 
 def place(
@@ -143,16 +124,28 @@ def place(
     a Router has them. costs: None where nothing is known, or its KV is of use to no other replica. measured: by all
     replicas, of which the first `prefills` compute for the others.
 
-    The router says who answers, of all: one that computes prompts answers, too, as long as no prompt is in the way.
-    Where that is one of the others, the prompt is computed for it where that costs less than to compute it there.
+    A prompt that one step takes goes where the router says: it keeps others for that step wherever it runs. A longer
+    one goes where all together wait the least, of equals to one of the first role. That answers it, too, unless it has
+    long prompts: then the best of the others does, where no further ones slow the answer down.
     """
     answers, tokens = prompt[0]
-    first = [one for one in prompt if one[0].replica < prefills]
-    if costs is not None and first and answers.replica >= prefills:
-        here, there = (Site.of(load, count, measured[load.replica], now) for load, count in (prompt[0], first[0]))
-        if costs.pays(here, there):
-            return Placement(answers.replica, there.load.replica, there.tokens)
-    return Placement(answers.replica, None, tokens)
+    if costs is None or not prefills or tokens <= max(costs.unit, costs.step_tokens):
+        return Placement(answers.replica, None, tokens)
+    rates = [measured[load.replica].arrivals(now) for load, _ in prompt]
+    sites = [
+        Site(load, count, rate if load.replica >= prefills else 0.0)
+        for (load, count), rate in zip(prompt, rates, strict=True)
+    ]
+    other = next((site for site in sites if site.load.replica >= prefills), None)
+    ways: list[tuple[float, bool, Placement]] = []
+    for site in sites:
+        replica, first = site.load.replica, site.load.replica < prefills
+        answering = other if first and site.load.waiting > costs.step_tokens else None
+        placed = Placement(replica, None, site.tokens)
+        if answering is not None:
+            placed = Placement(answering.load.replica, replica, site.tokens)
+        ways.append((costs.delay(site, sites, sum(rates), answering), not first, placed))
+    return min(ways, key=lambda way: way[:2])[2]
 
 
 def _mean(found: Sequence[float]) -> float:

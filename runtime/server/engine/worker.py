@@ -25,6 +25,7 @@ from .messages import (
     HEARTBEAT_S,
     Cancel,
     Delta,
+    DropKV,
     Embedded,
     Failed,
     KVChanged,
@@ -34,6 +35,7 @@ from .messages import (
     Stats,
     Submit,
     TakeKV,
+    ToEngine,
     WatchKV,
 )
 from .prompts import Prompt, PromptStage, PromptTable
@@ -75,7 +77,7 @@ class Worker(TaskListener[Prompt]):
         self.prompts = PromptTable(self._embeds)
         self._deltas: list[Delta] = []  # not reported yet
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
-        self._checked = self._reported = 0.0
+        self._checked = self._reported = self._swept = 0.0
         self._kv_wire: KVWire | None = None
         self._kv = KVExchange(KVTransfer.of(llm), llm.loop, channel)
         self._kept = kept or KeptPrompts(lambda: llm.loop.scheduler.kv, llm.manifest.limits.max_seq_len)
@@ -99,17 +101,7 @@ class Worker(TaskListener[Prompt]):
         soon = self.prompts.count(PromptStage.COMPILING) or self._adapters.busy or self._kept.busy
         wait = 0.0 if busy else 0.005 if soon else HEARTBEAT_S
         for message in self._channel.receive(wait):
-            if isinstance(message, Submit):
-                self.prompts.arrive(message, time.monotonic())
-            elif isinstance(message, WatchKV):
-                self._driver.loop.watch_kv()
-                self._kv_wire = KVWire(self._driver.loop.executor.groups, message.plain, self._adapter_name)
-            elif isinstance(message, TakeKV):
-                self._kv.take(message)
-            elif not isinstance(message, Cancel):
-                self._adapters.ask(message)
-            elif (prompt := self.prompts.find(message.id)) is not None:
-                self._end(prompt, "abort")
+            self._hear(message)
         for answer in self._adapters.answers():
             self._channel.send(answer)
         self._expire()
@@ -125,6 +117,24 @@ class Worker(TaskListener[Prompt]):
             self._report()
         self._kv.give()
         self._kept.turn()
+        if (now := time.monotonic()) - self._swept >= _CHECK_S:
+            self._swept = now
+            self._kv.sweep()
+
+    def _hear(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self.prompts.arrive(message, time.monotonic())
+        elif isinstance(message, WatchKV):
+            self._driver.loop.watch_kv()
+            self._kv_wire = KVWire(self._driver.loop.executor.groups, message.plain, self._adapter_name)
+        elif isinstance(message, TakeKV):
+            self._kv.take(message)
+        elif isinstance(message, DropKV):
+            self._kv.drop(message.name)
+        elif not isinstance(message, Cancel):
+            self._adapters.ask(message)
+        elif (prompt := self.prompts.find(message.id)) is not None:
+            self._end(prompt, "abort")
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -188,6 +198,7 @@ class Worker(TaskListener[Prompt]):
     def _refuse(self, prompt: Prompt, error: Exception) -> None:
         """Say why nothing comes of a prompt."""
         self.prompts.end(prompt)
+        self._kv.drop(prompt.submit.takes_kv)
         if not isinstance(error, IccError):
             log.error("a request failed", exc_info=error)
         status = 400 if isinstance(error, RequestError | CapacityError) else 500
@@ -210,6 +221,7 @@ class Worker(TaskListener[Prompt]):
         """End a prompt and whatever runs for it, wherever it is."""
         self._driver.abort(prompt, reason)
         self.prompts.end(prompt)
+        self._kv.drop(prompt.submit.takes_kv)
 
     # -- what comes of them ------------------------------------------------------------------------------------------
 
@@ -316,7 +328,6 @@ class Worker(TaskListener[Prompt]):
         if now - self._checked < _CHECK_S:
             return
         self._checked = now
-        self._kv.sweep()
         self._kept.sweep()
         try:
             self._driver.loop.scheduler.check()

@@ -93,7 +93,10 @@ class FetchAnswer:
         line = await self._reader.readline()
         if not line:
             raise ValueError("the answer was cut")
-        return int(line.split(b";")[0], 16)
+        size = int(line.split(b";")[0], 16)
+        if size < 0:
+            raise ValueError("its answer has a chunk of less than nothing")
+        return size
 
     async def _some(self, left: int) -> bytes:
         data = await self._reader.read(min(left, _PIECE))
@@ -127,7 +130,10 @@ async def asked(
 
 async def _begun(reader: asyncio.StreamReader) -> int | None:
     """The length of an answer's body; None where it comes in chunks."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    except asyncio.LimitOverrunError:
+        raise ValueError("it does not speak HTTP") from None
     fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     status, length = head[0].split(" ")[1:2], fields.get("content-length", "")
     if status == ["204"]:

@@ -5,10 +5,12 @@ itself."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import msgspec
 from fastapi import Request
 
 from ...errors import UsageError
+from ..api import limits
 from ..api.errors import HttpError
 from ..api.jobs import Job
 from ..api.requests import ChatRequest, CompletionRequest, KVTransferParams
@@ -56,6 +59,7 @@ class Prefillers:
         self._fetcher = KVFetcher(folder, nixl)
         self._longest, self._capacity = longest, capacity
         self._here, self._under_way = Router(), Counter[str]()
+        self._avoided = dict[str, float]()  # until when, by address: it was not there
 
     async def completion(self, request: Request, body: CompletionRequest, job: Job) -> Job:
         """The job of a body, with where the KV of its prompt is, if another server was to compute that and has."""
@@ -71,7 +75,7 @@ class Prefillers:
         """Have a prompt computed, and its KV brought here, unless it is to be computed here. HttpError 403 for a server
         that may not be named, ClientGone."""
         address = self._named(request) or self._chosen(job)
-        if address is None:
+        if address is None or self._avoided.get(address, 0.0) > time.monotonic():
             return job
         found: list[KVTransferParams | None] = []
 
@@ -102,15 +106,27 @@ class Prefillers:
         keys, idle = prefix_keys(submit), ReplicaLoad(0, 0, 0, 1, 0.0, True)
         [(_, new)] = self._here.ranked(keys, len(submit.prompt), [idle])
         self._here.ran(0, keys, self._capacity)
-        return min(self._addresses, key=lambda one: self._under_way[one]) if new > self._longest else None
+        if new <= self._longest:
+            return None
+        now = time.monotonic()
+        return min(self._addresses, key=lambda one: (self._avoided.get(one, 0.0) > now, self._under_way[one]))
 
     async def _ask(self, address: str, request: Request, body: _Completion) -> KVTransferParams | None:
         """Ask a server to compute, and bring what it has of that while it does."""
-        key, name = request.headers.get("authorization", ""), new_kv_name()
+        name = new_kv_name()
+        try:
+            return await self._brought(address, name, request, body)
+        except BaseException:  # nobody waits for it any more
+            (self._folder / name).unlink(missing_ok=True)
+            raise
+
+    async def _brought(self, address: str, name: str, request: Request, body: _Completion) -> KVTransferParams | None:
+        """As `_ask`, under a name. A server that is not there is avoided for a while."""
+        key = request.headers.get("authorization", "")
         asks = msgspec.structs.replace(body, kv_transfer_params=KVTransferParams(True, remote_engine_id=name))
         fetching = asyncio.create_task(self._fetcher.fetch(address, name, key, _BEGIN_S))
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(_TIMEOUT_S), _there(address):
                 async with asked(address, "POST", request.url.path, key, msgspec.json.encode(asks)) as answer:
                     whole = msgspec.json.decode(await answer.whole(_MOST_BYTES), type=_PrefillAnswer)
                 params = whole.kv_transfer_params
@@ -120,12 +136,46 @@ class Prefillers:
                 return params
         except (OSError, ValueError, EOFError, msgspec.DecodeError) as error:
             log.warning("%s computes no prompt: %s", address, str(error) or type(error).__name__)
+            if isinstance(error, OSError | EOFError):
+                self._avoided[address] = time.monotonic() + limits.PEER_AVOID_S
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
         if (self._folder / name).exists():  # what has come of it: the rest is computed here
             return KVTransferParams(do_remote_prefill=True, remote_engine_id=name)
         return None
+
+
+@contextlib.asynccontextmanager
+async def _there(address: str) -> AsyncIterator[None]:
+    """Do something with a server for as long as that says, asked every so often, that it lives. TimeoutError
+    otherwise: one that computes says nothing for as long as that takes, and so does one that hangs."""
+    limit = asyncio.timeout(None)
+
+    def give_up(done: asyncio.Task[None]) -> None:
+        limit.reschedule(0.0)
+
+    try:
+        async with limit:
+            watching = asyncio.create_task(_hangs(address))
+            watching.add_done_callback(give_up)
+            try:
+                yield
+            finally:
+                watching.remove_done_callback(give_up)
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+    except TimeoutError:
+        raise TimeoutError("it does not say that it lives") from None
+
+
+async def _hangs(address: str) -> None:
+    """Wait until a server does not say that it lives."""
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        while True:
+            await asyncio.sleep(limits.PEER_S)
+            async with asyncio.timeout(limits.PEER_ANSWER_S), asked(address, "GET", "/live", "") as answer:
+                await answer.whole(_MOST_BYTES)
 
 
 class _PrefillAnswer(msgspec.Struct):

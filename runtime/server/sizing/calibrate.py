@@ -46,11 +46,12 @@ class _StepTimer:
         decode = [(count, self._decode(count, _SHORT)) for count in sizes]
         prompt = [(tokens, self._first_step(tokens)) for tokens in chunks]
         groups = [TableGroup.of(group) for group in self._loop.executor.groups]
-        executor = self._loop.executor
-        return StepTable(
-            decode, prompt, self._decode_context(decode[0][1]), self._prompt_context(), self._row(decode, prompt),
-            self._taken(), self._batch, self._step, executor.max_logit_rows, groups,
-        )  # fmt: skip
+        rows, contexts = (
+            self._loop.executor.max_logit_rows,
+            (self._decode_context(decode[0][1]), self._prompt_context()),
+        )
+        row, (given, taken) = self._row(decode, prompt), self._moved()
+        return StepTable(decode, prompt, *contexts, row, taken, self._batch, self._step, rows, groups, given)
 
     def _tell(self) -> None:
         self._done += 1
@@ -128,33 +129,36 @@ class _StepTimer:
         table = StepTable(list(decode), list(prompt), 0.0, 0.0, 0.0, None, 1, 1, 1, [])
         return max(statistics.median(found) - table.prompt_seconds(tokens + count), 0.0) / count
 
-    def _taken(self) -> float | None:
-        """Seconds per token whose KV is taken from shared memory; None where it cannot be."""
+    def _moved(self) -> tuple[float | None, float | None]:
+        """Seconds per token whose KV is put into shared memory, and per token of which it is taken from there; None
+        where it cannot be."""
         self._tell()
         executor, loop = self._loop.executor, self._loop
         kv = loop.scheduler.kv
         if not isinstance(executor, KVExecutor) or not executor.kv_in_reach or kv.whole or kv.evicts:
-            return None
+            return None, None
         with tempfile.TemporaryDirectory(dir=KV_FOLDER) as folder:
             transfer = KVTransfer(digest_of(self._llm.manifest), executor, Path(folder))
-            return _taking(loop, transfer, tuple(self._tokens(min(self._length - 2, 1024))))
+            return _moving(loop, transfer, tuple(self._tokens(min(self._length - 2, 1024))))
 
 
-def _taking(loop: EngineLoop, transfer: KVTransfer, prompt: tuple[int, ...]) -> float | None:
+def _moving(loop: EngineLoop, transfer: KVTransfer, prompt: tuple[int, ...]) -> tuple[float, float] | tuple[None, None]:
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     loop.add(list(prompt), params)
     while loop.has_work():
         loop.step()
+    start = time.perf_counter()
     given = transfer.give(loop.scheduler.kv, Submit(1, prompt, params))
+    giving = time.perf_counter() - start
     transfer.end(1)
     if given is None:
-        return None
+        return None, None
     loop.reset()
     start = time.perf_counter()
     tokens = transfer.take(loop.scheduler.kv, Submit(1, prompt, params, takes_kv=given.name))
     seconds = time.perf_counter() - start
     loop.reset()
-    return seconds / tokens if tokens else None
+    return (giving / given.length, seconds / tokens) if tokens else (None, None)
 
 
 def _doublings(first: int, last: int) -> list[int]:

@@ -52,6 +52,7 @@ class VirtualReplica:
         self._works: dict[int, ReplicaWork] = {}
         self._batch: ScheduledBatch | None = None
         self._began = 0.0
+        self._giving = 0.0  # seconds that it takes to give what the last step has computed for others
 
     def load(self) -> ReplicaLoad:
         """What the router knows of it."""
@@ -62,11 +63,6 @@ class VirtualReplica:
         waiting = sum(work.cost for work in works if not work.begun)
         decoding = sum(work.begun for work in works)
         return ReplicaLoad(self.number, waiting, len(works), self._table.max_batch_size, usage, True, decoding)
-
-    def rest(self, now: float) -> None:
-        """Note, as an idle process does, that nothing runs."""
-        if self._batch is None:
-            self.costs.add(0, 0.0, 0, now)
 
     def send(self, work: ReplicaWork, now: float) -> None:
         """A prompt comes; it is taken up before the next step."""
@@ -87,7 +83,7 @@ class VirtualReplica:
         self.next_at = None
         if self._batch is not None:
             self._end(self._batch, now)
-        seconds = self._take_parts()
+        seconds, self._giving = self._take_parts() + self._giving, 0.0
         arrived, self._arrived = self._arrived[:_INTAKE], self._arrived[_INTAKE:]
         for work in arrived:
             self._scheduler.add(work.spec)
@@ -120,12 +116,13 @@ class VirtualReplica:
             if work.given is not None:
                 length = self._scheduler.kv.cached_length(work.sequence)
                 if length > work.length:
+                    self._giving += (length - work.length) * (self._table.given or 0.0)
                     work.length = length
-                    work.given(now, length)
+                    work.given(now + self._giving, length)
         for outcome in outcomes:
             work = self._works[outcome.request_id]
             work.begun = True
             if outcome.request_id in ended:
                 del self._works[outcome.request_id]
             work.told(now, outcome.request_id in ended)
-        self.costs.add(batch.num_tokens, now - self._began, self._scheduler.num_running, now)
+        self.costs.add(batch.num_tokens, now - self._began, self._scheduler.num_running)

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import lcm
 
 import numpy as np
 
 from ...errors import CapacityError, UsageError
+from ...kv.cache import KVCache
 from ...requests.params import SamplingParams
 from ...scheduler.request import RequestSpec
 from ...scheduler.scheduler import Scheduler
@@ -62,9 +62,8 @@ class _Simulation:
         self._prefills, self._router = fleet.prefills, Router()
         self._served = [SimulatedAnswer(arrival) for arrival in traffic]
         self._prompts = prompts_of(traffic)
-        self._unit = lcm(*(group.block_size for group in table.groups))
-        sizes = [group.num_blocks * group.block_size for group in table.groups if group.keeps != "state"]
-        self._tokens = min(sizes, default=1 << 20)
+        self._unit, steps = KVCache(table.config.groups).prefix_blocks
+        self._tokens = self._unit * steps
         self._moving = dict.fromkeys(range(fleet.replicas), 0)  # prompts that will come, by who answers them
         self._moves, self._step_tokens = table.taken is not None, table.max_step_tokens
         _check(table, traffic)
@@ -86,8 +85,6 @@ class _Simulation:
 
     def _send(self, number: int, now: float) -> None:
         """Route a request as EnginePool does."""
-        for replica in self._replicas:
-            replica.rest(now)
         keys, length = prefix_keys(Submit(0, self._prompts[number], SamplingParams())), len(self._prompts[number])
         order = [*self._replicas[self._prefills :], *self._replicas[: self._prefills]]
         ranked = self._router.ranked(keys, length, [self._load(one) for one in order])

@@ -50,7 +50,8 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     any context; prompt: pairs of tokens and seconds, of steps of one prompt from its beginning. decode_context: seconds
     more per sequence and token of its context; prompt_context: per token of a prompt and token before its chunk; row:
     per sequence that goes on beside a prompt. taken: per token whose KV comes from another process, None where it
-    cannot. max_batch_size, max_step_tokens, max_logit_rows, groups: the limits of one replica's steps, and its cache.
+    cannot; given: per token whose KV is put where another process takes it. max_batch_size, max_step_tokens,
+    max_logit_rows, groups: the limits of one replica's steps, and its cache.
     """
 
     decode: list[tuple[int, float]]
@@ -63,6 +64,7 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_step_tokens: int
     max_logit_rows: int
     groups: list[TableGroup]
+    given: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> StepTable:

@@ -22,6 +22,7 @@ import pytest
 from icc.runtime.errors import IccError, MissingExtraError
 from icc.runtime.server.engine.kv_file import KVReader, new_kv_name
 from icc.runtime.server.engine.kv_gifts import KVGifts
+from icc.runtime.server.http.kv_fetch import asked
 from icc.runtime.server.http.prefillers import HEADER
 from icc.runtime.server.nixl import library
 from icc.runtime.server.nixl.messages import Failure, FetchBytes, Fetched, Publish, Published
@@ -34,6 +35,7 @@ from .fake_nixl import FakeAgent
 LONG = "".join(chr(97 + number % 8) for number in range(400))  # tokens, of which a step takes 64
 FAKE = [sys.executable, str(HERE / "fake_nixl.py"), "{fd}"]
 NAME = "icc-kv-" + "0" * 32
+PEERS = {"PEER_S": 0.2, "PEER_ANSWER_S": 3.0, "PEER_AVOID_S": 5.0}  # limits.py
 
 # -- what is there of a prompt that runs ---------------------------------------------------------------------------
 
@@ -265,7 +267,7 @@ def hosts(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             found.folders[-1].mkdir()
             environment.setenv("ICC_KV_FOLDER", str(found.folders[-1]))
             others = [f"127.0.0.1:{server.port}" for server in found.servers] if fault == "none" else []
-            options = json.dumps({"nixl": nixl, "prefiller": others})
+            options = json.dumps({"nixl": nixl, "prefiller": others, "limits": PEERS})
             command = [sys.executable, str(HERE / "fault_server.py"), str(chat_engine), fault, options]
             found.servers.append(stack.enter_context(running(command, root / f"log{number}", "toy")))
         yield found
@@ -321,6 +323,63 @@ def test_a_prompt_is_computed_on_another_host(giver: int, hosts: Hosts) -> None:
     assert hosts.log(giver).count("method=DELETE path=/v1/kv/") == (0 if giver else 2)
     without = f"127.0.0.1:{hosts.servers[1].port} has no NIXL"
     assert hosts.log(2).count(without) == giver  # one line
+
+
+def test_a_prefill_that_hangs_is_given_up_and_comes_back(hosts: Hosts) -> None:
+    """What has come is taken. For a while nobody asks it; prompts are computed here."""
+    expected, server = text(hosts.servers[2].complete("??" + LONG, max_tokens=8)), hosts.servers[1]
+    thread, answers = hosts.asking(1, "h?" + LONG)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        thread.join(40)
+        assert answers and text(answers[0]) == expected and 60 <= cached(answers[0]) < 396
+        assert f"127.0.0.1:{server.port} computes no prompt: it does not say that it lives" in hosts.log(2)
+        again = hosts.ask(1, "i?" + LONG)
+        assert text(again) == expected and cached(again) == 0
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    time.sleep(PEERS["PEER_AVOID_S"])
+    back = hosts.ask(1, "j?" + LONG)
+    assert text(back) == expected and cached(back) >= 396
+    hosts.check_nothing_is_left()
+
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\x00\xff\r\n\r\n",
+        b"x" * (3 << 20),
+        b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n",
+        _OK + b"\r\n{}",
+        _OK + b"content-length: 10\r\n\r\nabc",
+        _OK + b"content-length: \xb2\r\n\r\nabc",
+        _OK + b"transfer-encoding: chunked\r\n\r\n-5\r\nabcdef\r\n0\r\n\r\n",
+        _OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        _OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab",
+    ],
+    ids=range(10),
+)
+def test_an_answer_that_is_none_is_an_error_that_is_caught(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    async def check() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises((OSError, ValueError, EOFError)):  # what Prefillers takes for: it computes nothing
+            async with asked(f"127.0.0.1:{port}", "GET", "/", "") as found:
+                await found.whole(1 << 20)
+        server.close()
+
+    asyncio.run(asyncio.wait_for(check(), 30))
 
 
 @pytest.mark.parametrize("victim", ["nixl", "engine", "server"])  # the last one does not come back

@@ -18,6 +18,7 @@ import tokenizers
 from icc.runtime.errors import UsageError
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine.kv_transfer import KVTransfer, digest_of
 from icc.runtime.server.engine.messages import KVGiven, Submit
@@ -197,6 +198,33 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path, caplo
         source.sweep()
         assert not real.exists()
         assert taken(give().name) >= 32
+
+
+def test_a_byte_that_has_changed_is_not_taken(
+    toy_manifest: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The part is left out, and nothing of it is found; those before it are taken."""
+    params, prompt = SamplingParams(max_tokens=1, temperature=0), tuple(range(1, 40))
+    giver, taker = (LLM(toy_manifest(), FakeExecutor(num_blocks=64, block_size=4, max_step_tokens=16)) for _ in "ab")
+    source, target = transfer(giver, tmp_path), transfer(taker, tmp_path)
+    giver.loop.add(list(prompt), params)
+    sizes = list[int]()
+    while giver.loop.has_work():
+        giver.loop.step()
+        if (given := source.give(giver.loop.scheduler.kv, Submit(1, prompt, params))) is not None:
+            sizes.append(given.nbytes)
+    assert len(sizes) > 1
+    source.end(1)
+    [path] = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    kv = taker.loop.scheduler.kv
+    target.take(kv, Submit(2, prompt, params, takes_kv=path.name))
+    assert "a block has changed on its way" in caplog.text and kv.is_idle
+    assert 0 < kv.cached_length(CachedSequence(tokens=list(prompt))) < 36
+    for llm in (giver, taker):
+        llm.close()
 
 
 def test_a_prompt_is_computed_by_one_server_and_answered_by_another(engines: Callable[[str], Path]) -> None:

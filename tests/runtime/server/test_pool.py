@@ -104,6 +104,27 @@ def test_adapters_are_loaded_again_where_they_are_lost(tmp_path: Path) -> None:
     run(go())
 
 
+def test_an_adapter_is_loaded_though_a_replica_dies_meanwhile(tmp_path: Path) -> None:
+    """The others have it, and the one that comes back is told of it."""
+
+    async def go() -> None:
+        engines = pool(tmp_path, 2)
+        adapters = ServedAdapters(engines, ("base",), None, {})
+        await engines.start()
+        (tmp_path / "slow").touch()
+        loading = asyncio.create_task(adapters.load("one", tmp_path))
+        await asyncio.sleep(0.1)
+        assert engines.replicas[0].pid is not None
+        os.kill(engines.replicas[0].pid, signal.SIGKILL)
+        await until(lambda: len(engines.ready) == 1)
+        (tmp_path / "slow").unlink()
+        await loading
+        await until(lambda: all(replica.loaded == {"one"} for replica in engines.replicas))
+        await engines.stop()
+
+    run(go())
+
+
 def test_a_prompt_follows_the_one_whose_adapter_is_on_its_way(tmp_path: Path) -> None:
     async def go() -> None:
         engines = pool(tmp_path, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from icc.runtime.server.engine.router import ReplicaLoad
-from icc.runtime.server.engine.step_costs import Costs, Placement, Site, StepCosts, place
+from icc.runtime.server.engine.step_costs import Costs, Placement, StepCosts, place
 
 from .conftest import Served, StartServer
 
@@ -25,10 +26,6 @@ COSTS = Costs(prompt=0.001, taken=0.0001, step=0.02, unit=32, step_tokens=64)
 def moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers have every prompt computed by the first role, as if it always paid."""
     monkeypatch.setenv("ICC_MOVE_ALWAYS", "1")
-
-
-def site(number: int, tokens: int, waiting: int = 0, decoding: int = 0, busy: float = 0.0, come: float = 0.0) -> Site:
-    return Site(ReplicaLoad(number, waiting, decoding, 8, 0.0, True, decoding), tokens, busy, come)
 
 
 def of_replica(server: Served, name: str) -> list[float]:
@@ -51,47 +48,61 @@ def measured(server: Served) -> None:
 # -- where it pays ---------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_moves_where_that_keeps_less_from_others() -> None:
-    def pays(tokens: int, **here: Any) -> bool:
-        return COSTS.pays(site(1, tokens, **here), site(0, tokens))
-
-    assert not pays(100)  # nobody is kept waiting
-    assert pays(4000)  # somebody may come before it has run
-    assert pays(100, busy=1.5)  # nobody just now, but most of the time
-    assert not pays(64, decoding=8)  # they wait for one step wherever it runs
-    assert not COSTS.pays(site(1, 4000, decoding=1), site(0, 4000, waiting=4000))
-    assert COSTS.pays(site(1, 4000, decoding=1, come=1.0), site(0, 4000, waiting=4000))  # who would come meanwhile
-    assert COSTS.pays(site(1, 4000, waiting=4000), site(0, 4000))
-    assert not COSTS.pays(site(1, 4000, decoding=1), site(0, 4000, decoding=1))  # there it keeps as many
-    assert COSTS.pays(site(1, 4000, decoding=3), site(0, 4000, decoding=1))
-    assert not COSTS.pays(site(1, 1000, decoding=1), site(0, 4000))  # here its beginning is cached
-    slow = Costs(prompt=0.001, taken=0.002, step=0.02, unit=32)  # to take it costs more than to compute it
-    assert not slow.pays(site(1, 4000, decoding=8), site(0, 4000))
+def placed(tokens: int, *loads: tuple[int, int], come: float = 0.0, best: int = 1) -> Placement:
+    """Where a prompt goes among replicas, each with tokens that wait and sequences that go on there, of which the first
+    computes for the others; the router's choice is `best`, and every replica gets `come` prompts per second."""
+    measured = [StepCosts() for _ in loads]
+    for one in measured:
+        for _ in range(round(30 * come)):
+            one.arrive(0.0)
+    found = [
+        (ReplicaLoad(number, waiting, decoding, 8, 0.0, True, decoding), tokens)
+        for number, (waiting, decoding) in enumerate(loads)
+    ]
+    return place(sorted(found, key=lambda one: one[0].replica != best), COSTS, measured, 1, 0.0)
 
 
-def test_who_answers_is_the_routers_choice_of_all() -> None:
-    """Only a prompt that another replica than one of the first role answers can move."""
-    here, there = (ReplicaLoad(number, 0, decoding, 8, 0.0, True, decoding) for number, decoding in ((1, 3), (0, 0)))
+def test_a_prompt_goes_where_all_wait_the_least() -> None:
+    idle = (0, 0)
+    assert placed(64, idle, (0, 8)) == Placement(1, None, 64)  # they wait for one step wherever it runs
+    assert placed(4000, idle, idle) == Placement(0, None, 4000)  # which has nothing to do, and answers, too
+    assert placed(4000, (0, 2), (0, 1), best=0) == Placement(1, None, 4000)
+    assert placed(4000, (48, 0), (0, 1)) == Placement(0, None, 4000)  # a short prompt slows nobody down
+    assert placed(4000, (4000, 0), idle) == Placement(1, None, 4000)  # nobody comes
+    assert placed(4000, (4000, 0), idle, come=0.5) == Placement(1, 0, 4000)  # who comes finds one that is free
+    assert placed(4000, (4000, 0), idle, idle, come=0.5) == Placement(1, None, 4000)  # and does here, too
+    assert placed(4000, (4000, 0), (0, 4)) == Placement(1, 0, 4000)
+    assert placed(4000, idle, (4000, 0), come=0.8, best=0) == Placement(1, None, 4000)
+    assert placed(4000, (0, 1), (0, 0), come=0.8) == Placement(0, None, 4000)  # the other is kept for who comes
+    assert placed(4000, (4000, 0), (4000, 0), come=0.5).computes in (0, None)
+
+
+def test_what_is_known_of_costs_decides() -> None:
+    loads = [ReplicaLoad(number, 4000 * (1 - number), 0, 8, 0.0, True) for number in (1, 0)]
     measured = [StepCosts(), StepCosts()]
-    moved = place([(here, 4000), (there, 4000)], COSTS, measured, 1, 0.0)
-    assert moved == Placement(answers=1, computes=0, tokens=4000)
-    assert place([(there, 4000), (here, 4000)], COSTS, measured, 1, 0.0) == Placement(0, None, 4000)
-    assert place([(here, 4000), (there, 4000)], None, measured, 1, 0.0) == Placement(1, None, 4000)
-    assert place([(here, 4000), (there, 4000)], COSTS, measured, 0, 0.0) == Placement(1, None, 4000)
-    assert place([(here, 4000)], COSTS, measured, 1, 0.0) == Placement(1, None, 4000)
+    for _ in range(30):
+        measured[1].arrive(0.0)
+
+    def computed(costs: Costs | None, prefills: int = 1, here: int = 4000) -> int | None:
+        return place([(loads[0], here), (loads[1], 4000)], costs, measured, prefills, 0.0).computes
+
+    assert computed(COSTS) == 0
+    assert computed(None) is None and computed(COSTS, prefills=0) is None
+    assert computed(COSTS, here=1000) is None  # here its beginning is cached
+    slow = Costs(prompt=0.001, taken=0.005, step=0.02, unit=32)  # to take it costs more than to compute it
+    assert computed(slow) is None
 
 
 def test_costs_are_those_that_were_measured() -> None:
     costs = StepCosts()
     assert Costs.of([costs], 32) is None
-    for second in range(100):
-        costs.add(512, 0.25, 1, second)
-        costs.add(4, 0.01, 4, second + 0.5)
-    costs.add(0, 0.0, 4, 100)  # a heartbeat
+    for _ in range(100):
+        costs.add(512, 0.25, 1)
+        costs.add(4, 0.01, 4)
+    costs.add(0, 0.0, 4)  # a heartbeat
     found = Costs.of([costs, StepCosts()], 32)
     assert found is not None and found.taken == 0.0
     assert found.prompt == pytest.approx(0.25 / 512) and found.step == pytest.approx(0.01)
-    assert 2 < costs.busy < 3
     for second in range(200):
         costs.arrive(second / 2)
     assert costs.arrivals(100) == pytest.approx(2, rel=0.1) and costs.arrivals(400) < 0.01
@@ -181,6 +192,54 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
     last = chat.rest()[-1]
     assert ("error" in last) == (victim == 1), last
     server.wait_until(lambda: server.metric("icc:engine_ready") == 2)
+    server.wait_until(server.idle)
+
+
+@pytest.mark.usefixtures("moves")
+def test_a_role_that_hangs_is_done_without(start_faulty: StartServer) -> None:
+    """The prompt that it computes is answered, and the chat beside it goes on; the process is started again."""
+    server = start_faulty("none", replicas=2, prefill_replicas=1, watchdog_s=1.5)
+    measured(server)
+    expected = server.complete(LONG, max_tokens=4)["choices"][0]["text"]
+    chat, answers = server.stream("a", max_tokens=250), list[Any]()
+    chat.event()
+    before = of_replica(server, "prompt_tokens_total")[0]
+    asking = threading.Thread(target=lambda: answers.append(server.complete("?" + LONG, max_tokens=4)))
+    asking.start()
+    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)
+    os.kill(server.engine_pids[0], signal.SIGSTOP)
+    asking.join(30)
+    assert answers and answers[0]["choices"][0]["text"] == expected
+    assert "error" not in chat.rest()[-1]
+    server.wait_until(lambda: server.metric("icc:engine_ready") == 2)
+    server.wait_until(server.idle)
+
+
+def taken_files(server: Served) -> list[str]:
+    """Files of KV that the replica which answers has open, also those that are removed."""
+    folder, found = Path(f"/proc/{server.engine_pids[1]}/fd"), list[str]()
+    for number in folder.iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(number))
+    return [path for path in found if "icc-kv-" in path]
+
+
+@pytest.mark.usefixtures("moves")
+def test_what_nobody_waits_for_is_let_go_under_load(start_faulty: StartServer) -> None:
+    """A replica that has a sequence all the time keeps no file of prompts whose clients have gone."""
+    server = start_faulty("slow", replicas=2, prefill_replicas=1)
+    measured(server)
+    chat = server.stream("a", max_tokens=480)
+    chat.event()
+    for number in range(2):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        body = {"model": "toy", "prompt": f"{number}{LONG}"}
+        connection.request("POST", "/v1/completions", json.dumps(body).encode())
+        server.wait_until(lambda: bool(taken_files(server)))
+        connection.close()
+        server.wait_until(lambda: not taken_files(server), 8)
+    assert server.metric("icc:num_requests_running") >= 1  # the chat
+    chat.drop()
     server.wait_until(server.idle)
 
 

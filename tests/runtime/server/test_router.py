@@ -71,6 +71,19 @@ def test_a_replica_remembers_as_much_as_its_cache_holds() -> None:
     assert choose(router, PROMPT, [load(0)])[1] == len(PROMPT)
 
 
+def test_each_replica_has_as_many_threads_as_cores(
+    toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("icc.runtime.server.replicas.usable_cores", lambda cores: 8 if cores is None else len(cores))
+
+    def threads(cores: str | None, threads: int | None = None) -> list[int | None]:
+        load = LoadOptions("e", cores=cores, threads=threads)
+        return [one.threads for one in replica_loads(load, toy_manifest(), 2, None)]
+
+    assert threads("0-2,3") == [3, 1] and threads("0-3") == [2, 2] and threads(None) == [4, 4]
+    assert threads("0-2,3", 2) == [2, 2]
+
+
 def test_cores_and_memory_are_divided(toy_manifest: Callable[..., Manifest]) -> None:
     manifest = toy_manifest()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,16 +16,20 @@ import pytest
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.server.engine import kv_transfer
 from icc.runtime.server.engine import worker as worker_module
 from icc.runtime.server.engine.channel import Channel, ChannelClosed
+from icc.runtime.server.engine.kv_file import new_kv_name
 from icc.runtime.server.engine.messages import (
     Cancel,
+    DropKV,
     Failed,
     Frames,
     FromEngine,
     PromptLogprobs,
     Report,
     Submit,
+    TakeKV,
     encode,
 )
 from icc.runtime.server.engine.prompts import PromptStage
@@ -39,7 +46,7 @@ class Peer:
         self.worker = Worker(self.llm, Channel(theirs))
         self._frames, self._decoder = Frames(), msgspec.msgpack.Decoder(FromEngine)
 
-    def send(self, *messages: Submit | Cancel) -> None:
+    def send(self, *messages: Submit | Cancel | TakeKV | DropKV) -> None:
         self.socket.sendall(b"".join(map(encode, messages)))
 
     def turn(self) -> list[Any]:
@@ -199,3 +206,44 @@ def test_frames_come_whole_however_they_are_cut() -> None:
         assert len(bodies) == 100
     with pytest.raises(ValueError, match="a frame of"):
         Frames().feed(b"\xff\xff\xff\xff")
+
+
+def test_kv_that_nobody_takes_is_removed(
+    toy_manifest: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt that is cancelled before it begins, and, while others run, what is old."""
+    monkeypatch.setattr(kv_transfer, "KV_FOLDER", tmp_path)
+    peer, params = Peer(toy_manifest(), FakeExecutor()), SamplingParams(max_tokens=50, temperature=0)
+    names = [new_kv_name() for _ in range(2)]
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(9))
+    peer.send(Submit(1, (5, 6), params), Submit(2, (5, 6), params, takes_kv=names[0]), Cancel(2))
+    peer.turn()
+    assert [path.name for path in tmp_path.iterdir()] == [names[1]]
+    os.utime(tmp_path / names[1], (1.0, 1.0))
+    monkeypatch.setattr(worker_module, "_CHECK_S", 0.0)
+    peer.turn()
+    assert peer.llm.loop.has_work() and not list(tmp_path.iterdir())
+
+
+def test_kv_of_a_prompt_that_was_given_up_is_let_go(
+    toy_manifest: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_transfer, "KV_FOLDER", tmp_path)
+    peer, name = Peer(toy_manifest(), FakeExecutor()), new_kv_name()
+    (tmp_path / name).write_bytes(bytes(9))
+    peer.send(TakeKV(name, b""))
+    peer.turn()
+    assert os.path.exists(f"/proc/self/fd/{_descriptor(tmp_path / name)}")
+    peer.send(DropKV(name))
+    peer.turn()
+    assert not list(tmp_path.iterdir()) and _descriptor(tmp_path / f"{name} (deleted)") is None
+
+
+def _descriptor(path: Path) -> str | None:
+    """Of a file that this process has open."""
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}") == str(path):
+                return number
+    return None
