@@ -1,8 +1,8 @@
 """The files of a checkpoint that texts need, where tokenizer.json is not all that there is of its tokenizer.
 
 Older checkpoints have vocab.json and merges.txt, or a SentencePiece model, of which transformers makes one. Beside a
-tokenizer.json, tokenizer_config.json may name added tokens that it lacks, and say that a token goes before or behind
-every text (`add_bos_token`, `add_eos_token`), as transformers 4 took it (`LlamaTokenizerFast`).
+tokenizer.json, tokenizer_config.json may name added tokens that it lacks. Its `add_bos_token` and `add_eos_token` mean
+nothing there, as in transformers 5: tokenizer.json says what goes around a text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ OTHERS = (
 )  # fmt: skip
 _WRITTEN = (TOKENIZER, CONFIG, "special_tokens_map.json", "chat_template.jinja")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_PROCESSORS = ("ByteLevel", "TemplateProcessing")  # which put tokens around a text, or do nothing to them
 
 
 @dataclass(frozen=True)
@@ -97,19 +96,16 @@ def _converted(folder: Path, other: str) -> tuple[dict[str, bytes], str]:
 def _completed(file: Path, config: dict[str, Any]) -> bytes | None:
     """A tokenizer.json with what tokenizer_config.json says beyond it; None where that is nothing."""
     stated = config.get("added_tokens_decoder")
-    stated = stated if isinstance(stated, dict) else {}
-    flags = {end: config.get(f"add_{end}_token") is True for end in ("bos", "eos")}
-    if not stated and not any(flags.values()):
+    if not isinstance(stated, dict) or not stated:
         return None
     facts = read_object(file)
-    around = {end: _text(config.get(f"{end}_token")) for end, wanted in flags.items() if wanted}
     try:
-        more = [_with_added(facts, stated), _with_ends(facts, around)]
+        more = _with_added(facts, stated)
     except MemoryError:
         raise
     except Exception:  # of a file that is no tokenizer: whoever reads it says so
         return None
-    return json.dumps(facts, ensure_ascii=False).encode() if any(more) else None
+    return json.dumps(facts, ensure_ascii=False).encode() if more else None
 
 
 def _with_added(facts: dict[str, Any], stated: dict[str, Any]) -> bool:
@@ -139,38 +135,6 @@ def _ids(facts: dict[str, Any]) -> dict[str, int]:
     vocab = facts["model"]["vocab"]
     own = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
     return {**own, **{token["content"]: token["id"] for token in facts["added_tokens"]}}
-
-
-def _with_ends(facts: dict[str, Any], around: dict[str, str]) -> bool:
-    """Make a tokenizer.json put these tokens ("bos", "eos") around a text, where it does not; whether it did not."""
-    from tokenizers import Tokenizer
-
-    own = facts.get("post_processor")
-    kinds = [part["type"] for part in own.get("processors", [own])] if own else []
-    if not set(kinds) <= set(_PROCESSORS):
-        return False
-    tokenizer = Tokenizer.from_str(json.dumps(facts))
-    plain, ids = (tokenizer.encode("a", add_special_tokens=ends).ids for ends in (False, True))
-    at = next((at for at in range(len(ids)) if ids[at : at + len(plain)] == plain), 0)
-    before, after = ids[:at], ids[at + len(plain) :]
-    first, last = (tokenizer.token_to_id(around.get(end, "")) for end in ("bos", "eos"))
-    more = ([first] if first is not None and first not in before else []) + before
-    behind = after + ([last] if last is not None and last not in after else [])
-    if (more, behind) == (before, after):
-        return False
-    texts = {number: tokenizer.id_to_token(number) for number in (*more, *behind)}
-
-    def piece(name: str, kind: int) -> list[dict[str, Any]]:
-        special = [[{"SpecialToken": {"id": texts[i], "type_id": kind}} for i in part] for part in (more, behind)]
-        return [*special[0], {"Sequence": {"id": name, "type_id": kind}}, *special[1]]
-
-    facts["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": piece("A", 0),
-        "pair": piece("A", 0) + piece("B", 1),
-        "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]} for number, text in texts.items()},
-    }
-    return True
 
 
 def _text(token: Any) -> str:
