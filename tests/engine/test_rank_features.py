@@ -9,6 +9,8 @@ from typing import Any
 import icc
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from icc.compiler.cli import main
 from icc.runtime.commands.memory import certify
 from icc.runtime.executor.open import Resources, open_executor
 from icc.runtime.format.load import open_engine, read_manifest
@@ -58,3 +60,16 @@ def test_inspect_counts_the_memory_of_all_ranks(options: dict[str, int], compile
     assert facts[1]["ranks"] == 2 and facts[1]["weights_bytes"] == stored
     assert facts[1]["process_bytes"] > 1.5 * facts[0]["process_bytes"]  # type: ignore[operator]
     assert facts[1]["total_bytes"] > facts[0]["total_bytes"]  # type: ignore[operator]
+
+
+def test_doctor_expects_what_ranks_reach_together(compiled: Compiled) -> None:
+    """They read parts of the weights and caches from one memory: together about what one rank reads."""
+    one, two = (
+        CliRunner().invoke(main, ["doctor", str(compiled("llama", max_seq_len=64, **more).engine), "--json"])
+        for more in ({}, TENSORS)
+    )
+    alone, both = (json.loads(done.stdout) for done in (one, two))
+    for name in ("kv_bytes", "kv_bytes_per_token", "kv_tokens"):
+        assert both["expect"][name] == alone["expect"][name], name
+    ratio = both["expect"]["decode_bytes_per_step"] / alone["expect"]["decode_bytes_per_step"]
+    assert 1 <= ratio < 1.3
