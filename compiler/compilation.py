@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ..passes import pipelines
-from ..passes.base import Pass, PassContext
+from ..passes.base import Pass, PassContext, Refusal
 from ..passes.manager import run_passes
 from ..passes.registry import parse_passes
 from ..passes.speculate.insert_draft_layer import DraftLayer
@@ -108,11 +108,12 @@ class Compilation:
             writer.write_weights(*facts, parts=parts, held=held)
 
     def optimize(self) -> None:
-        """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
-        minutes of quantizing."""
+        """The graph in the form that all later phases expect. Before minutes of quantizing: UsageError where nothing
+        divides among ranks, CodegenError where the back end has no kernel."""
         self.phases.run("canonicalize", pipelines.canonicalize())
         self.phases.run("packages", pipelines.packages(parse_passes(self.options.passes)))
-        program = lower(self._prepared(), self.lowering).program
+        prepared = self._prepared()
+        program = lower(prepared, self.lowering).program
         for step in program.kernel_steps.values():
             if reason := self.backend.refusal(step):
                 raise CodegenError(f"{step.op}: {reason}")
@@ -144,11 +145,23 @@ class Compilation:
             )
 
     def _prepared(self) -> Graph:
-        """The graph as it is now, in the form that is lowered."""
-        rough = self.graph.copy()
-        for phase in (pipelines.attention(self.options.eviction), self._parallel(), pipelines.fuse()):
-            run_passes(rough, phase, PassContext())
+        """The graph as it is now, in the form that is lowered. UsageError where nothing of it divides among ranks."""
+        rough, context = self.graph.copy(), PassContext()
+        run_passes(rough, pipelines.attention(self.options.eviction), PassContext())
+        run_passes(rough, self._parallel(), context)
+        self._check_divided(rough, context.refusals)
+        run_passes(rough, pipelines.fuse(), PassContext())
         return rough
+
+    def _check_divided(self, graph: Graph, refusals: Sequence[Refusal]) -> None:
+        """UsageError where ranks have not each a part of the graph. refusals: those of what divides it."""
+        if graph.ranks < self.options.ranks:
+            names = {division.name for division in self._parallel()}
+            hint = "it has no experts that they could share evenly: --tensor-parallel divides columns and heads"
+            raise UsageError(
+                f"nothing of this model divides among {self.options.ranks} ranks",
+                next((one.reason for one in reversed(refusals) if one.rule in names), hint),
+            )
 
     def _parallel(self) -> list[Pass]:
         """What divides the graph among ranks."""
@@ -177,13 +190,7 @@ class Compilation:
         """The program, with attention and everything that can be fused as single steps."""
         self.phases.run("attention", pipelines.attention(self.options.eviction))
         self.phases.run("parallel", self._parallel())
-        if self.graph.ranks < self.options.ranks:
-            raise UsageError(
-                f"nothing of this model divides among {self.options.ranks} ranks",
-                "see --explain stages for the reasons"
-                if (self.options.pipeline_parallel or 1) > 1
-                else "see --explain divide for the reasons",
-            )
+        self._check_divided(self.graph, self._context.refusals)
         slots = self.options.adapter_slots
         adapted = None if slots is None else adapted_graph(self.graph, slots, self.source)
         self.phases.run("fuse", pipelines.fuse())

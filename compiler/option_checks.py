@@ -162,14 +162,9 @@ def _check_ranks(options: CompileOptions) -> None:
     most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
     if options.ranks > most:
         raise UsageError(f"{options.ranks} ranks are more than the {most} that --target {options.target} can have")
-    given = {
-        "--tune": options.tune,
-        f"--spec {options.spec}": options.spec.partition(":")[0] in LAYERS,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise UsageError(f"{option} does not work with several ranks", "leave it out, or compile for one rank")
-    if target.backend != "cpu" and options.spec.startswith(("medusa:", "layer-skip:")):
+    if options.tune:
+        raise UsageError("--tune does not work with several ranks", "leave it out, or compile for one rank")
+    if target.backend != "cpu" and options.spec.partition(":")[0] in (*LAYERS, "medusa", "layer-skip"):
         hint = "leave it out, or compile for one rank, or for CPUs"
         raise UsageError(f"--spec {options.spec} does not work with several ranks of a GPU", hint)
     if target.backend != "cpu" and not target.link:
@@ -196,7 +191,7 @@ def _check_stages(options: CompileOptions) -> None:
         raise UsageError(said, "give fewer stages, of more ranks each")
     given = {
         "--sequence-parallel": options.sequence_parallel,
-        f"--spec {options.spec}": options.spec.startswith(("medusa:", "layer-skip:")),
+        f"--spec {options.spec}": options.spec.partition(":")[0] in (*LAYERS, "medusa", "layer-skip"),
         f"--kv-policy {options.eviction}": options.eviction is not None and options.eviction.chooses,
     }
     for option, is_given in given.items():

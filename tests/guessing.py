@@ -24,14 +24,14 @@ PARAMS = [
 ]
 
 
-def compiled_once(name: str, model: Path, spec: str) -> Path:
-    """The engine of a checkpoint and a drafter, compiled by one process for all."""
+def compiled_once(name: str, model: Path, spec: str, **options: Any) -> Path:
+    """The engine of a checkpoint and a drafter, compiled by one process for all; name: also of the options."""
     shared = Path(os.environ["ICC_COMPILED_ONCE"])
     engine = shared / f"{name}.engine"
     with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not engine.exists():
-            icc.compile(model, engine, target="native", spec=spec, max_step_tokens=48)
+            icc.compile(model, engine, target="native", spec=spec, max_step_tokens=48, **options)
     return engine
 
 
@@ -64,6 +64,16 @@ def check_tokens(engine: Path, name: str, plain: list[Any]) -> None:
             assert llm.loop.speculator is not None
             assert llm.loop.speculator.counts.accepted > 10
             llm.loop.scheduler.check()
+
+
+def check_ranks(name: str, model: Path, spec: str, plain: list[Any], **options: Any) -> None:
+    """An engine of several ranks with a drafter: the tokens of one rank, and guesses that are right."""
+    ways = "-".join(f"{option}{count}" for option, count in options.items())
+    drafter = spec.partition(":")[0]
+    with load(compiled_once(f"{name}-{ways}", model, spec, **options), threads=2) as llm:
+        assert always(llm, drafter).generate(PROMPTS, PARAMS) == plain
+        assert llm.loop.speculator is not None and llm.loop.speculator.counts.accepted > 0
+        llm.loop.scheduler.check()
 
 
 def check_adaptive(engine: Path, plain: list[Any]) -> None:

@@ -116,12 +116,13 @@ def _of_one(root: Path, hashes: bool, cuda: Callable[[str], Cuda]) -> Diagnosis:
     found = Diagnosis(str(root), manifest.target)
     found.look("files", lambda: _files(container, manifest, files, hashes))
     found.look("kernel interface", lambda: _abi(manifest))
-    bandwidth: float | None = None
+    bandwidth, sharers = None, 1
     if manifest.backend == "cpu":
+        sharers = _sharers(manifest)
         found.look("instruction set", lambda: _isa(manifest, files))
-        found.look("memory", lambda: _host_memory(manifest, program, memory))
+        found.look("memory", lambda: _host_memory(manifest, program, sharers * memory.fixed))
         free = available_bytes()
-        room = min(int(free * KV_SHARES["cpu"]), free - memory.fixed)
+        room = min(int(free * KV_SHARES["cpu"]), free - sharers * memory.fixed) // sharers
         found.checks += [Check("speed", "warning", *what) for what in held_back(manifest.ranks)]
     else:
         room, bandwidth = _gpu(found, manifest, memory, cuda)
@@ -129,7 +130,7 @@ def _of_one(root: Path, hashes: bool, cuda: Callable[[str], Cuda]) -> Diagnosis:
     if not found.exit_code:
         once = _decode_bytes(root, memory)
         bandwidth = bandwidth or read_bandwidth(nbytes=once)
-        found.expect = _expect(manifest, program, memory, room, Reading(once, bandwidth))
+        found.expect = _expect(manifest, program, memory, room, Reading(once, bandwidth, sharers))
     return found
 
 
@@ -163,11 +164,16 @@ def _lacks_tiles(library: Library, flags: frozenset[str]) -> bool:
     return library.system == system() and flags.issuperset(library.cpu_flags)
 
 
-def _host_memory(manifest: Manifest, program: Program, memory: Footprint) -> str:
+def _sharers(manifest: Manifest) -> int:
+    """How many ranks share this machine's memory, each of which has parts of all layers."""
+    return manifest.main.parts if manifest.main.is_stage else manifest.ranks
+
+
+def _host_memory(manifest: Manifest, program: Program, fixed: int) -> str:
     choose_blocks(program.kv, manifest.limits)
-    if memory.fixed > (free := available_bytes()):
-        raise CapacityError(f"weights and buffers take {size_text(memory.fixed)}, {size_text(free)} are free")
-    return f"{size_text(free)} free, {size_text(memory.fixed)} for weights and buffers"
+    if fixed > (free := available_bytes()):
+        raise CapacityError(f"weights and buffers take {size_text(fixed)}, {size_text(free)} are free")
+    return f"{size_text(free)} free, {size_text(fixed)} for weights and buffers"
 
 
 def _gpu(
@@ -214,32 +220,35 @@ def _warnings(manifest: Manifest, memory: Footprint, room: int) -> Iterator[Chec
 
 
 class Reading(NamedTuple):
-    """once: bytes that a decode step of one sequence moves beside its cache. bandwidth: GB/s that they are read at."""
+    """once: bytes that a decode step of one sequence moves beside its cache, on each of `sharers` ranks that read the
+    same memory. bandwidth: GB/s of that memory."""
 
     once: int
     bandwidth: float
+    sharers: int = 1
 
 
 def _expect(manifest: Manifest, program: Program, memory: Footprint, room: int, reading: Reading) -> dict[str, Any]:
-    """What the engine can reach here: a decode step reads the weights once and each sequence's cache."""
+    """What the engine can reach here: a decode step reads the weights once and each sequence's cache. room: bytes for
+    the cache of each rank."""
     kv, limits = program.kv, manifest.limits
     batch = min(max(sequences_within(kv, limits, room), 1), limits.max_batch_size)
-    once, bandwidth = reading
+    once, bandwidth, sharers = reading
 
     def rate(sequences: int, length: int) -> float:
-        step = Roofline(bandwidth * 1e9).memory_seconds(once + sequences * kv_bytes_read(kv, length))
+        step = Roofline(bandwidth * 1e9 / sharers).memory_seconds(once + sequences * kv_bytes_read(kv, length))
         return round(sequences / step, 1)
 
     return {
         "bandwidth_gb_s": round(bandwidth, 1),
-        "decode_bytes_per_step": once,
+        "decode_bytes_per_step": sharers * once,
         "decode_tokens_per_s": {
             "one_sequence": rate(1, 0),
             "one_full_sequence": rate(1, limits.max_seq_len),
             f"batch_of_{batch}": rate(batch, limits.max_seq_len // 2),
         },
-        "kv_bytes": min(room, memory.kv_batch),
-        "kv_bytes_per_token": kv.bytes_per_token(),
+        "kv_bytes": sharers * min(room, memory.kv_batch),
+        "kv_bytes_per_token": sharers * kv.bytes_per_token(),
         "kv_tokens": int(min(room, memory.kv_batch) / kv.bytes_per_token()) if kv.bytes_per_token() else None,
         "sequences_of_full_length": batch,
         "longest_sequence": length_within(kv, limits, room),

@@ -14,10 +14,10 @@ import msgspec
 from ..errors import UsageError
 from ..executor.cpu.cores import usable_cores
 from ..executor.cpu.library import KernelLibrary
-from ..executor.cpu.memory import choose_blocks, touched_bytes
+from ..executor.cpu.memory import available_bytes, choose_blocks, touched_bytes
 from ..format.batch import CPU_INPUTS, GPU_INPUTS
 from ..format.files import EngineFiles
-from ..format.footprint import LOGITS_BYTES, batch_limits, footprint
+from ..format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits, footprint
 from ..format.isa import cpu_flags, select_library
 from ..format.kv import KVGroup, KVMemory
 from ..format.load import read_manifest
@@ -26,6 +26,7 @@ from ..format.open_container import open_container
 from ..format.program import Program
 from ..format.programs import read_program
 from ..format.prompts import PROMPTS_DIR
+from ..format.weights import MappedWeights
 from ..kv.places import Places
 from ..kv.policy import EVICTING
 from .filling import states_touched
@@ -43,6 +44,7 @@ class Load:
 def certify(path: str | os.PathLike[str], sequences: int | None = None, length: int | None = None) -> dict[str, object]:
     """The memory of an engine under a load (default: all that its limits allow) as plain JSON values, in bytes.
 
+    Of several ranks on CPUs all are counted together, on GPUs each has a GPU that takes so much.
     Of every part: what the load needs, or touches where the system gives memory as it is touched. `total_bytes` adds
     what its process takes beside (measured here; absent where the engine cannot be loaded here); `reserved_bytes` is
     what it can grow to: the prefix cache fills the KV cache, whatever the load. UsageError beyond the limits.
@@ -61,6 +63,7 @@ def certify(path: str | os.PathLike[str], sequences: int | None = None, length: 
         process, why = None, "its memory is the GPU's; the process on the host is not counted"
     facts: dict[str, object] = {
         "engine": str(root),
+        **({"ranks": manifest.ranks} if manifest.ranks > 1 else {}),
         "sequences": load.sequences,
         "length": load.length,
         **parts,
@@ -84,31 +87,50 @@ def _load(limits: Limits, sequences: int | None, length: int | None) -> Load:
 
 def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: Limits) -> tuple[dict[str, int], int]:
     """(what the load takes of each part, all that is reserved) in this machine's memory."""
-    limits = manifest.limits
+    limits, ranks, stages = manifest.limits, manifest.ranks, manifest.main.is_stage
+    holders = manifest.main.parts if stages else ranks  # ranks that have a part of every layer's cache, or a copy
     largest = batch_limits(program, limits, LOGITS_BYTES["cpu"])
-    cache = choose_blocks(program.kv, limits)
+    cache = choose_blocks(program.kv, limits, int(available_bytes() * KV_SHARES["cpu"]) // holders)
     tokens = min(largest.tokens, load.max_batch_size * load.max_seq_len)
     arena = program.arena_bytes_per_token * largest.tokens
     rows = min(largest.logit_rows, load.max_batch_size)
-    weights = sum(weight.nbytes for weight in program.stored.values())
+    weights = _weights_bytes(manifest, program, files)
     library = select_library(manifest.main.libraries, cpu_flags(), os.environ.get("ICC_ISA"))
-    kernels, threads = KernelLibrary(files.read(library.path), library.path), usable_cores()
+    kernels, threads = KernelLibrary(files.read(library.path), library.path), max(usable_cores() // ranks, 1)
     scratch, shared = kernels.scratch(threads)
     batch = sum(largest.nbytes(array) for array in (*CPU_INPUTS, *program.inputs))
-    pools = sum(weight.nbytes for weight in program.weights.values()) - weights
+    stored = sum(weight.nbytes for weight in program.stored.values())
+    pools = holders * (sum(weight.nbytes for weight in program.weights.values()) - stored)
     prompts = sum(entry.size for name, entry in manifest.files.items() if name.startswith(f"{PROMPTS_DIR}/"))
+    writers = 1 if stages else ranks  # of logits: the last stage's lie where rank 0 reads them
     parts = {
         "weights_bytes": weights,
         **_of_adapters(pools),
-        "arena_bytes": touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
-        "logits_bytes": 4 * rows * program.vocab_size,
+        "arena_bytes": ranks * touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
+        "logits_bytes": writers * 4 * rows * program.vocab_size,
         "batch_bytes": batch,
-        "scratch_bytes": scratch + kernels.shared_touched(threads, load.max_batch_size, load.max_seq_len),
-        "kv_bytes": touched_bytes(_touched(cache, _blocks(cache, load)), cache.nbytes),
+        "scratch_bytes": ranks * (scratch + kernels.shared_touched(threads, load.max_batch_size, load.max_seq_len)),
+        "kv_bytes": holders * touched_bytes(_touched(cache, _blocks(cache, load)), cache.nbytes),
         **({"prompts_bytes": prompts} if prompts else {}),
     }
     logits = 4 * largest.logit_rows * program.vocab_size
-    return parts, weights + pools + arena + logits + batch + scratch + shared + cache.nbytes + prompts
+    fixed = weights + pools + ranks * (arena + scratch + shared) + writers * logits + batch
+    return parts, fixed + holders * cache.nbytes + prompts
+
+
+def _weights_bytes(manifest: Manifest, program: Program, files: EngineFiles) -> int:
+    """Bytes of the weights of all ranks, each of which has its own."""
+    if manifest.ranks == 1:
+        return sum(weight.nbytes for weight in program.stored.values())
+    found = 0
+    for name in manifest.programs:
+        held: dict[str, int] = {}
+        for file in manifest.weight_files(name):
+            mapped = MappedWeights(files.map(file), file)
+            held |= mapped.sizes()
+            mapped.close()
+        found += sum(held.values())
+    return found
 
 
 def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[dict[str, int], int]:

@@ -10,20 +10,21 @@ from ..loading import open_llm
 from ..options import LoadOptions
 
 
-def resident_bytes() -> int:
-    """This process's memory that is in RAM now: its own, and pages of files that it has touched."""
-    rollup = Path("/proc/self/smaps_rollup").read_text()  # statm's counters lag behind
+def resident_bytes(process: int | str = "self") -> int:
+    """A process's memory that is in RAM now: its own, and pages of files that it has touched."""
+    rollup = Path(f"/proc/{process}/smaps_rollup").read_text()  # statm's counters lag behind
     return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Rss:")).split()[1])
 
 
 def main(path: str) -> int:
-    """Load the engine at `path` and print how many bytes of memory the process has then; the exit code. An error is
-    printed in one line."""
+    """Load the engine at `path` and print how many bytes of memory the process has then, with those of its ranks; the
+    exit code. An error is printed in one line."""
     try:
         with open_llm(LoadOptions(path, verify=False)) as llm:
             if llm.manifest.embedding is not None:  # every answer is an array
                 import numpy  # noqa: F401
-            print(resident_bytes())
+            group = getattr(getattr(llm.executor, "device", None), "group", None)
+            print(sum(map(resident_bytes, ["self", *(group.pids if group is not None else ())])))
     except IccError as error:
         print(error.message, file=sys.stderr)
         return error.exit_code

@@ -42,15 +42,14 @@ def open_executor(
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         if given.swap_bytes:
             raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
+        asked = (engine, given.threads, given.kv_bytes, section, given.cores)
         if engine.manifest.ranks > 1:
             from .cpu.ranked import RankedDevice
 
-            return Player(RankedDevice(engine, given.threads, given.kv_bytes, section, given.cores))
+            return Player(RankedDevice(*asked, more_blocks=given.more_blocks))
         from .cpu.device import CpuDevice
 
-        return Player(
-            CpuDevice(engine, given.threads, given.kv_bytes, section, given.cores, more_blocks=given.more_blocks)
-        )
+        return Player(CpuDevice(*asked, more_blocks=given.more_blocks))
     if engine.manifest.ranks > 1:
         from .cuda.ranked import RankedCudaDevice
 

@@ -11,7 +11,7 @@ import icc
 import pytest
 import torch
 from assistant_models import Reference, save_pair
-from guessing import PROMPTS, check_acceptance, check_chains, check_tokens, compiled_once, without_guesses
+from guessing import PROMPTS, check_acceptance, check_chains, check_ranks, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import CheckpointError, UsageError
 from icc.runtime.format.load import open_engine
 from icc.runtime.loading import load
@@ -38,6 +38,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> list[Any]:
     return without_guesses(pair.engine)
+
+
+def test_it_guesses_for_ranks(pair: Pair, plain: list[Any]) -> None:
+    spec = f"assistant:{pair.folder / 'drafter'}"
+    check_ranks(pair.engine.stem, pair.folder / "model", spec, plain, tensor_parallel=2)
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
@@ -89,6 +94,6 @@ def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
     checkpoint, spec = pair.folder / "model", f"assistant:{pair.folder / 'drafter'}"
     with pytest.raises(UsageError, match="the model has none"):
         icc.compile(llama.checkpoint, output, target="native", spec=spec)
-    with pytest.raises(UsageError, match=r"--spec assistant.* does not work with several ranks"):
-        icc.compile(checkpoint, output, target="native", spec=spec, tensor_parallel=2)
+    with pytest.raises(UsageError, match=r"--spec assistant.* does not work with --pipeline-parallel"):
+        icc.compile(checkpoint, output, target="native", spec=spec, pipeline_parallel=2)
     assert not output.exists()

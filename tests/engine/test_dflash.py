@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import icc
 import pytest
 from dflash_models import BLOCK, CASES, MASK, Reference, save_dflash, save_target
-from guessing import check_acceptance, check_adaptive, check_chains, check_tokens, compiled_once, without_guesses
+from guessing import (
+    check_acceptance,
+    check_adaptive,
+    check_chains,
+    check_ranks,
+    check_tokens,
+    compiled_once,
+    without_guesses,
+)
 from icc.compiler.errors import CheckpointError, UsageError
 from icc.runtime.format.load import open_engine
 from icc.runtime.loading import load
@@ -37,6 +45,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> list[Any]:
     return without_guesses(pair.engine)
+
+
+def test_it_guesses_for_ranks(pair: Pair, plain: list[Any]) -> None:
+    spec = f"dflash:{pair.folder / 'drafter'}"
+    check_ranks(pair.engine.stem, pair.folder / "model", spec, plain, tensor_parallel=2)
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
@@ -83,6 +96,6 @@ def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
         icc.compile(checkpoint, output, target="native", spec="dflash:/not/there")
     with pytest.raises((CheckpointError, UsageError), match="the model"):
         icc.compile(llama.checkpoint, output, target="native", spec=spec)
-    with pytest.raises(UsageError, match=r"--spec dflash.* does not work with several ranks"):
-        icc.compile(checkpoint, output, target="native", spec=spec, tensor_parallel=2)
+    with pytest.raises(UsageError, match=r"--spec dflash.* does not work with --pipeline-parallel"):
+        icc.compile(checkpoint, output, target="native", spec=spec, pipeline_parallel=2)
     assert not output.exists()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import icc
 import pytest
 from eagle_models import CASES, Drafter, Reference, save_eagle, target_of
-from guessing import check_adaptive, check_chains, check_tokens, compiled_once, without_guesses
+from guessing import check_adaptive, check_chains, check_ranks, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import CheckpointError, UsageError
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.format.load import open_engine
@@ -46,6 +46,12 @@ def plain(pair: Pair) -> list[Any]:
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
     """Greedy and sampled."""
     check_tokens(pair.engine, "eagle", plain)
+
+
+@pytest.mark.parametrize("more", [{}, {"sequence_parallel": True}])
+def test_it_guesses_for_ranks(more: dict[str, bool], pair: Pair, plain: list[Any]) -> None:
+    options: dict[str, Any] = {"tensor_parallel": 2, **more}
+    check_ranks(pair.engine.stem, pair.checkpoint, f"eagle:{pair.folder}", plain, **options)
 
 
 def test_it_guesses_only_where_that_pays(pair: Pair, plain: list[Any]) -> None:
@@ -94,7 +100,7 @@ def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
     for given, what in (
         ({"quant": "rtn4", "rotate": True}, "--rotate"),
         ({"adapters": "2x16"}, "--adapters"),
-        ({"tensor_parallel": 2}, "several ranks"),
+        ({"pipeline_parallel": 2}, "--pipeline-parallel"),
     ):
         with pytest.raises(UsageError, match=rf"--spec eagle.* does not work with {what}"):
             icc.compile(pair.checkpoint, output, target="native", spec=spec, **given)

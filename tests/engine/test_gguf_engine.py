@@ -68,6 +68,17 @@ def test_logits_are_those_of_the_files_values(made: tuple[Path, Any], engine: Pa
     assert float((expected.exp() * (expected - found)).sum(-1).mean()) < 1e-3
 
 
+def test_blocks_are_cut_between_ranks(made: tuple[Path, Any], engine: Path, tmp_path: Path) -> None:
+    """Each rank has the blocks of the file, whole ones; the logits are those of one rank."""
+    two = icc.compile(made[0], tmp_path / "two.engine", target="native", max_seq_len=64, tensor_parallel=2)
+    ids = list(range(3, 40))
+    with icc.load(engine, threads=1) as llm, icc.load(two, threads=2) as both:
+        wanted, found = llm.logits(ids), both.logits(ids)
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    sizes = [(path / "weights.safetensors").stat().st_size for path in (engine, two)]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
 def test_text_goes_in_and_out(engine: Path) -> None:
     manifest = json.loads((engine / "engine.json").read_text())
     assert manifest["model"]["eos_token_ids"] == [2, 1] and manifest["model"]["bos_token_id"] == 0

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import icc
 import pytest
 import torch
-from guessing import PROMPTS, check_chains, check_tokens, compiled_once, without_guesses
+from guessing import PROMPTS, check_chains, check_ranks, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.runtime.commands.inspect import describe_engine
@@ -57,6 +57,11 @@ def plain(pair: Pair) -> list[Any]:
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
     """Greedy and sampled."""
     check_tokens(pair.engine, "mtp", plain)
+
+
+@pytest.mark.parametrize("option", ["tensor_parallel", "expert_parallel"])
+def test_it_guesses_for_ranks(option: str, pair: Pair, plain: list[Any]) -> None:
+    check_ranks(pair.engine.stem, pair.checkpoint, "mtp", plain, **{option: 2})
 
 
 def test_guesses_are_those_of_the_published_code(pair: Pair) -> None:

@@ -264,6 +264,12 @@ def test_a_rank_does_not_run_alone(compiled: Compiled) -> None:
             "--spec layer-skip:1 does not work with several ranks of a GPU",
         ),
         (
+            {"tensor_parallel": 2, "target": "h100", "spec": "mtp"},
+            "--spec mtp does not work with several ranks of a GPU",
+        ),
+        ({"pipeline_parallel": 2, "spec": "eagle:x"}, "--spec eagle:x does not work with --pipeline-parallel"),
+        ({"tensor_parallel": 2, "tune": True, "target": "native"}, "--tune does not work with several ranks"),
+        (
             {"tensor_parallel": 2, "target": "h100", "kv_policy": "h2o:budget=64,recent=16"},
             "--kv-policy h2o:budget=64,recent=16: there are no kernels for --target h100",
         ),
@@ -278,10 +284,21 @@ def test_what_ranks_do_not_do_is_refused(options: dict[str, Any], said: str) -> 
     assert said in raised.value.message
 
 
-def test_a_model_that_does_not_divide_is_refused(compiled: Compiled, tmp_path: Path) -> None:
-    checkpoint = compiled("llama", max_seq_len=64).checkpoint
-    with pytest.raises(UsageError, match="nothing of this model divides among 2 ranks"):
-        icc.compile(checkpoint, tmp_path / "engine", target="native", max_seq_len=64, expert_parallel=2)
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"expert_parallel": 2}, "no experts"), ({"pipeline_parallel": 60}, "there are no 60 parts of the graph")],
+)
+def test_a_model_that_does_not_divide_is_refused(
+    options: dict[str, Any], why: str, compiled: Compiled, tmp_path: Path
+) -> None:
+    """With the reason, before anything is quantized."""
+    checkpoint, stages = compiled("llama", max_seq_len=64).checkpoint, set[str]()
+    with pytest.raises(UsageError, match="nothing of this model divides among") as raised:
+        icc.compile(
+            checkpoint, tmp_path / "engine", target="native", max_seq_len=64, quant="rtn4",
+            progress=lambda p: stages.add(p.stage), **options,
+        )  # fmt: skip
+    assert why in str(raised.value.hint) and "quantize" not in stages
     assert not list(tmp_path.iterdir())
 
 

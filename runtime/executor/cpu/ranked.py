@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ class RankedDevice(CpuDevice):
         kv_bytes: int | None = None,
         section: str = "",
         cores: frozenset[int] | None = None,
+        more_blocks: Sequence[int] = (),
     ) -> None:
         count = engine.manifest.ranks
         places = cores_by_rank(count, cores)
@@ -63,7 +64,7 @@ class RankedDevice(CpuDevice):
         )
         # of stages each touches the caches of its own layers alone: together, all of them once
         super().__init__(
-            engine, each, memory // parts, section, own,
+            engine, each, memory // parts, section, own, more_blocks=more_blocks,
             arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
         )  # fmt: skip
         assert self._handle is not None and engine.library is not None

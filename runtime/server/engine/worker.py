@@ -263,6 +263,8 @@ class Worker(TaskListener[Prompt]):
         try:
             self._driver.step()
         except Exception as error:  # the device has failed for good: the process is started anew
+            # nobody is to blame: the server runs again what has sent nothing, or says that the engine died
+            self._deltas = [delta for delta in self._deltas if delta.reason != "error"]
             self._report(time.perf_counter() - start)
             raise SystemExit(1) from error
         self._steps += 1
