@@ -34,13 +34,15 @@ def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limit
 
 def choose_caches(
     graph: Graph,
+    whole: Graph,
     lowering: LowerOptions,
     backend: Backend,
     bits: float,
     sequences: Sequence[Sequence[int]],
     progress: Progress = lambda text, done, total: None,
 ) -> tuple[LowerOptions, Allocation]:
-    """The types of the layers' caches for --kv-bits, and what else there was. graph: with paged attention.
+    """The types of the layers' caches for --kv-bits, and what else there was. graph: with paged attention. whole: the
+    same undivided among ranks, whose predictions are measured, so that ranks have the types of one.
 
     bits: of each number that a sequence of full length keeps, on average, scales and all. sequences: of calibration;
     without any, layers are taken to be alike. UsageError where nothing is kept, or not even the smallest types fit.
@@ -53,7 +55,7 @@ def choose_caches(
     if least > budget:
         most = 8 * least / numbers
         raise UsageError(f"--kv-bits {bits:g}: the smallest types take {most:.4g}", f"give {most + 0.005:.2f} or more")
-    curves = measure_caches(graph, sizes, sequences, progress) if sequences else guess_caches(sizes)
+    curves = measure_caches(whole, sizes, sequences, progress) if sequences else guess_caches(sizes)
     allocation = allocate(curves, budget)
     chosen = {layer: option.name for layer, option in zip(sizes, allocation.options, strict=True)}
     return replace(lowering, kv_dtypes=chosen), allocation

@@ -140,16 +140,19 @@ class Compilation:
             return
         with self.reporter.stage("caches"):
             rough, bits = self._prepared(), self.options.kv_bits
+            whole = self._prepared(divided=False) if self.options.ranks > 1 else rough
             self.lowering, self.phases.caches = choose_caches(
-                rough, self.lowering, self.backend, bits, self._calibration, self.reporter.progress
+                rough, whole, self.lowering, self.backend, bits, self._calibration, self.reporter.progress
             )
 
-    def _prepared(self) -> Graph:
-        """The graph as it is now, in the form that is lowered. UsageError where nothing of it divides among ranks."""
+    def _prepared(self, divided: bool = True) -> Graph:
+        """The graph as it is now, in the form that is lowered; without `divided` as if there were one rank. UsageError
+        where nothing of it divides among ranks."""
         rough, context = self.graph.copy(), PassContext()
         run_passes(rough, pipelines.attention(self.options.eviction), PassContext())
-        run_passes(rough, self._parallel(), context)
-        self._check_divided(rough, context.refusals)
+        if divided:
+            run_passes(rough, self._parallel(), context)
+            self._check_divided(rough, context.refusals)
         run_passes(rough, pipelines.fuse(), PassContext())
         return rough
 

@@ -109,7 +109,7 @@ def plan_program(planned: PlannedGraph, options: CompileOptions, target: Target)
     limits = make_limits(graph, replace(options, target=target.name))
     lowering = lower_options(graph, options, backend, limits)
     if options.kv_bits is not None:
-        lowering, _ = choose_caches(graph, lowering, backend, options.kv_bits, ())
+        lowering, _ = choose_caches(graph, graph, lowering, backend, options.kv_bits, ())
     program = lower(graph, lowering, adapted=planned.adapted).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
     return PlannedCompile(graph, program, backend, limits, memory, planned.kept)

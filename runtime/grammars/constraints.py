@@ -168,7 +168,7 @@ class Grammars:
 
     def compile(self, source: str) -> Callable[[], GrammarConstraint]:
         """What makes the constraint of each completion, from a text of `sources`, lowered or not. RequestError if the
-        grammar is none, or one beyond the limits."""
+        grammar is none, or one beyond the limits, or if the tokens have no bytes that grammars could read."""
         with self._working:
             return self._compile(self._lowered.get(source, source))
 
@@ -176,7 +176,11 @@ class Grammars:
         import llguidance
 
         if self._vocabulary is None:
-            self._vocabulary = GrammarVocabulary(*self._source)
+            try:
+                self._vocabulary = GrammarVocabulary(*self._source)
+            except ValueError as error:  # of a tokenizer whose tokens it cannot turn into bytes
+                reason = f"grammars cannot read the model's tokenizer: {str(error)[:300]}"
+                raise RequestError(reason, "leave the grammar out", field="response_format") from error
         vocabulary = self._vocabulary
         if source not in self._compiled:
             found = msgspec.json.decode(lowered(source), type=LoweredGrammar)

@@ -64,6 +64,16 @@ def test_a_type_for_each_layer(compiled: Callable[..., Any]) -> None:
     assert np.abs(found - logits[0]).max() / scale < 0.3 * np.abs(logits[MODEL] - logits[0]).max() / scale
 
 
+def test_ranks_have_the_types_of_one(compiled: Callable[..., Any]) -> None:
+    """What fewer bits do is measured on the whole model, not on the heads that one rank has."""
+    one, two = (compiled("gemma2", kv_bits=8.5, **FEW, **ranks).engine for ranks in ({}, {"tensor_parallel": 2}))
+    of_one, of_two = (
+        [(c["name"], c["format"]) for c in json.loads((engine / "report.json").read_text())["caches"]["choices"]]
+        for engine in (one, two)
+    )
+    assert of_one == of_two and len(set(of_one)) > 1
+
+
 def test_layers_that_suffer_more_get_more_bits(compiled: Callable[..., Any]) -> None:
     """A layer whose output counts for nothing gets the fewest, and what is measured of it is nothing."""
     graph = load_graph(compiled("llama").checkpoint)

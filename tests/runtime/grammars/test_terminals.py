@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from decimal import Decimal
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 from icc.runtime.errors import RequestError
 from icc.runtime.grammars.characters import encoded
+from icc.runtime.grammars.constraints import Grammars
 from icc.runtime.grammars.languages import finite, is_empty
 from icc.runtime.grammars.numbers import integers, numbers
 from icc.runtime.grammars.patterns import ANY, between, compiled
+from icc.runtime.grammars.sources import of_schema
+
+from .walks import Walker
 
 
 def matches(expression: str, text: str) -> bool:
@@ -105,3 +110,11 @@ def test_large_bounds_are_exact_and_huge_ones_stay_inside() -> None:
     assert not matches(integers(2**70, 2**80), str(2**80 + 1))
     assert matches(numbers(1e300, None), "9" * 302) and not matches(numbers(1e300, None), "9" * 299)
     assert not matches(numbers(None, None), "1e999") and matches(numbers(None, None), "-1.5e10")
+
+
+def test_tokens_without_bytes_are_refused_in_a_line(walker: Walker) -> None:
+    """Of a tokenizer without a decoder, which says nothing of how its tokens become text."""
+    facts = json.loads(walker.tokenizer.to_str()) | {"decoder": None}
+    grammars = Grammars(json.dumps(facts), walker.size, [walker.end])
+    with pytest.raises(RequestError, match="cannot read the model's tokenizer"):
+        grammars.compile(of_schema(True))
