@@ -187,9 +187,9 @@ def test_what_no_model_has_is_refused_by_name(tmp_path: Path) -> None:
     ))  # fmt: skip
     with pytest.raises(TensorError, match=r"'blk\.0\.attn_sub_norm\.weight': is in the file, and"):
         load_graph(path)
-    writer = gguf.GGUFWriter(path, "clip")
+    writer = gguf.GGUFWriter(path, "blip")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match="architecture 'clip', which icc has no table for"):
+    with pytest.raises(UnsupportedModel, match="architecture 'blip', which icc has no table for"):
         load_graph(path)

@@ -129,7 +129,7 @@ def _read_header(path: Path) -> dict[str, CheckpointTensor]:
 
 def _tensor(path: Path, name: str, entry: dict[str, Any], base: int) -> CheckpointTensor:
     if entry["dtype"] not in _DTYPES:
-        raise CheckpointError(f"{path}: tensor {name!r} has dtype {entry['dtype']}, which icc does not read")
+        raise CheckpointError(f"{path}: tensor {name!r} has dtype {entry['dtype']!r}, which icc does not read")
     dtype = _DTYPES[entry["dtype"]]
     shape = tuple(int(s) for s in entry["shape"])
     start, end = (int(o) for o in entry["data_offsets"])

@@ -112,7 +112,7 @@ def _absent_towers(model: nn.Module, found: Mapping[str, Weight]) -> tuple[str, 
     """How names begin of the parts beside the decoder, in a model that also sees or hears, of which nothing was found:
     a text does not need them."""
     config: Any = getattr(model, "config", None)
-    if config is None or not hasattr(model, "get_decoder") or config.get_text_config() is config:
+    if config is None or not hasattr(model, "get_decoder") or not {*config.sub_configs} - {"text_config"}:
         return ()
     decoder, head = model.get_decoder(), model.get_output_embeddings()  # type: ignore[operator]
     path = next((path for path, module in model.named_modules() if module is decoder), "")

@@ -67,7 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse()
         else:
             super().on_headers_complete()
-            if self.scope["http_version"] == "1.0" and self.cycle is not None:  # which has no chunks (RFC 9112, 6.1)
+            if self.cycle is not None and self.scope["http_version"] == "1.0":  # which has no chunks (RFC 9112, 6.1)
                 self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UnknownLength()
 
     def on_message_complete(self) -> None:

@@ -103,7 +103,7 @@ def test_headers_are_bounded_by_number_and_by_size(
     monkeypatch.setattr(HttpToolsProtocol, "on_headers_complete", lambda self: said.append("taken"))
     monkeypatch.setattr(HttpProtocol, "_refuse", lambda self: said.append("refused"))
     protocol = HttpProtocol.__new__(HttpProtocol)
-    protocol.url, protocol.headers = b"/v1/completions", [(b"a", b"b" * size)] * count
+    protocol.url, protocol.headers, protocol.cycle = b"/v1/completions", [(b"a", b"b" * size)] * count, None
     protocol.on_headers_complete()
     assert said == ["refused" if refused else "taken"]
 
