@@ -12,7 +12,9 @@ Rows = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Shape:
-    """config: of transformers. arch, keys: of the GGUF file. group: of icc's codes."""
+    """config: of transformers. arch, keys: of the GGUF file. blocks: the types of its matrices that are not Q4_0, by
+    how their names end. group: of icc's codes; 0 where icc compiles the GGUF file itself, of which only hidden_size,
+    num_hidden_layers, tie_word_embeddings and num_experts_per_tok stand in config."""
 
     kind: str
     config: dict[str, Any]
@@ -92,7 +94,7 @@ def qwen3next(shape: Shape, layer: int) -> Rows:
     yield "ffn_down_shexp.weight", (WIDTH, 512)
 
 
-def experts(shape: Shape, name: str = "exps") -> Rows:
+def experts(shape: Shape) -> Rows:
     """The router and three matrices of each expert."""
     count, inner = shape.keys["expert_count"], shape.keys["expert_feed_forward_length"]
     assert isinstance(count, int) and isinstance(inner, int)

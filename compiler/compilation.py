@@ -112,8 +112,7 @@ class Compilation:
         divides among ranks, CodegenError where the back end has no kernel."""
         self.phases.run("canonicalize", pipelines.canonicalize())
         self.phases.run("packages", pipelines.packages(parse_passes(self.options.passes)))
-        prepared = self._prepared()
-        program = lower(prepared, self.lowering).program
+        program = lower(self._prepared(), self.lowering).program
         for step in program.kernel_steps.values():
             if reason := self.backend.refusal(step):
                 raise CodegenError(f"{step.op}: {reason}")

@@ -4,7 +4,7 @@ experts, and unpack a matrix."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
@@ -95,7 +95,6 @@ class UnpackSource:
     """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
 
     op: WeightProduct[Any]
-    cuda: ClassVar[bool] = False  # levels are chosen by their bits on every target
 
     @property
     def macros(self) -> str:
