@@ -1,12 +1,13 @@
 """Which tests `make test` leaves to others, so that it takes minutes: rare.txt, with a part and a test id per line.
 
-    python tests/rare.py FOLDER [FOLDER ...] [--seconds 850]    write rare.txt by what runs took, see cpu_seconds.py
+    python tests/rare.py FOLDER [FOLDER ...] [--seconds 780]    write rare.txt by what runs took, see cpu_seconds.py
 
 Every test file keeps the cheapest of its tests that do real work, which is to take 0.2 s or more; where that takes more
 than 8 s or is not there, the dearest of those that take less.
 Others join them, the cheapest first, until they take about so many seconds of CPU time; the rest are rare, whole
 functions too. A further case of a function counts as twice as dear. What a shared fixture takes is counted once, for
-the first test that brings it. What a later folder says of a test or of a fixture holds instead.
+the first test that brings it. What a later folder says of a test or of a fixture holds instead. A test that is rare and was
+not run stays rare, and in its part: the folder of one `make test` is enough to make that shorter.
 
 `make soak` runs all. `.ci/run` runs an eighth of the rare ones, another one each day (ICC_RARE=0/8 .. 7/8, or `all`).
 The rare tests of a file are in one of these parts, with their fixtures; parts take about equally long. A test that is
@@ -165,12 +166,14 @@ def main() -> None:
     """Write rare.txt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--seconds", type=float, default=850)
+    parser.add_argument("--seconds", type=float, default=780)
     given = parser.parse_args()
     taken = Taken()
     for folder in given.folders:
         taken.read(folder)
-    LIST.write_text("".join(f"{part} {name}\n" for name, part in chosen(taken, given.seconds).items()))
+    not_run = {name: part for name, part in parts().items() if name not in taken.tests}
+    rare = sorted((not_run | chosen(taken, given.seconds)).items())
+    LIST.write_text("".join(f"{part} {name}\n" for name, part in rare))
 
 
 if __name__ == "__main__":

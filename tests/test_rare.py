@@ -69,6 +69,18 @@ def test_what_a_run_took_is_read_and_a_later_one_holds(tmp_path: Path) -> None:
     assert found.added(["a.py::f", "b.py::g"], set()) == 15 and found.added(["a.py::f"], {"engine@a.py"}) == 10
 
 
+def test_what_was_rare_and_not_run_stays_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tmp_path / "rare.txt"
+    listed.write_text("3 a.py::before\n5 a.py::dear\n")
+    (tmp_path / "run").mkdir()
+    lines = ["a.py::cheap\tcall\t1", "a.py::dear\tcall\t9", "a.py::fine\tcall\t2"]
+    (tmp_path / "run/1.tsv").write_text("\n".join(lines))
+    monkeypatch.setattr(rare, "LIST", listed)
+    monkeypatch.setattr(sys, "argv", ["rare.py", str(tmp_path / "run"), "--seconds", "5"])
+    rare.main()
+    assert listed.read_text() == "3 a.py::before\n0 a.py::dear\n"
+
+
 MEASURED = """
 import time, pytest
 def work(seconds):
