@@ -6,8 +6,8 @@ Every test file keeps the cheapest of its tests that do real work, which is to t
 than 8 s or is not there, the dearest of those that take less.
 Others join them, the cheapest first, until they take about so many seconds of CPU time; the rest are rare, whole
 functions too. A further case of a function counts as twice as dear. What a shared fixture takes is counted once, for
-the first test that brings it. What a later folder says of a test or of a fixture holds instead. A test that is rare and was
-not run stays rare, and in its part: the folder of one `make test` is enough to make that shorter.
+the first test that brings it. What a later folder says of a test or of a fixture holds instead.
+A rare test that was not run stays rare, and in its part: the folder of one `make test` is enough to make that shorter.
 
 `make soak` runs all. `.ci/run` runs an eighth of the rare ones, another one each day (ICC_RARE=0/8 .. 7/8, or `all`).
 The rare tests of a file are in one of these parts, with their fixtures; parts take about equally long. A test that is

@@ -32,6 +32,12 @@ MORE = (
     "iq4_xs",
     "nvfp4_xg64",
     "fp4_f32g64",
+    "oq2g32",
+    "oq3_bf16g128",
+    "oq4_bf16g64",
+    "oq5g64",
+    "oq6_bf16g64",
+    "oq8g64",
 )
 GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(17, 1)), 17)
 
@@ -46,7 +52,7 @@ def weight(kind: str, *shape: int) -> tuple[Tensor, Tensor]:
         if name == "exponents":
             parts[name] = torch.randint(110, 124, size, generator=source).to(array.working)
         elif array.working.is_floating_point:
-            parts[name] = (torch.rand(size, generator=source) * 0.02).half().to(array.working)
+            parts[name] = (torch.rand(size, generator=source) * 0.02).to(array.dtype).to(array.working)
         else:
             top = (len(getattr(form, "table", ())) or 2**form.bits) if name == "codes" else 60
             parts[name] = torch.randint(0, top, size, generator=source).to(array.working)

@@ -23,7 +23,9 @@ from ...weights.handles import QuantizedWeight, SortedColumns, Weight
 from .bitsandbytes import with_states
 from .e2m1 import with_floats
 from .float8 import with_scales
+from .mlx import with_biases
 from .packing import GPTQ_BITS, Packing
+from .words import columns, fields
 
 _SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _AGAIN = "download the checkpoint again"
@@ -39,6 +41,8 @@ def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weigh
         return with_scales(with_floats(tensors), packing.block, packing.alone)  # of some models layers are of 8 bits
     if packing.kind == "bitsandbytes":
         return with_states(tensors)
+    if packing.kind == "mlx":
+        return with_biases(tensors, packing)
     rest = _with_integers(tensors, packing)
     return with_scales(with_floats(rest), packing.block, packing.alone) if packing.kind == "compressed" else rest
 
@@ -163,23 +167,6 @@ class PackedLayer(QuantizedWeight):
         return {"codes": codes, "scales": scales.to(torch.float32).contiguous(), "zeros": zeros.contiguous()}
 
 
-def _fields(words: Tensor, bits: int) -> Tensor:
-    """Fields of int32 words from the low bits up, uint8 [..., words, fields]."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8)
-
-
-def _columns(words: Tensor, bits: int) -> Tensor:
-    """[R, C] words of fields along their last axis -> [R, C * 32 / bits]. A field may lie in two words."""
-    if 32 % bits == 0:
-        return _fields(words, bits).flatten(-2)
-    starts = torch.arange(0, 32 * words.shape[-1], bits)
-    low, shift = starts // 32, starts % 32
-    wide = words.to(torch.int64) & 0xFFFFFFFF
-    high = torch.nn.functional.pad(wide, (0, 1))[..., low + 1] << (32 - shift)
-    return (((wide[..., low] >> shift) | high) & (2**bits - 1)).to(torch.uint8)
-
-
 def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
     rows, n = layer.sizes("qweight")
     return (n, rows * 32 // layer.bits), layer.tensor("scales"), layer.sizes("scales")[0]
@@ -187,8 +174,8 @@ def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
 
 def _gptq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     bits = layer.bits
-    codes = _columns(layer.tensor("qweight").load().T, bits)
-    zeros = _columns(layer.tensor("qzeros").load(), bits).T
+    codes = columns(layer.tensor("qweight").load().T, bits)
+    zeros = columns(layer.tensor("qzeros").load(), bits).T
     if layer.packing.one_less:
         zeros = (zeros + 1) & (2**bits - 1)
     return codes, layer.tensor("scales").load().T, zeros
@@ -201,10 +188,10 @@ def _awq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
 
 
 def _awq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
-    def columns(name: str) -> Tensor:
-        return _fields(layer.tensor(name).load(), 4)[..., _AWQ_ORDER].flatten(-2)
+    def by_columns(name: str) -> Tensor:
+        return fields(layer.tensor(name).load(), 4)[..., _AWQ_ORDER].flatten(-2)
 
-    return columns("qweight").T.contiguous(), layer.tensor("scales").load().T, columns("qzeros").T
+    return by_columns("qweight").T.contiguous(), layer.tensor("scales").load().T, by_columns("qzeros").T
 
 
 def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
@@ -230,10 +217,10 @@ def _every_row(values: Tensor, n: int) -> Tensor:
 def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Codes and zeros are stored without sign: 2^(bits - 1) more."""
     bits, (n, k) = layer.bits, layer.shape
-    codes = _columns(layer.tensor("weight_packed").load(), bits)[:, :k].contiguous()
+    codes = columns(layer.tensor("weight_packed").load(), bits)[:, :k].contiguous()
     scales = _every_row(layer.tensor("weight_scale").load(), n)
     if "weight_zero_point" in layer.tensors:
-        zeros = _fields(layer.tensor("weight_zero_point").load().T, bits).flatten(-2).T[:n]
+        zeros = fields(layer.tensor("weight_zero_point").load().T, bits).flatten(-2).T[:n]
     else:
         zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
     return codes, scales, zeros

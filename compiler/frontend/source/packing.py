@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,19 +17,34 @@ OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv|prob)(_global)
 
 
 @dataclass(frozen=True)
+class LayerBits:
+    """How an MLX layer is stored: bits of a code, values of a group along K, and what codes mean."""
+
+    bits: int
+    group: int
+    mode: Literal["affine", "mxfp4"] = "affine"
+
+
+@dataclass(frozen=True)
 class Packing:
     """How the weights of a checkpoint are packed.
 
     kind: whose layout the tensors have. bits: bits of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
     rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether the
-    configuration says that only weights, and no activations, are 8-bit floats.
+    configuration says that only weights, and no activations, are 8-bit floats. layers: by the name of a layer how it is
+    stored, where the configuration says so, and by "" how others are (MLX).
     """
 
-    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes"]
+    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx"]
     bits: int
     one_less: bool = False
     block: tuple[int, int] | None = None
     alone: bool = False
+    layers: Mapping[str, LayerBits] = field(default_factory=dict[str, LayerBits])
+
+    def of_layer(self, name: str) -> LayerBits:
+        """How an MLX layer is stored."""
+        return self.layers.get(name) or self.layers[""]
 
 
 def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
@@ -48,11 +63,11 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
             f"the quantization_config of {path} is not one of {method}: {error}", "download its config.json again"
         ) from error
     if packing is None:
-        names = ("quant_algo", "format", "checkpoint_format", "version", "fmt")
+        names = ("quant_algo", "mode", "format", "checkpoint_format", "version", "fmt")
         what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MXFP4, "
+            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MLX, MXFP4, "
             "NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
@@ -157,6 +172,30 @@ def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:
     return Packing("bitsandbytes", 8 if eight else 4)
 
 
+_MLX_BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,)}
+
+
+def _mlx(facts: Mapping[str, Any]) -> Packing | None:
+    """mlx_lm's: bits, groups and mode of all layers, and those of some by their names; false for one that is not
+    quantized."""
+
+    def stored(of: Mapping[str, Any]) -> LayerBits | None:
+        mode, bits, group = of.get("mode", "affine"), of.get("bits"), of.get("group_size")
+        if not isinstance(bits, int) or not isinstance(group, int) or bits not in _MLX_BITS.get(mode, ()):
+            return None
+        return (
+            LayerBits(bits, group, mode)
+            if (group > 0 and group % 16 == 0 if mode == "affine" else group == 32)
+            else None
+        )
+
+    own = {name: {**facts, **of} for name, of in facts.items() if isinstance(of, dict)}
+    found = {name: stored(of) for name, of in {"": facts, **own}.items()}
+    if None in found.values():
+        return None
+    return Packing("mlx", facts["bits"], layers={name: of for name, of in found.items() if of is not None})
+
+
 def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
     """The block that all state, [rows, columns] or "rows x columns"; None where they state none, or several."""
     try:
@@ -171,6 +210,7 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
     "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
     "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round, "quark": _quark,
+    "mlx": _mlx,
 }  # fmt: skip
 
 
@@ -191,8 +231,9 @@ def _beside(path: Path) -> Mapping[str, Any] | None:
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What config.json says of quantization, wherever it stands."""
     text, own = config.get("text_config"), config.get("quantization")
-    if isinstance(own, dict) and "bits" in own and not config.get("quantization_config"):
-        return {"quant_method": "mlx", **own}  # mlx_lm writes a key of its own
+    named = config.get("quantization_config")
+    if isinstance(own, dict) and "bits" in own and (not named or named == own):
+        return {"quant_method": "mlx", **own}  # mlx_lm writes a key of its own, and the same under the other name
     found = config.get("quantization_config") or config.get("compression_config")  # the older name
     found = found or (text.get("quantization_config") if isinstance(text, dict) else None)
     if not found:

@@ -148,3 +148,10 @@ def grouped(bits: int, group: int, scale: ScaleType = "f16") -> BlockFormat:
     float16 scales, zq4_bf16g128 of others."""
     kind = f"zq{bits}{'' if scale == 'f16' else '_' + scale}g{group}"
     return BlockFormat(kind, bits, group, group, scale=scale, zeros=True)
+
+
+def with_offsets(bits: int, group: int, scale: ScaleType = "f16") -> BlockFormat:
+    """w = scale code + offset, two numbers per group: MLX checkpoints. oq4g64 is of float16 scales, oq4_bf16g64 of
+    others; what is taken off is the negative of the offset, a float16."""
+    kind = f"oq{bits}{'' if scale == 'f16' else '_' + scale}g{group}"
+    return BlockFormat(kind, bits, group, group, scale=scale, mins=True)

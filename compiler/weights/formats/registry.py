@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ....runtime import extensions
 from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
-from .blocks import grouped
+from .blocks import ScaleType, grouped, with_offsets
 from .channel import ChannelInt8
 from .dense import BF16, F16, F32, I32
 from .float8 import Float8
@@ -21,6 +21,23 @@ from .tables import MXFP4A8_FORMAT, fp4, nf4, nvfp4
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
 DEFAULT_GROUP = 128
 FormatMaker = Callable[[int], StorageFormat]
+
+
+def _families(
+    name: str, widths: Sequence[int], scales: Sequence[ScaleType], make: Callable[[int, int, ScaleType], StorageFormat]
+) -> dict[str, FormatMaker]:
+    """Formats of codes of some bits with scales of some types, in groups of any size, by their names."""
+
+    def maker(bits: int, scale: ScaleType) -> FormatMaker:
+        return lambda group: make(bits, group, scale)
+
+    return {
+        f"{name}{bits}{'' if scale == 'f16' else '_' + scale}": maker(bits, scale)
+        for bits in widths
+        for scale in scales
+    }
+
+
 _FORMATS: dict[str, FormatMaker] = {
     "f32": lambda group: F32,
     "bf16": lambda group: BF16,
@@ -31,12 +48,8 @@ _FORMATS: dict[str, FormatMaker] = {
     "q4a8": lambda group: GroupAffine(group, 4, rows8=True),
     "i8": lambda group: ChannelInt8(group, 8),
     "i7": lambda group: ReducedInt8(group, 8),
-    "zq4": lambda group: grouped(4, group),
-    "zq8": lambda group: grouped(8, group),
-    "zq4_bf16": lambda group: grouped(4, group, "bf16"),
-    "zq8_bf16": lambda group: grouped(8, group, "bf16"),
-    "zq4_f32": lambda group: grouped(4, group, "f32"),
-    "zq8_f32": lambda group: grouped(8, group, "f32"),
+    **_families("zq", (4, 8), ("f16", "bf16", "f32"), grouped),
+    **_families("oq", (2, 3, 4, 5, 6, 8), ("f16", "bf16"), with_offsets),
     "nf4": nf4,
     "nf4_f32": lambda group: nf4(group, "f32"),
     "fp4_f32": fp4,

@@ -1,0 +1,130 @@
+"""Checkpoints that mlx_lm quantized: `weight`, `scales` and, of integers, `biases` of each layer.
+
+(github.com/ml-explore/mlx, `mx.quantize`.) A value is scale code + bias, the scale and the bias of its group; with mode
+"mxfp4" it is a 4-bit float times a power of two per 32. Codes fill words of 32 bits from the lowest, and may lie in two
+of them. Layers may differ in bits and groups, which config.json says. A layer of all experts is a stack of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import ClassVar
+
+import torch
+
+from ...errors import TensorError, UnsupportedModel
+from ...weights.formats.base import Parts
+from ...weights.formats.blocks import BlockFormat, ScaleType, with_offsets
+from ...weights.formats.tables import MXFP4_FORMAT
+from ...weights.handles import QuantizedWeight, Weight, derive
+from .checkpoint import CheckpointTensor
+from .e2m1 import E2m1Matrix
+from .packing import LayerBits, Packing
+from .words import columns
+
+_AGAIN = "download the checkpoint again"
+_SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16"}
+_STACK = re.compile(r"(.+)\.(?:switch_mlp|switch_glu|experts)\.((?:gate|up|down)_proj)")
+
+
+def with_biases(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
+    """The checkpoint with a handle in place of the tensors of each quantized layer, by the name of its weight; experts
+    each with their own, as in `experts.3.up_proj.weight`.
+
+    TensorError for tensors that do not fit each other, UnsupportedModel for what config.json says of no layer.
+    """
+    found = dict(tensors)
+    for name in tensors:
+        layer, _, last = name.rpartition(".")
+        if last == "scales" and f"{layer}.weight" in tensors:
+            own = {part: found.pop(f"{layer}.{part}", None) for part in ("weight", "scales", "biases")}
+            found[f"{layer}.weight"] = _matrix(layer, own, packing.of_layer(layer))
+    return {name: weight for stack in found for name, weight in _experts(stack, found[stack]).items()}
+
+
+def _experts(name: str, weight: Weight) -> dict[str, Weight]:
+    """A tensor, or of a stack of all experts that of each."""
+    layer, _, last = name.rpartition(".")
+    stack = _STACK.fullmatch(layer)
+    if stack is None or len(weight.shape) != (3 if last == "weight" else 2):
+        return {name: weight}
+    return {f"{stack[1]}.experts.{i}.{stack[2]}.{last}": _at(weight, i) for i in range(weight.shape[0])}
+
+
+def _at(weight: Weight, i: int) -> Weight:
+    """The part of expert i, of what all experts have in one tensor."""
+    if isinstance(weight, AffineMatrix):
+        codes, scales, biases = (_at(part, i) for part in (weight.codes, weight.scales, weight.biases))
+        return AffineMatrix(f"{weight.layer}, expert {i}", codes, scales, biases, weight.bits)
+    if isinstance(weight, E2m1Matrix):
+        return replace(weight, codes=_at(weight.codes, i), scales=_at(weight.scales, i), shape=weight.shape[1:])
+    return derive(lambda t: t[i], weight)
+
+
+def _matrix(layer: str, parts: Mapping[str, Weight | None], stored: LayerBits) -> QuantizedWeight:
+    codes, scales, biases = (parts[part] for part in ("weight", "scales", "biases"))
+    assert codes is not None and scales is not None
+    *lead, words = codes.shape if codes.dtype == torch.uint32 and len(codes.shape) > 1 else (0, 0)
+    k = 32 * words // stored.bits
+    if (*lead, k // stored.group) != scales.shape or k % stored.group or not prod(codes.shape):
+        kind = str(codes.dtype).removeprefix("torch.")
+        raise TensorError(
+            f"{layer}.weight",
+            f"is {kind} {list(codes.shape)} beside scales {list(scales.shape)}, which does not fit {stored.bits} bits "
+            f"in groups of {stored.group}",
+            _AGAIN,
+        )
+    if stored.mode == "mxfp4":
+        return E2m1Matrix(layer, _bytes(codes), scales, None, MXFP4_FORMAT, (*lead, k))
+    if biases is None or biases.shape != scales.shape:
+        raise TensorError(f"{layer}.biases", f"has not the shape {list(scales.shape)} of the scales", _AGAIN)
+    return AffineMatrix(layer, codes, scales, biases, stored.bits)
+
+
+def _bytes(words: Weight) -> Weight:
+    """Words of 32 bits as four bytes each, the lowest first."""
+    *lead, count = words.shape
+    if isinstance(words, CheckpointTensor):
+        return replace(words, shape=(*lead, 4 * count), dtype=torch.uint8)
+    return derive(lambda t: t.view(torch.uint8), words)
+
+
+@dataclass
+class AffineMatrix(QuantizedWeight):
+    """A matrix [N, K], or those of experts [E, N, K], of codes with a scale and a bias per group.
+
+    codes: uint32 [.., N, K * bits / 32]. scales, biases: float16 or bfloat16 [.., N, K / group].
+    """
+
+    layer: str
+    codes: Weight
+    scales: Weight
+    biases: Weight
+    bits: int
+    format: BlockFormat = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        *lead, words = self.codes.shape
+        self.shape = (*lead, 32 * words // self.bits)
+        kind = _SCALES.get(self.scales.dtype)
+        if kind is None or self.biases.dtype != self.scales.dtype:
+            raise UnsupportedModel(
+                f"{self.layer!r} has scales of {str(self.scales.dtype).removeprefix('torch.')}",
+                "icc reads MLX checkpoints of float16 and bfloat16; convert the model with --dtype bfloat16",
+            )
+        self.format = with_offsets(self.bits, self.shape[-1] // self.scales.shape[-1], kind)
+
+    def parts(self) -> Parts:
+        """The codes, scales and what is taken off; see QuantizedWeight."""
+        codes = columns(self.codes.load().view(torch.int32), self.bits)
+        scales, biases = (part.load().to(torch.float32) for part in (self.scales, self.biases))
+        mins = biases.neg().to(torch.float16).to(torch.float32)
+        if not bool(torch.isfinite(mins).all()):
+            raise TensorError(f"{self.layer}.biases", "holds numbers that no half float is near", _AGAIN)
+        return {"codes": codes.contiguous(), "scales": scales, "mins": mins}

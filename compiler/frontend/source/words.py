@@ -1,0 +1,23 @@
+"""Codes in words of 32 bits, as GPTQ, AWQ, compressed-tensors and MLX pack them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def fields(words: Tensor, bits: int) -> Tensor:
+    """Fields of int32 words from the low bits up, uint8 [..., words, fields]."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8)
+
+
+def columns(words: Tensor, bits: int) -> Tensor:
+    """[R, C] words of fields along their last axis -> [R, C * 32 / bits]. A field may lie in two words."""
+    if 32 % bits == 0:
+        return fields(words, bits).flatten(-2)
+    starts = torch.arange(0, 32 * words.shape[-1], bits)
+    low, shift = starts // 32, starts % 32
+    wide = words.to(torch.int64) & 0xFFFFFFFF
+    high = torch.nn.functional.pad(wide, (0, 1))[..., low + 1] << (32 - shift)
+    return (((wide[..., low] >> shift) | high) & (2**bits - 1)).to(torch.uint8)
