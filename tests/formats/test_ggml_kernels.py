@@ -17,6 +17,7 @@ from icc.compiler.backends.cpu.kernels import amx
 from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.parser import parse_graph
+from icc.compiler.weights.formats.blocks import BlockFormat
 from icc.compiler.weights.formats.ggml import GGML_FORMATS
 from icc.compiler.weights.formats.registry import find_format
 from icc.compiler.weights.handles import Constant, PackedWeight, QuantizedWeight, RoundedWeight
@@ -29,30 +30,27 @@ KINDS = ["q4_0", "q8_0", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_nl", "iq2_xs", "mx
 OTHERS = soak(*sorted(set(GGML_FORMATS) - set(KINDS)))
 # formats of our own, in blocks that are no power of two: tables of 8 levels, upper bits, and codes of 8 bits
 MIXED = ["n3g32b192", "s5g32b96", "s8g64b192", *soak("n2g32b192", "n4g32b96", "s6g32b192", "a4g32b96", "a5g64b192")]
-# a scale and an offset per group of any size (MLX)
-OFFSETS = [
-    "oq4_bf16g64",
-    "oq8g64",
-    "oq6_bf16g32",
-    "oq3g128",
-    *soak("oq2g32", "oq2_bf16g128", "oq4g128", "oq5g64", "oq8_bf16g32"),
-]
+# a scale and an offset per group of any size (MLX), and -1, 0 and 1 (BitNet)
+GIVEN = ["oq4_bf16g64", "oq8g64", "t2_f32g256", *soak("oq2g32", "oq3g128", "oq5g64", "oq6_bf16g32", "oq8_bf16g32")]
 ROWS, N, K = 40, 35, 768
 
 
-def with_offsets(kind: str, rows: int, seed: int) -> QuantizedWeight:
+def random_parts(kind: str, rows: int, seed: int) -> QuantizedWeight:
     """Random codes, scales of both signs and offsets, of which some are 0."""
     form, random = find_format(kind), torch.Generator().manual_seed(seed)
-    shape = rows, K // form.block[1]
-    scales = torch.randn(shape, generator=random).to(torch.bfloat16 if "bf16" in kind else torch.float16)
-    mins = torch.randn(shape, generator=random) * 3 * (torch.rand(shape, generator=random) < 0.9)
-    codes = torch.randint(0, 2 ** int(kind[2]), (rows, K), generator=random, dtype=torch.uint8)
-    return PackedWeight.pack({"codes": codes, "scales": scales.float(), "mins": mins.half().float()}, form, (rows, K))
+    assert isinstance(form, BlockFormat)
+    parts: dict[str, torch.Tensor] = {}
+    for name, array in form.arrays((rows, K)).items():
+        values = torch.randn(array.shape, generator=random) * (torch.rand(array.shape, generator=random) < 0.9)
+        parts[name] = (3 * values).to(array.dtype).to(array.working)
+    top = 2**form.bits if form.mins else 3
+    parts["codes"] = torch.randint(0, top, (rows, K), generator=random, dtype=torch.uint8)
+    return PackedWeight.pack(parts, form, (rows, K))
 
 
 def weight(folder: Path, kind: str, rows: int, seed: int) -> QuantizedWeight:
-    if kind.startswith("oq"):
-        return with_offsets(kind, rows, seed)
+    if find_format(kind).name.startswith(("oq", "t2")):
+        return random_parts(kind, rows, seed)
     if kind not in GGML_FORMATS:
         values = torch.randn(rows, K, generator=torch.Generator().manual_seed(seed))
         return RoundedWeight(Constant(values), find_format(kind))
@@ -109,7 +107,7 @@ def test_with_amx(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     check_on_the_cpu(kind, tmp_path)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *MIXED, *OFFSETS])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *MIXED, *GIVEN])
 def test_on_the_cpu(kind: str, tmp_path: Path, few_blocks: None) -> None:
     check_on_the_cpu(kind, tmp_path)
 

@@ -20,6 +20,7 @@ from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, grouped
 from ...weights.handles import QuantizedWeight, SortedColumns, Weight
+from .bitnet import with_signs
 from .bitsandbytes import with_states
 from .e2m1 import with_floats
 from .float8 import with_scales
@@ -41,6 +42,8 @@ def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weigh
         return with_scales(with_floats(tensors), packing.block, packing.alone)  # of some models layers are of 8 bits
     if packing.kind == "bitsandbytes":
         return with_states(tensors)
+    if packing.kind == "bitnet":
+        return with_signs(tensors, packing.divides)
     if packing.kind == "mlx":
         return with_biases(tensors, packing)
     rest = _with_integers(tensors, packing)

@@ -32,15 +32,17 @@ class Packing:
     kind: whose layout the tensors have. bits: bits of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
     rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether the
     configuration says that only weights, and no activations, are 8-bit floats. layers: by the name of a layer how it is
-    stored, where the configuration says so, and by "" how others are (MLX).
+    stored, where the configuration says so, and by "" how others are (MLX). divides: whether weights are divided by
+    their scales (BitNet).
     """
 
-    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx"]
+    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx", "bitnet"]
     bits: int
     one_less: bool = False
     block: tuple[int, int] | None = None
     alone: bool = False
     layers: Mapping[str, LayerBits] = field(default_factory=dict[str, LayerBits])
+    divides: bool = False
 
     def of_layer(self, name: str) -> LayerBits:
         """How an MLX layer is stored."""
@@ -63,12 +65,12 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
             f"the quantization_config of {path} is not one of {method}: {error}", "download its config.json again"
         ) from error
     if packing is None:
-        names = ("quant_algo", "mode", "format", "checkpoint_format", "version", "fmt")
+        names = ("quant_algo", "mode", "quantization_mode", "format", "checkpoint_format", "version", "fmt")
         what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MLX, MXFP4, "
-            "NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
+            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MLX, "
+            "BitNet, MXFP4, NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
 
@@ -196,6 +198,13 @@ def _mlx(facts: Mapping[str, Any]) -> Packing | None:
     return Packing("mlx", facts["bits"], layers={name: of for name, of in found.items() if of is not None})
 
 
+def _bitnet(facts: Mapping[str, Any]) -> Packing | None:
+    """BitNet's packed weights, not those that are rounded at each use or read behind a norm of the layer's own."""
+    if facts.get("quantization_mode") == "online" or facts.get("use_rms_norm"):
+        return None
+    return Packing("bitnet", 2, divides=facts.get("linear_class", "bitlinear") == "bitlinear")
+
+
 def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
     """The block that all state, [rows, columns] or "rows x columns"; None where they state none, or several."""
     try:
@@ -210,7 +219,7 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
     "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
     "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round, "quark": _quark,
-    "mlx": _mlx,
+    "mlx": _mlx, "bitnet": _bitnet,
 }  # fmt: skip
 
 

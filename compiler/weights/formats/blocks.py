@@ -155,3 +155,8 @@ def with_offsets(bits: int, group: int, scale: ScaleType = "f16") -> BlockFormat
     others; what is taken off is the negative of the offset, a float16."""
     kind = f"oq{bits}{'' if scale == 'f16' else '_' + scale}g{group}"
     return BlockFormat(kind, bits, group, group, scale=scale, mins=True)
+
+
+def ternary(bits: int, group: int, scale: ScaleType) -> BlockFormat:
+    """w = scale (code - 1): BitNet checkpoints, codes of two bits. t2_f32g256 is of float32 scales."""
+    return BlockFormat(f"t{bits}_{scale}g{group}", bits, group, group, zero=1, scale=scale)

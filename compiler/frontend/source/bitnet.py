@@ -1,0 +1,74 @@
+"""Checkpoints of BitNet b1.58: weights of -1, 0 and 1 with one scale per matrix (Ma et al. 2024, arXiv:2402.17764).
+
+As transformers stores them: row r of the file holds four rows of the matrix, of N / 4 * i + r in bits 2 i and 2 i + 1.
+Rows of activations are rounded as for any 8-bit product here, where the model's own code gives each row one scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
+
+import torch
+
+from ...errors import TensorError
+from ...weights.formats.base import Parts
+from ...weights.formats.blocks import BlockFormat, ternary
+from ...weights.handles import QuantizedWeight, Weight
+
+_AGAIN = "download the checkpoint again"
+_GROUPS = (256, 128, 64, 32, 16)
+
+
+def with_signs(tensors: Mapping[str, Weight], divides: bool) -> dict[str, Weight]:
+    """The checkpoint with a handle in place of each packed matrix and its scale, by which values are divided if
+    `divides`, else multiplied. TensorError for tensors that do not fit."""
+    found = dict(tensors)
+    for name, codes in tensors.items():
+        scale = tensors.get(f"{name}_scale")
+        if name.endswith(".weight") and scale is not None:
+            found[name] = TernaryMatrix(name, codes, scale, divides)
+            del found[f"{name}_scale"]
+    return found
+
+
+@dataclass
+class TernaryMatrix(QuantizedWeight):
+    """A matrix [N, K] of -1, 0 and 1 times one number. codes: uint8 [N / 4, K]. scale: one float."""
+
+    name: str
+    codes: Weight
+    scale: Weight
+    divides: bool
+    format: BlockFormat = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        shape, kind = self.codes.shape, str(self.codes.dtype).removeprefix("torch.")
+        k = shape[-1] if shape else 0
+        group = next((size for size in _GROUPS if k and k % size == 0), 0)
+        if len(shape) != 2 or not group or self.codes.dtype != torch.uint8 or prod(self.scale.shape) != 1:
+            raise TensorError(
+                self.name,
+                f"is {kind} {list(shape)} with scales {list(self.scale.shape)}, not bytes of four weights in rows "
+                f"of a multiple of {_GROUPS[-1]}, and one scale",
+                _AGAIN,
+            )
+        self.shape = 4 * shape[0], k
+        self.format = ternary(2, group, "f32")
+
+    def parts(self) -> Parts:
+        """The codes, one more than what they stand for, and the scale for each group; see QuantizedWeight."""
+        packed, (n, k) = self.codes.load(), self.shape
+        codes = torch.cat([packed >> 2 * i & 3 for i in range(4)])
+        if bool((codes == 3).any()):
+            raise TensorError(self.name, "holds codes that are none of -1, 0 and 1", _AGAIN)
+        scale = self.scale.load().to(torch.float32).reshape(1, 1)
+        scale = scale.reciprocal() if self.divides else scale
+        if not bool(torch.isfinite(scale).all()):
+            raise TensorError(f"{self.name}_scale", "is no number that weights can have", _AGAIN)
+        return {"codes": codes, "scales": scale.expand(n, k // self.format.group).contiguous()}
