@@ -106,7 +106,7 @@ def test_every_opcode(tmp_path: Path) -> None:
 
 
 FORMATS = ["q4g32", "q8g64", "zq4g32", "zq8_bf16g32", "bf16", "f16", "nf4g64", "nvfp4_xg256", *GGML_FORMATS]
-FORMATS += ["i8g256", "i7g32", "e4m3", "e4m3_kg96"]
+FORMATS += ["i8g256", "i7g32", "e4m3", "e4m3_kg96", "oq4_bf16g32", "oq8g64", "t2_f32g64"]
 K = 256
 
 
