@@ -21,6 +21,7 @@ def main(path: Path) -> None:
     cases = [(bits, (32, 64, 128)[i % 3], (mx.float16, mx.bfloat16)[i % 2], (8, 128), "affine")
              for i, bits in enumerate((2, 3, 4, 5, 6, 8))]  # fmt: skip
     cases += [(4, 64, mx.bfloat16, (3, 8, 64), "affine"), (4, 32, mx.bfloat16, (8, 128), "mxfp4")]
+    cases += [(8, 32, mx.bfloat16, (2, 8, 64), "mxfp8"), (4, 16, mx.bfloat16, (8, 96), "nvfp4")]
     for number, (bits, group, kind, shape, mode) in enumerate(cases):
         name = f"layer{number}" if len(shape) == 2 else f"layer{number}.switch_mlp.up_proj"
         values = (mx.random.normal(shape) * 0.02).astype(kind)

@@ -126,7 +126,7 @@ def test_what_config_json_speaks_against(tmp_path: Path) -> None:
             ("already quantized (gptq)",),
         ),
         "within": ({**LLAMA, "text_config": {"quantization_config": quantized}}, 12, ("already quantized",)),
-        "mlx": ({**LLAMA, "quantization": {"bits": 4, "group_size": 16, "mode": "nvfp4"}}, 12, ("(mlx nvfp4)",)),
+        "mlx": ({**LLAMA, "quantization": {"bits": 4, "group_size": 64, "mode": "nvfp4"}}, 12, ("(mlx nvfp4)",)),
         "no head": (
             {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "tie_word_embeddings": False},
             12,

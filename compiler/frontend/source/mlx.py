@@ -1,8 +1,9 @@
 """Checkpoints that mlx_lm quantized: `weight`, `scales` and, of integers, `biases` of each layer.
 
-(github.com/ml-explore/mlx, `mx.quantize`.) A value is scale code + bias, the scale and the bias of its group; with mode
-"mxfp4" it is a 4-bit float times a power of two per 32. Codes fill words of 32 bits from the lowest, and may lie in two
-of them. Layers may differ in bits and groups, which config.json says. A layer of all experts is a stack of theirs.
+(github.com/ml-explore/mlx, `mx.quantize`.) A value is scale code + bias, the scale and the bias of its group. With mode
+"mxfp4" or "mxfp8" it is a float of 4 or 8 bits times a power of two per 32, with "nvfp4" a float of 4 bits times an
+e4m3 per 16. Codes fill words of 32 bits from the lowest, and may lie in two of them. Layers may differ in bits and
+groups, which config.json says. A layer of all experts is a stack of theirs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import torch
 from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import BlockFormat, ScaleType, with_offsets
-from ...weights.formats.tables import MXFP4_FORMAT
-from ...weights.handles import QuantizedWeight, Weight, derive
+from ...weights.formats.tables import MXFP4_FORMAT, nvfp4
+from ...weights.handles import Constant, QuantizedWeight, Weight, derive
 from .checkpoint import CheckpointTensor
 from .e2m1 import E2m1Matrix
+from .float8 import Float8Layer
 from .packing import LayerBits, Packing
 from .words import columns
 
@@ -56,12 +58,14 @@ def _experts(name: str, weight: Weight) -> dict[str, Weight]:
 
 def _at(weight: Weight, i: int) -> Weight:
     """The part of expert i, of what all experts have in one tensor."""
+    if not isinstance(weight, AffineMatrix | E2m1Matrix | Float8Layer):
+        return derive(lambda t: t[i], weight)
+    codes, scales = _at(weight.codes, i), _at(weight.scales, i)
     if isinstance(weight, AffineMatrix):
-        codes, scales, biases = (_at(part, i) for part in (weight.codes, weight.scales, weight.biases))
-        return AffineMatrix(f"{weight.layer}, expert {i}", codes, scales, biases, weight.bits)
+        return replace(weight, codes=codes, scales=scales, biases=_at(weight.biases, i))
     if isinstance(weight, E2m1Matrix):
-        return replace(weight, codes=_at(weight.codes, i), scales=_at(weight.scales, i), shape=weight.shape[1:])
-    return derive(lambda t: t[i], weight)
+        return replace(weight, codes=codes, scales=scales, shape=weight.shape[1:])
+    return replace(weight, codes=codes, scales=scales)
 
 
 def _matrix(layer: str, parts: Mapping[str, Weight | None], stored: LayerBits) -> QuantizedWeight:
@@ -77,8 +81,13 @@ def _matrix(layer: str, parts: Mapping[str, Weight | None], stored: LayerBits) -
             f"in groups of {stored.group}",
             _AGAIN,
         )
+    if stored.mode == "mxfp8":
+        return Float8Layer(f"{layer}.weight", _bytes(codes), scales, alone=True)
     if stored.mode == "mxfp4":
         return E2m1Matrix(layer, _bytes(codes), scales, None, MXFP4_FORMAT, (*lead, k))
+    if stored.mode == "nvfp4":
+        size = next(size for size in (512, 256, 128, 64, 32, 16) if k % size == 0)
+        return E2m1Matrix(layer, _bytes(codes), scales, Constant(torch.ones(())), nvfp4(size), (*lead, k))
     if biases is None or biases.shape != scales.shape:
         raise TensorError(f"{layer}.biases", f"has not the shape {list(scales.shape)} of the scales", _AGAIN)
     return AffineMatrix(layer, codes, scales, biases, stored.bits)

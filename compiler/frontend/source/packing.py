@@ -22,7 +22,7 @@ class LayerBits:
 
     bits: int
     group: int
-    mode: Literal["affine", "mxfp4"] = "affine"
+    mode: str = "affine"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:
     return Packing("bitsandbytes", 8 if eight else 4)
 
 
-_MLX_BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,)}
+_MLX_FLOATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and group
 
 
 def _mlx(facts: Mapping[str, Any]) -> Packing | None:
@@ -183,13 +183,10 @@ def _mlx(facts: Mapping[str, Any]) -> Packing | None:
 
     def stored(of: Mapping[str, Any]) -> LayerBits | None:
         mode, bits, group = of.get("mode", "affine"), of.get("bits"), of.get("group_size")
-        if not isinstance(bits, int) or not isinstance(group, int) or bits not in _MLX_BITS.get(mode, ()):
+        if not isinstance(bits, int) or not isinstance(group, int):
             return None
-        return (
-            LayerBits(bits, group, mode)
-            if (group > 0 and group % 16 == 0 if mode == "affine" else group == 32)
-            else None
-        )
+        affine = mode == "affine" and bits in (2, 3, 4, 5, 6, 8) and group > 0 and group % 16 == 0
+        return LayerBits(bits, group, mode) if affine or _MLX_FLOATS.get(mode) == (bits, group) else None
 
     own = {name: {**facts, **of} for name, of in facts.items() if isinstance(of, dict)}
     found = {name: stored(of) for name, of in {"": facts, **own}.items()}
