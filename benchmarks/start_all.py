@@ -65,6 +65,7 @@ SMALL: dict[str, str] = {
     "ranks.py": "{engine} {engine} --prompt 8 --tokens 4 --rounds 1 --sums",
     "llamacpp_adapter.py": LIBRARIES,
     "record_bitsandbytes.py": LIBRARIES,
+    "record_hqq.py": LIBRARIES,
     "record_mlx.py": LIBRARIES,
     "record_loftq.py": LIBRARIES,
     "clients/run.py": LIBRARIES,

@@ -219,7 +219,7 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq gemv\)"),
         ({"quant_method": "gptq", "bits": 5}, r"already quantized \(gptq\)"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed-tensors marlin-24"),
-        ({"quant_method": "hqq", "load_in_4bit": True}, "already quantized"),
+        ({"quant_method": "quanto", "load_in_4bit": True}, "already quantized"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": facts}))
         with pytest.raises(UnsupportedModel, match=words):

@@ -110,7 +110,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_config_json_speaks_against(tmp_path: Path) -> None:
-    quantized = {"quant_method": "hqq"}
+    quantized = {"quant_method": "quanto"}
     expected: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
         "encoder": ({"model_type": "distilbert"}, 12, ("distilbert", "encoder", "--task embed")),
         "encoder with a causal class": ({"model_type": "bert"}, 12, ("bert", "bidirectional encoder")),
@@ -119,7 +119,7 @@ def test_what_config_json_speaks_against(tmp_path: Path) -> None:
         "vision": ({"model_type": "vit"}, 12, ("not a causal language model",)),
         "unknown": ({"model_type": "no_such_type"}, 12, ("no_such_type", "pip install -U")),
         "own code": ({"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}, 12, ("code of its own",)),
-        "quantized": ({**LLAMA, "quantization_config": quantized}, 12, ("already quantized (hqq)", "GPTQ")),
+        "quantized": ({**LLAMA, "quantization_config": quantized}, 12, ("already quantized (quanto)", "GPTQ")),
         "of other bits": (
             {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 5}},
             12,

@@ -24,6 +24,7 @@ from .bitnet import with_signs
 from .bitsandbytes import with_states
 from .e2m1 import with_floats
 from .float8 import with_scales
+from .hqq import with_zeros
 from .mlx import with_biases
 from .packing import GPTQ_BITS, Packing
 from .words import columns, fields
@@ -42,6 +43,8 @@ def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weigh
         return with_scales(with_floats(tensors), packing.block, packing.alone)  # of some models layers are of 8 bits
     if packing.kind == "bitsandbytes":
         return with_states(tensors)
+    if packing.kind == "hqq":
+        return with_zeros(tensors)
     if packing.kind == "bitnet":
         return with_signs(tensors, packing.divides)
     if packing.kind == "mlx":

@@ -36,7 +36,7 @@ class Packing:
     their scales (BitNet).
     """
 
-    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx", "bitnet"]
+    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx", "bitnet", "hqq"]
     bits: int
     one_less: bool = False
     block: tuple[int, int] | None = None
@@ -70,7 +70,7 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
             "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MLX, "
-            "BitNet, MXFP4, NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
+            "HQQ, BitNet, MXFP4, NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
 
@@ -216,7 +216,7 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
     "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
     "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round, "quark": _quark,
-    "mlx": _mlx, "bitnet": _bitnet,
+    "mlx": _mlx, "bitnet": _bitnet, "hqq": lambda facts: Packing("hqq", 4),
 }  # fmt: skip
 
 
