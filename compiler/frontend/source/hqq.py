@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
-from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, with_offsets
+from ...weights.formats.blocks import OFFSET_SCALES, STEP, BlockFormat, with_offsets
 from ...weights.handles import QuantizedWeight, Weight
 
 _AGAIN = "download the checkpoint again"
-_SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _ITEMS = {8: (torch.uint8, 1), 4: (torch.uint8, 2), 3: (torch.int32, 10), 2: (torch.uint8, 4), 1: (torch.uint8, 8)}
 _PARTS = (
     "W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "packing", "unpack_view_dtype", "view_as_float",
@@ -57,7 +56,7 @@ class HqqMatrix(QuantizedWeight):
     def __post_init__(self) -> None:
         self.bits, group, axis = (self._number(name) for name in ("nbits", "group_size", "axis"))
         kinds = {self._part(name).dtype for name in ("scale", "zero")}
-        kind = _SCALES.get(next(iter(kinds))) if len(kinds) == 1 else None
+        kind = OFFSET_SCALES.get(next(iter(kinds))) if len(kinds) == 1 else None
         coded = any(self._number(name, 0) for name in ("view_as_float", "quant_scale", "quant_zero"))
         if axis != 1 or coded or kind is None or self.bits not in _ITEMS or group <= 0 or group % STEP:
             raise UnsupportedModel(

@@ -18,7 +18,7 @@ import torch
 
 from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
-from ...weights.formats.blocks import BlockFormat, ScaleType, with_offsets
+from ...weights.formats.blocks import OFFSET_SCALES, BlockFormat, with_offsets
 from ...weights.formats.tables import MXFP4_FORMAT, nvfp4
 from ...weights.handles import Constant, QuantizedWeight, Weight, derive
 from .checkpoint import CheckpointTensor
@@ -28,7 +28,6 @@ from .packing import LayerBits, Packing
 from .words import columns
 
 _AGAIN = "download the checkpoint again"
-_SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16"}
 _STACK = re.compile(r"(.+)\.(?:switch_mlp|switch_glu|experts)\.((?:gate|up|down)_proj)")
 
 
@@ -121,7 +120,7 @@ class AffineMatrix(QuantizedWeight):
     def __post_init__(self) -> None:
         *lead, words = self.codes.shape
         self.shape = (*lead, 32 * words // self.bits)
-        kind = _SCALES.get(self.scales.dtype)
+        kind = OFFSET_SCALES.get(self.scales.dtype)
         if kind is None or self.biases.dtype != self.scales.dtype:
             raise UnsupportedModel(
                 f"{self.layer!r} has scales of {str(self.scales.dtype).removeprefix('torch.')}",

@@ -16,6 +16,7 @@ from .grouped import per_group
 GroupScale = Literal["none", "u4", "u6", "i8", "e4m3"]
 ScaleType = Literal["f16", "bf16", "f32", "e8m0"]
 SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+OFFSET_SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16"}  # of with_offsets
 STEP = 16
 _GROUP_SCALES = {"u4": (torch.uint8, 4), "u6": (torch.uint8, 6), "i8": (torch.int8, 8), "e4m3": (torch.uint8, 8)}
 
