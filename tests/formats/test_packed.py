@@ -68,6 +68,10 @@ def layer(
     elif kind == "awq":
         found = {"qweight": packed(codes.T, 4, 1, AWQ_ORDER), "qzeros": packed(zeros.T, 4, 1, AWQ_ORDER)}
         found["scales"] = scales.T
+    elif kind == "gemv":  # rows of scales and zeros are padded, here to the words of 8 and then 4 groups
+        words, many = packed(codes, 4, 1), (-(k // group)) % (8 * max(128 // group, 1))
+        pad = torch.nn.functional.pad
+        found = {"qweight": words, "qzeros": packed(pad(zeros, (0, many)), 4, 1), "scales": pad(scales, (0, many))}
     elif kind.startswith("int8"):
         found = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales[0] if kind == "int8_one" else scales}
         found |= {"weight_zero_point": (zeros - 128).to(torch.int8)} if kind == "int8_zeros" else {}
@@ -80,7 +84,8 @@ def layer(
 
 CASES = [
     ("gptq", Packing("gptq", 4, True), 4, 32), ("gptq_v2", Packing("gptq", 8), 8, 64),
-    ("awq", Packing("awq", 4), 4, 32), ("compressed", Packing("compressed", 8), 4, 32),
+    ("awq", Packing("awq", 4), 4, 32), ("gemv", Packing("gemv", 4, group=32), 4, 32),
+    ("gemv", Packing("gemv", 4, group=128), 4, 128), ("compressed", Packing("compressed", 8), 4, 32),
     ("compressed", Packing("compressed", 4), 4, 128), ("compressed", Packing("compressed", 8), 8, 32),
     ("int8", Packing("int8", 8), 8, 128), ("int8", Packing("int8", 8), 8, 32), ("int8_one", Packing("int8", 8), 8, 128),
     ("int8_zeros", Packing("int8", 8), 8, 128), ("int8_zeros", Packing("int8", 8), 8, 64),
@@ -216,7 +221,7 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for facts, words in (
-        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq gemv\)"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, r"already quantized \(awq gemv_fast\)"),
         ({"quant_method": "gptq", "bits": 5}, r"already quantized \(gptq\)"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed-tensors marlin-24"),
         ({"quant_method": "quanto", "load_in_4bit": True}, "already quantized"),
@@ -244,6 +249,7 @@ def quark(weight: dict[str, Any], other: dict[str, Any] | None = None) -> dict[s
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"},
          ("compressed", 4, False)),
         ({"quant_method": "awq", "bits": 4, "version": "exllama"}, ("awq", 4, False)),
+        ({"quant_method": "awq", "bits": 4, "version": "GEMV", "q_group_size": 64}, ("gemv", 4, False)),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, None),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, None),
         ({"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round:auto_gptq"}, ("gptq", 2, True)),

@@ -1,9 +1,9 @@
 """Checkpoints whose linear layers are packed integers with a scale and a zero per group.
 
-GPTQ, AWQ (gemm) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle by the
-name of its weight, whose values are (code - zero) scale as they are. 8-bit floats are float8.py's, 4-bit floats
-e2m1.py's, and what bitsandbytes makes has a file of its own. Layers of one compressed-tensors checkpoint may be of any
-of its kinds: what a layer's tensors are called and of which type they are says which.
+GPTQ, AWQ (gemm and gemv) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle
+by the name of its weight, whose values are (code - zero) scale as they are. What others make (8-bit and 4-bit floats,
+bitsandbytes, MLX, HQQ, BitNet) has files of its own. Layers of one compressed-tensors checkpoint may be of any of its
+kinds: what a layer's tensors are called and of which type they are says which.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _with_integers(tensors: Mapping[str, Weight], packing: Packing) -> dict[str,
 
 def _kind(
     name: str, tensors: Mapping[str, Weight], packing: Packing
-) -> Literal["gptq", "awq", "compressed", "int8"] | None:
+) -> Literal["gptq", "awq", "gemv", "compressed", "int8"] | None:
     """How the layer is packed whose codes a tensor holds; None if the tensor holds no codes, or floats."""
     layer, _, last = name.rpartition(".")
     if packing.kind != "compressed":
@@ -200,6 +200,25 @@ def _awq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     return by_columns("qweight").T.contiguous(), layer.tensor("scales").load().T, by_columns("qzeros").T
 
 
+def _gemv_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
+    n, words = layer.sizes("qweight")
+    layer.tensor("qzeros")
+    return (n, words * 8), layer.tensor("scales"), words * 8 // layer.packing.group
+
+
+def _gemv_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of words in order, those of scales and zeros padded."""
+    groups = layer.shape[1] // layer.packing.group
+    zeros = columns(layer.tensor("qzeros").load(), 4)[:, :groups]
+    return columns(layer.tensor("qweight").load(), 4), layer.tensor("scales").load()[:, :groups], zeros
+
+
+def _gemv_width(k: int, groups: int) -> int:
+    """Words of zeros of a row: as many as it takes, in groups of 64 a multiple of 2 and in groups of 32 one of 4."""
+    multiple = max(128 * groups // k, 1)
+    return ceil(ceil(groups / 8) / multiple) * multiple
+
+
 def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
     stated = layer.tensor("weight_shape")
     if stated.shape != (2,) or stated.dtype.is_floating_point:
@@ -256,6 +275,10 @@ _EXPECTED: dict[str, Callable[[int, int, int, int], Expected]] = {
     "awq": lambda n, k, groups, bits: {
         "qweight": (_WORDS, (k, n // 8)), "qzeros": (_WORDS, (groups, n // 8)), "scales": (_REALS, (groups, n)),
     },
+    "gemv": lambda n, k, groups, bits: {
+        "qweight": (_WORDS, (n, k // 8)), "qzeros": (_WORDS, (n, _gemv_width(k, groups))),
+        "scales": (_REALS, (n, 8 * _gemv_width(k, groups))),
+    },
     "compressed": lambda n, k, groups, bits: {
         "weight_packed": (_WORDS, (n, ceil(k * bits / 32))), "weight_scale": (_REALS, (n, groups)),
         "weight_zero_point": (_WORDS, (ceil(n * bits / 32), groups)),
@@ -265,8 +288,8 @@ _EXPECTED: dict[str, Callable[[int, int, int, int], Expected]] = {
     },
 }  # fmt: skip
 _SHAPES: dict[str, Callable[[PackedLayer], tuple[tuple[int, int], Weight, int]]] = {
-    "gptq": _gptq_shape, "awq": _awq_shape, "compressed": _compressed_shape, "int8": _int8_shape,
+    "gptq": _gptq_shape, "awq": _awq_shape, "gemv": _gemv_shape, "compressed": _compressed_shape, "int8": _int8_shape,
 }  # fmt: skip
 _READERS: dict[str, Callable[[PackedLayer], tuple[Tensor, Tensor, Tensor]]] = {
-    "gptq": _gptq_parts, "awq": _awq_parts, "compressed": _compressed_parts, "int8": _int8_parts,
+    "gptq": _gptq_parts, "awq": _awq_parts, "gemv": _gemv_parts, "compressed": _compressed_parts, "int8": _int8_parts,
 }  # fmt: skip

@@ -33,16 +33,17 @@ class Packing:
     rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether the
     configuration says that only weights, and no activations, are 8-bit floats. layers: by the name of a layer how it is
     stored, where the configuration says so, and by "" how others are (MLX). divides: whether weights are divided by
-    their scales (BitNet).
+    their scales (BitNet). group: values of a group, where tensors are padded and do not tell (AWQ gemv).
     """
 
-    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx", "bitnet", "hqq"]
+    kind: Literal["gptq", "awq", "gemv", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx", "bitnet", "hqq"]
     bits: int
     one_less: bool = False
     block: tuple[int, int] | None = None
     alone: bool = False
     layers: Mapping[str, LayerBits] = field(default_factory=dict[str, LayerBits])
     divides: bool = False
+    group: int = 0
 
     def of_layer(self, name: str) -> LayerBits:
         """How an MLX layer is stored."""
@@ -69,7 +70,7 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MLX, "
+            "icc reads GPTQ, AWQ, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MLX, "
             "HQQ, BitNet, MXFP4, NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
@@ -90,8 +91,12 @@ def _gptq(facts: Mapping[str, Any]) -> Packing | None:
 
 def _awq(facts: Mapping[str, Any]) -> Packing | None:
     version = str(facts.get("version") or facts.get("format") or "gemm").lower()
-    gemm = version in ("gemm", "exllama", "ipex")  # which are kernels for what is stored as gemm
-    return Packing("awq", 4) if gemm and facts.get("bits", facts.get("w_bit", 4)) == 4 else None
+    if facts.get("bits", facts.get("w_bit", 4)) != 4:
+        return None
+    if version == "gemv":
+        group = facts.get("q_group_size", facts.get("group_size", 128))
+        return Packing("gemv", 4, group=group) if group in (32, 64, 128) else None
+    return Packing("awq", 4) if version in ("gemm", "exllama", "ipex") else None  # which are kernels for gemm's order
 
 
 def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
