@@ -31,7 +31,7 @@ OTHERS = soak(*sorted(set(GGML_FORMATS) - set(KINDS)))
 # formats of our own, in blocks that are no power of two: tables of 8 levels, upper bits, and codes of 8 bits
 MIXED = ["n3g32b192", "s5g32b96", "s8g64b192", *soak("n2g32b192", "n4g32b96", "s6g32b192", "a4g32b96", "a5g64b192")]
 # a scale and an offset per group of any size (MLX), and -1, 0 and 1 (BitNet)
-GIVEN = ["oq4_bf16g64", "oq8g64", "t2_f32g256", *soak("oq2g32", "oq3g128", "oq5g64", "oq6_bf16g32", "oq8_bf16g32")]
+GIVEN = ["oq4_bf16g64", "oq8g64", "t2_f32g128", *soak("oq2g32", "oq3g128", "oq5g64", "oq6_bf16g32", "oq8_bf16g32")]
 ROWS, N, K = 40, 35, 768
 
 

@@ -38,7 +38,7 @@ MORE = (
     "oq5g64",
     "oq6_bf16g64",
     "oq8g64",
-    "t2_f32g256",
+    "t2_f32g128",
 )
 GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(17, 1)), 17)
 

@@ -159,5 +159,5 @@ def with_offsets(bits: int, group: int, scale: ScaleType = "f16") -> BlockFormat
 
 
 def ternary(bits: int, group: int, scale: ScaleType) -> BlockFormat:
-    """w = scale (code - 1): BitNet checkpoints, codes of two bits. t2_f32g256 is of float32 scales."""
+    """w = scale (code - 1): BitNet checkpoints, codes of two bits. t2_f32g128 is of float32 scales."""
     return BlockFormat(f"t{bits}_{scale}g{group}", bits, group, group, zero=1, scale=scale)
