@@ -69,9 +69,12 @@ class ServeOptions:
         (), "A server that x-prefiller-host-port may name to compute a prompt; repeatable.", metavar="HOST:PORT"
     )
     role: str | None = setting(
-        None, "Compute prompts, or answer them, where servers share the work.", values=lambda: ROLES, unset="both"
+        None,
+        "Compute prompts for other servers, or answer prompts that others compute.",
+        values=lambda: ROLES,
+        unset="both",
     )
-    nixl: bool = setting(False, "KV goes to other hosts, and comes from there, by NIXL where both servers have it.")
+    nixl: bool = setting(False, "Exchange KV with other hosts through NIXL, if both servers have it.")
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
     watermark: Watermark | None = setting(
         None, "Mark every answer for `icc detect`.", metavar=FORM, unset="none", read=watermark_of
@@ -79,20 +82,28 @@ class ServeOptions:
     lora: tuple[str, ...] = setting((), "Load this adapter; repeatable.", metavar="NAME=DIR")
     lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
     judge: Path | None = setting(
-        None, "Of best_of answers give those that this engine of --task rerank likes best.", metavar="ENGINE"
+        None, "Return the best_of answers that this engine of --task rerank scores highest.", metavar="ENGINE"
     )
     prompt_cache: Path | None = setting(
-        None, "Keep prompts on disk here that requests ask to keep, across restarts.", metavar="DIR", unset="in memory"
+        None,
+        "Keep prompts that requests ask to keep in this folder, across restarts.",
+        metavar="DIR",
+        unset="in memory",
     )
     prompt_cache_bytes: int | None = setting(
         None, "Most disk that they take, in GiB.", names="--prompt-cache-gib", metavar="GIB", unit=1 << 30, unset="16"
     )
     prices: Path | None = setting(
-        None, "Tell what tokens cost and the prefix cache saves, by this JSON file.", metavar="FILE"
+        None,
+        "Report what tokens cost and what the prefix cache saves, by the prices in this JSON file.",
+        metavar="FILE",
     )
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(
-        (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"
+        (),
+        "Allow requests from web pages of this origin (repeatable; * for every origin).",
+        names="--cors-origin",
+        metavar="ORIGIN",
     )
     root_path: str = setting("", "Where a proxy has put this server.", metavar="/PATH")
     ssl_certfile: Path | None = setting(None, "Serve HTTPS with this PEM certificate.", metavar="FILE")
