@@ -108,7 +108,7 @@ AVX512 = Isa(
     _blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2)),
     4,
 )
-# Of clients since Alder Lake, which have no AVX-512. The blocks have the fewest instructions per product, with their
+# Intel's client CPUs since Alder Lake, without AVX-512. The blocks have the fewest instructions per product, with their
 # accumulators in 16 registers; nobody has timed them yet.
 AVXVNNI = Isa(
     "avxvnni",
