@@ -93,7 +93,7 @@ class CompileOptions:
     )
     size: int | None = setting(
         None,
-        "Bytes of all weights, for --quant auto: 92MB, 1.5GiB.",
+        "Size of all weights for --quant auto: 92MB, 1.5GiB.",
         metavar="SIZE",
         unset="as --bits says",
         read=read_size,
@@ -104,7 +104,7 @@ class CompileOptions:
     )
     rotate: bool = setting(False, "Rotate channels first, so that none is much larger and rounding loses less.")
     keep: tuple[str, ...] = setting(
-        (), "Leave matching linears unquantized (repeatable).", metavar="PATTERN", plan=True
+        (), "Leave matching linear layers unquantized (repeatable).", metavar="PATTERN", plan=True
     )
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.", least=1)
@@ -119,7 +119,7 @@ class CompileOptions:
     )
     kv_bits: float | None = setting(
         None,
-        "Bits per number of the KV cache: for each layer what pays.",
+        "Average bits per number of the KV cache; the type is chosen for each layer.",
         unset="as --kv-cache says",
         calibration=False,
         plan=True,
@@ -157,7 +157,7 @@ class CompileOptions:
     )
     max_step_tokens: int | None = setting(
         None,
-        "Most tokens of a step, of prompts and decodes.",
+        "The largest number of tokens in a step, of prompts and decodes together.",
         metavar="TOKENS",
         unset="512; on GPUs up to 8192, by memory and model",
         least=1,
@@ -173,7 +173,7 @@ class CompileOptions:
         calibration=False,
     )
     spec_guesses: int | None = setting(
-        None, "Guesses of draft heads per step, paying or not.", unset="what pays", least=1, calibration=False
+        None, "Guesses of draft heads per step, even if unprofitable.", unset="what pays", least=1, calibration=False
     )
     lora: Path | None = setting(None, "Merge this adapter into the weights.", metavar="DIR", unset="none", plan=True)
     adapters: str | None = setting(
@@ -194,7 +194,7 @@ class CompileOptions:
     )
     tensor_parallel: int | None = setting(
         None,
-        "Divide columns, rows, heads and words among N ranks.",
+        "Divide columns, rows, heads and vocabulary among N ranks.",
         metavar="N",
         unset="one rank",
         least=1,
@@ -202,7 +202,7 @@ class CompileOptions:
     )
     expert_parallel: int | None = setting(
         None,
-        "Divide experts, whole, among N ranks: the same bits.",
+        "Divide whole experts among N ranks; answers keep their bits.",
         metavar="N",
         unset="one rank",
         least=1,
@@ -247,7 +247,7 @@ class CompileOptions:
         False, "Choose CPU kernels by time on this machine (--target native; takes a minute or two).", calibration=False
     )
     seed: int = setting(0, "Of everything that is drawn.")
-    passes: str = setting("", "Passes to add behind canonicalize, of packages.", metavar="PASS[,PASS]", unset="none")
+    passes: str = setting("", "Passes of packages to run after canonicalize.", metavar="PASS[,PASS]", unset="none")
     dump_passes: Path | None = setting(
         None, "Write the graph after each pass here.", metavar="DIR", unset="no", engine=False
     )

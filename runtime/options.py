@@ -147,7 +147,7 @@ class LoadOptions:
 
     @property
     def acceptance(self) -> TypicalAcceptance | None:
-        """How guesses are accepted; None losslessly."""
+        """How guesses are accepted; None: losslessly."""
         if self.spec_accept == LOSSLESS:
             return None
         from .speculate.typical import read_acceptance  # needs numpy, which a command that is only parsed does not

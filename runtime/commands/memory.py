@@ -187,7 +187,7 @@ def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str, object]]:
-    """For each KV group the blocks without which such a load does not run undisturbed, and what they hold."""
+    """For each KV group the blocks that such a load needs to run without preemption, and what they hold."""
     groups: list[dict[str, object]] = []
     counts = program.kv.blocks_needed(load, load.max_batch_size)
     for group, count in zip(program.kv.groups, counts, strict=True):
