@@ -21,7 +21,7 @@ _ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # 
 
 
 def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limits: Limits) -> LowerOptions:
-    """What the program is made for; UsageError where --state-cache is given and no state is stored otherwise for it."""
+    """What the lowering is told; UsageError if --state-cache is given and changes no state."""
     if options.state_cache != "f32" and not any(node.target in _ROUNDED for node in graph.nodes):
         raise UsageError(
             f"--state-cache {options.state_cache}: no layer of the model has a matrix, or a vector per channel, as its "
@@ -41,11 +41,11 @@ def choose_caches(
     sequences: Sequence[Sequence[int]],
     progress: Progress = lambda text, done, total: None,
 ) -> tuple[LowerOptions, Allocation]:
-    """The types of the layers' caches for --kv-bits, and what else there was. graph: with paged attention. whole: the
-    same undivided among ranks, whose predictions are measured, so that ranks have the types of one.
+    """The types of the layers' caches for --kv-bits, and the alternatives. graph: with paged attention. whole: the same
+    graph before it was divided among ranks; its predictions are measured, so that ranks get the types of one rank.
 
-    bits: of each number that a sequence of full length keeps, on average, scales and all. sequences: of calibration;
-    without any, layers are taken to be alike. UsageError where nothing is kept, or not even the smallest types fit.
+    bits: the average bits per number of a sequence of full length, with scales. sequences: token ids for calibration;
+    without any, layers count as equally sensitive. UsageError if nothing is cached, or the smallest types do not fit.
     """
     sizes, numbers = _sizes(graph, lowering, backend)
     if not numbers:

@@ -51,7 +51,8 @@ def ends_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def removed_if_interrupted(path: Path) -> Iterator[None]:
-    """What is at `path` is half written until the block ends; who leaves the block otherwise removes it himself."""
+    """`path` is half written until the block ends, and is removed if Ctrl-C ends the process in it. After an exception
+    the caller removes it."""
     _half_written.add(path)
     try:
         yield
@@ -107,7 +108,7 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 
 def _watch(ear: socket.socket) -> None:
-    """Hears of signals even while the main thread is in native code."""
+    """Waits for signals, even while the main thread is in native code."""
     with ear:
         while heard := ear.recv(1):
             if heard[0] not in (signal.SIGINT, signal.SIGTERM):

@@ -62,7 +62,7 @@ class CompileOptions:
     )
     isa: str | None = setting(
         None,
-        "Instruction sets of a CPU engine: machines, or levels of them.",
+        "Instruction sets of a CPU engine, with commas: machines (x86-64, arm64) or levels (avx2).",
         metavar="x86-64|arm64|LEVEL[,..]",
         unset="all of the target's machine",
         calibration=False,
@@ -93,7 +93,7 @@ class CompileOptions:
     )
     size: int | None = setting(
         None,
-        "Bytes of all weights, for --quant auto: 92MB, 1.5GiB.",
+        "Size of all weights for --quant auto: 92MB, 1.5GiB.",
         metavar="SIZE",
         unset="as --bits says",
         read=read_size,
@@ -102,9 +102,9 @@ class CompileOptions:
     group_size: int | None = setting(
         None, "Weights that share a scale.", metavar="16|32|64|128", unset="128, fewer where a layer demands it"
     )
-    rotate: bool = setting(False, "Rotate channels first, which evens them out: less is lost to rounding.")
+    rotate: bool = setting(False, "Rotate channels first, so that none is much larger and rounding loses less.")
     keep: tuple[str, ...] = setting(
-        (), "Leave matching linears unquantized (repeatable).", metavar="PATTERN", plan=True
+        (), "Leave matching linear layers unquantized (repeatable).", metavar="PATTERN", plan=True
     )
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.", least=1)
@@ -119,7 +119,7 @@ class CompileOptions:
     )
     kv_bits: float | None = setting(
         None,
-        "Bits per number of the KV cache: for each layer what pays.",
+        "Average bits per number of the KV cache; the type is chosen for each layer.",
         unset="as --kv-cache says",
         calibration=False,
         plan=True,
@@ -157,7 +157,7 @@ class CompileOptions:
     )
     max_step_tokens: int | None = setting(
         None,
-        "Most tokens of a step, of prompts and decodes.",
+        "The largest number of tokens in a step, of prompts and decodes together.",
         metavar="TOKENS",
         unset="512; on GPUs up to 8192, by memory and model",
         least=1,
@@ -173,12 +173,12 @@ class CompileOptions:
         calibration=False,
     )
     spec_guesses: int | None = setting(
-        None, "Guesses of draft heads per step, paying or not.", unset="what pays", least=1, calibration=False
+        None, "Guesses of draft heads per step, even if unprofitable.", unset="what pays", least=1, calibration=False
     )
     lora: Path | None = setting(None, "Merge this adapter into the weights.", metavar="DIR", unset="none", plan=True)
     adapters: str | None = setting(
         None,
-        "Room for adapters (LoRA) that come at run time: 8x16 for 8 of rank 16 in memory at once.",
+        "Room for adapters (LoRA) loaded at run time: 8x16 holds 8 of rank 16 in memory at once.",
         metavar="SLOTSxRANK[+dora][:TARGETS]",
         unset="no room",
         calibration=False,
@@ -186,7 +186,7 @@ class CompileOptions:
     )
     pipeline_parallel: int | None = setting(
         None,
-        "Divide layers among N ranks, which work one after the other: the same bits.",
+        "Divide layers among N ranks, which work one after the other; answers keep their bits.",
         metavar="N",
         unset="one rank",
         least=1,
@@ -194,7 +194,7 @@ class CompileOptions:
     )
     tensor_parallel: int | None = setting(
         None,
-        "Divide columns, rows, heads and words among N ranks.",
+        "Divide columns, rows, heads and vocabulary among N ranks.",
         metavar="N",
         unset="one rank",
         least=1,
@@ -202,7 +202,7 @@ class CompileOptions:
     )
     expert_parallel: int | None = setting(
         None,
-        "Divide experts, whole, among N ranks: the same bits.",
+        "Divide whole experts among N ranks; answers keep their bits.",
         metavar="N",
         unset="one rank",
         least=1,
@@ -212,44 +212,42 @@ class CompileOptions:
         False, "With --tensor-parallel: norms and sums of prompts by rows.", calibration=False
     )
     deterministic: bool = setting(
-        False, "GPUs: same bits whatever else is in a batch (CPUs: always so).", calibration=False
+        False, "GPUs: an answer's bits do not depend on its batch (on CPUs they never do).", calibration=False
     )
-    step_kernel: bool = setting(
-        False, "NVIDIA GPUs: the launches of a layer as one kernel, for one sequence.", calibration=False
-    )
+    step_kernel: bool = setting(False, "NVIDIA GPUs: one kernel per layer in steps of one sequence.", calibration=False)
     like: Path | None = setting(
         None,
-        "Write what differs from this engine, with its options, to open beside it.",
+        "Write a delta: only the weights that differ from this engine, compiled with its options.",
         metavar="ENGINE",
         unset="a whole engine",
         engine=False,
     )
     prefix: tuple[Path, ...] = setting(
         (),
-        "Put the KV of this system prompt in: a text, or messages in a .json file (repeatable).",
+        "Store the KV of this system prompt: a text file, or messages in a .json file (repeatable).",
         metavar="FILE",
         calibration=False,
         engine=False,
     )
     schema: tuple[Path, ...] = setting(
         (),
-        "Put this JSON schema in, lowered, for answers to follow (repeatable).",
+        "Compile this JSON schema for answers into the engine (repeatable).",
         metavar="FILE",
         calibration=False,
         engine=False,
     )
     grammar: tuple[Path, ...] = setting(
         (),
-        "Put this grammar in, in Lark's or llama.cpp's notation (repeatable).",
+        "Compile this grammar into the engine, in Lark's or llama.cpp's notation (repeatable).",
         metavar="FILE",
         calibration=False,
         engine=False,
     )
     tune: bool = setting(
-        False, "Choose CPU kernels by time, here (--target native; takes a minute or two).", calibration=False
+        False, "Choose CPU kernels by time on this machine (--target native; takes a minute or two).", calibration=False
     )
     seed: int = setting(0, "Of everything that is drawn.")
-    passes: str = setting("", "Passes to add behind canonicalize, of packages.", metavar="PASS[,PASS]", unset="none")
+    passes: str = setting("", "Passes of packages to run after canonicalize.", metavar="PASS[,PASS]", unset="none")
     dump_passes: Path | None = setting(
         None, "Write the graph after each pass here.", metavar="DIR", unset="no", engine=False
     )

@@ -1,4 +1,4 @@
-"""Other weights for an engine that is there, whose program and kernels stay: in its place, or as a delta beside it."""
+"""New weights for an existing engine, whose program and kernels stay: in its place, or as a delta beside it."""
 
 from __future__ import annotations
 

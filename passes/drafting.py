@@ -1,4 +1,4 @@
-"""What a layer that guesses reads of a model, and of which tokens it has logits, as nodes of the model's graph."""
+"""Nodes of a model's graph that a drafting layer reads, and logits for the tokens that it can guess."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Taps:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters of a vocabulary, those of which have tokens that are scored whose centroids a row agrees with most.
+    """Clusters of a vocabulary. A row scores only tokens of the clusters whose centroids have the largest products with
+    it.
 
     centroids [C, H]. of: int64 [vocab], the cluster of each token. kept: how many clusters are.
     """
@@ -74,7 +75,7 @@ def projected(graph: Graph, taps: Taps, values: list[fx.Node]) -> fx.Node:
 
 
 def spread(graph: Graph, logits: fx.Node, vocabulary: torch.Tensor, tokens: int) -> fx.Node:
-    """Logits for all tokens: those of tokens that the layer does not know are minus infinity."""
+    """Logits for all tokens; minus infinity for tokens outside the layer's vocabulary."""
     place = torch.zeros(tokens, dtype=torch.int32)
     place[vocabulary] = torch.arange(len(vocabulary), dtype=torch.int32)
     missing = torch.full((tokens,), float("-inf"))

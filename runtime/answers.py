@@ -1,7 +1,7 @@
-"""Are the kernels right on this machine? The engine answers its canary prompts, whose answers are known.
+"""Whether the kernels are right on this machine: the engine answers its canary prompts, whose answers are known.
 
-Hashes tell that the files are those that were written; this tells that this CPU or GPU computes with them what the
-compiler meant. Each prompt runs twice: whole, as prompts do, and token by token, as answers are generated.
+Hashes show that the files are unchanged; this shows that this CPU or GPU computes the right results with them. Each
+prompt runs twice: whole, as a prompt, and token by token, as an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .loop.engine_loop import EngineLoop
 def verify_answers(engine: Engine, executor: Executor, required: bool = True) -> float | None:
     """The largest deviation that was found, relative to what is allowed; WrongAnswersError if it is too large.
 
-    required: whether an engine without canaries is refused; else the answer is None for one.
+    required: whether an engine without canaries is refused; otherwise None is returned for it.
     """
     canaries = engine.canaries()
     if canaries is None:

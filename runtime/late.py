@@ -1,6 +1,6 @@
 """np: numpy, imported when something of it is first used.
 
-It is the largest import of an engine's start, and greedy tokens of a CPU engine need nothing of it.
+numpy is the largest import of an engine's start, and greedy decoding on CPUs does not need it.
 
     if TYPE_CHECKING:
         import numpy as np

@@ -26,8 +26,8 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 def begin(options: LoadOptions) -> Begun:
-    """Begin to load an engine; `loading.open_llm` ends it. What is imported in between costs no time where files are
-    compared meanwhile."""
+    """Begin to load an engine; `loading.open_llm` ends it. Files are hashed in threads while the caller imports
+    modules."""
     options = of_this_machine(options)
     manifest = read_manifest(Path(options.path))
     if options.require_signature is not None:

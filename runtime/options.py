@@ -61,9 +61,9 @@ class LoadOptions:
     )
     verify: bool = setting(True, "Compare every file with its hash first.")
     require_signature: str | None = setting(
-        None, "Refuse an engine that is not signed by this key: a file, or what stands in it.", metavar="PUBLIC_KEY"
+        None, "Refuse an engine that is not signed by this key: a file, or the key itself.", metavar="PUBLIC_KEY"
     )
-    verify_answers: bool = setting(False, "Run the engine's canary prompts first: are its kernels right here?")
+    verify_answers: bool = setting(False, "First check the kernels on this machine with the engine's canary prompts.")
     kv_bytes: int | None = setting(
         None,
         "Memory for the KV cache in MiB.",
@@ -147,7 +147,7 @@ class LoadOptions:
 
     @property
     def acceptance(self) -> TypicalAcceptance | None:
-        """How guesses are accepted; None losslessly."""
+        """How guesses are accepted; None: losslessly."""
         if self.spec_accept == LOSSLESS:
             return None
         from .speculate.typical import read_acceptance  # needs numpy, which a command that is only parsed does not

@@ -22,11 +22,10 @@ READ_ONLY = SamplingParams(max_tokens=1)  # of what is read and not answered
 class Query(msgspec.Struct, frozen=True):
     """A prompt, made by Prompting for library and server alike.
 
-    grammar: what the answer must follow, a text of `grammars.sources`, "" for any text; `params` are then those of a
-    form. read: makes a reader of the answer, None where it is nothing but words. extras: what the model is told of each
-    token besides its id, see `ScheduledSequence.extras`. adapter: the name of the one that it is computed with, "" for
-    the model alone; adapter_scale: with what that is multiplied. vector: whether the prompt is to become one vector,
-    into which so many first tokens, `skipped`, are not pooled.
+    grammar: a text of `grammars.sources` that the answer must follow, "" for any text. read: makes a parser of the
+    answer; None if that is plain text. extras: inputs per token besides ids, see `ScheduledSequence.extras`. adapter:
+    its name, "" for none; adapter_scale: its factor. vector: whether the prompt becomes one vector, without its first
+    `skipped` tokens.
     """
 
     token_ids: Sequence[int]

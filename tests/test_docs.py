@@ -46,6 +46,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_no_sentence_begins_with_a_word_that_needs_the_one_before(page: Path) -> None:
+    """As docstrings, see lint_docstrings.py. Code does not count."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+    assert not re.findall(r"(?:^|[.:;!?]\s+|\n\s*\n|\| |- |: {3})(?:Of|So|Those)\b.{0,40}", text)
+
+
 def test_every_command_has_a_page() -> None:
     told = "".join(page.read_text() for page in PAGES)
     assert not [name for name in COMMANDS if f"icc {name}" not in told], "commands that no page tells of"

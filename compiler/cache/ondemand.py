@@ -53,8 +53,8 @@ def is_model(path: Path) -> bool:
 def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> CachedEngine:
     """The engine of `options.model`, a checkpoint directory or a hub name, compiled now if it is not in the cache.
 
-    `options.output` is not used. Of two processes that want the same engine one compiles, the other waits. reporter:
-    makes what hears of a compile, if there is one. Raises what a compile raises, and MissingExtraError where there is
+    `options.output` is not used. If two processes want the same engine, one compiles and the other waits. reporter:
+    makes the listener of a compile, if there is one. Raises what a compile raises, and MissingExtraError where there is
     no compiler.
     """
     asked = options.model

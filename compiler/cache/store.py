@@ -80,11 +80,11 @@ class Cell:
             ) from error
 
     def share(self) -> None:
-        """Lock it against removal; waits for whoever removes it now."""
+        """Lock it against removal; waits while another process removes it."""
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def take(self) -> bool:
-        """Lock it against all others, if nobody has a lock; whether that was so."""
+        """Lock it against all others if it is not locked; whether it was locked now."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,7 +93,7 @@ class Cell:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """A block that one process at a time is in; the others wait."""
+        """A block that one process at a time enters; the others wait."""
         with (self.path / _COMPILING).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

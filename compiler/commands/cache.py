@@ -64,8 +64,8 @@ def list_command(as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
 def prune_command(older_than: str | None, everything: bool, dry_run: bool) -> None:
-    """Remove engines: without options those that nothing can use, of another icc or half made; --all takes what
-    interrupted calibrations have found too."""
+    """Remove engines from the cache: without options those of another icc version and incomplete ones; with --all every
+    engine, and the results of interrupted calibrations."""
     least = None if older_than is None else _seconds(older_than)
     found = [
         entry for entry in store.entries() if everything or _stale(entry) or (least is not None and entry.age >= least)

@@ -23,7 +23,7 @@ _SHOWN = 20  # of each kind; --json has all
 @click.argument("second", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value, with all tensors.")
 def diff_command(first: Path, second: Path, as_json: bool) -> None:
-    """Tell what two engines differ in: options, program, kernels, tensors by the norm of their difference, answers."""
+    """Show how two engines differ: options, program, kernels, tensors by the norm of their difference, answers."""
     from ...runtime.format.present import check_present
 
     for path in (first, second):

@@ -36,7 +36,7 @@ class OnDemandOptions(CompileOptions):
 
     target: str = setting(
         "native",
-        "What a MODEL is compiled for; which target of an engine of several.",
+        "Target to compile a MODEL for, or to take from an engine of several targets.",
         values=targets.explained,
         open=True,
         metavar="TARGET",

@@ -16,9 +16,13 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
 @click.option("--target", default="native", show_default=True, help="Whose steps, after the step rewrites in -p.")
-@click.option("--strict", is_flag=True, help="Refuse a pass whose requirements are not met, instead of meeting them.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse a pass whose requirements are not met, instead of running the passes that meet them.",
+)
 @click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
-@click.option("--run", is_flag=True, help="Compare the logits before and after, within what the passes allow.")
+@click.option("--run", is_flag=True, help="Compare the logits before and after, within the passes' tolerance.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused, instead of the graph.")
 @click.option("--modules", is_flag=True, help="Show the module that each node comes from.")
 @click.option(
@@ -39,12 +43,11 @@ def opt_command(
 ) -> None:
     """Print the graph of a checkpoint or of a text file after PASSES.
 
-    A pass runs behind those of the compile that ensure what it requires. Behind the passes may stand "lower" and the
-    rewrites of the steps that a graph is lowered to (fuse-epilogues, join-adapters, join-norms, code-rows): then those
-    steps are printed, as --target has them.
+    Passes that a pass requires run first. PASSES may end in "lower" and rewrites of steps (fuse-epilogues,
+    join-adapters, join-norms, code-rows); the steps of --target's program are then printed.
 
-    A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
-    before, the passes, and the graph after.
+    A text file that names its passes, as the golden tests do, needs no -p; the graph before, the passes and the graph
+    after are printed.
     """
     from ...passes.registry import check_explainable, check_names, parse_passes
     from ..opt_names import split

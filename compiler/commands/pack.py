@@ -18,11 +18,11 @@ _FORCE = "Replace an engine that exists at OUTPUT."
 @click.argument("engine", type=PATH)
 @click.option("-o", "--output", type=PATH, show_default="NAME.icc beside ENGINE", help="File to write.")
 @click.option(
-    "--oci", type=PATH, metavar="DIR", help="Write an OCI image layout instead, which tools push to registries."
+    "--oci", type=PATH, metavar="DIR", help="Write an OCI image layout instead, for tools that push to registries."
 )
 @click.option("--force", is_flag=True, help=_FORCE)
 def pack_command(engine: Path, output: Path | None, oci: Path | None, force: bool) -> None:
-    """Make ENGINE one file, which every command takes, and which Python runs: python FILE run -p TEXT.
+    """Pack ENGINE into one file, which every command accepts and Python runs: python FILE run -p TEXT.
 
     It is an uncompressed zip archive. Weights are mapped where they lie in it. All files are verified first. ENGINE may
     be an OCI image layout, too.

@@ -49,7 +49,7 @@ _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not fou
     type=click.IntRange(1, 64),
     metavar="N",
     show_default="one",
-    help="Compare replicas and ranks on so many devices. --memory and --bandwidth are of one.",
+    help="Compare replicas and ranks on N devices; --memory and --bandwidth are per device.",
 )
 @traffic_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")

@@ -34,10 +34,10 @@ def refit_command(
     spec: str | None,
     as_json: bool,
 ) -> None:
-    """Put the weights of CHECKPOINT into ENGINE, whose program and kernels stay.
+    """Put the weights of CHECKPOINT into ENGINE, and keep its program and kernels.
 
-    The checkpoint has the shapes of the one that ENGINE was compiled from; its weights are quantized as those were.
-    Quantizations that read a text do so again. Where something does not fit it is named, and ENGINE stays as it was.
+    CHECKPOINT must have the shapes that ENGINE was compiled from; its weights are quantized with ENGINE's options.
+    Quantizations that read a text read it again. A checkpoint that does not fit is refused, and ENGINE stays as it was.
     """
     from ..several import refit_all
 

@@ -21,7 +21,7 @@ from ..speculate.train_options import EAGLE, TrainHeadsOptions
 def train_heads_command(output: Path, **options: Any) -> None:
     """Train Medusa heads, or an EAGLE-3 drafter, for the checkpoint directory MODEL.
 
-    The same command goes on where it was cut off.
+    If it was interrupted, the same command continues.
     """
     chosen = TrainHeadsOptions(output=output, **options)
     with ends_at_once():

@@ -30,10 +30,10 @@ def verify_command(
     spec: str | None,
     **options: Any,
 ) -> None:
-    """Compare every file of an engine with the digest that its manifest has, whatever machine it is for.
+    """Compare every file of an engine with its digest in the manifest. Works on any machine.
 
-    With --key, nothing may be in the engine that was not signed. With --rebuild, MODEL is compiled again as the engine
-    was, with its compiled prompts and schemas, and every digest has to come out the same.
+    With --key, the engine must contain nothing that was not signed. With --rebuild, MODEL is compiled again with the
+    engine's options, compiled prompts and schemas, and every digest must be the same.
     """
     assert runtime.verify_command.callback is not None
     runtime.verify_command.callback(engine=engine, **options)

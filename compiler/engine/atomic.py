@@ -143,7 +143,7 @@ def _sync(path: Path) -> None:
 
 
 def _replace(made: Path, path: Path) -> None:
-    """Put what was made at a path, in place of the directory or file that is there."""
+    """Put a new directory or file at a path, in place of the one that is there."""
     if path.exists() and _exchange(made, path):
         _remove(made)
     elif path.exists():

@@ -1,4 +1,4 @@
-"""An engine that was compiled before: its program and kernels serve other weights of the same shapes."""
+"""An engine that was compiled before, whose program and kernels are used for other weights of the same shapes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EarlierEngine:
         self.engine.close()
 
     def check_model(self, info: ModelInfo) -> None:
-        """MismatchError where a model has other sizes; told before anything is quantized."""
+        """MismatchError if a model has other sizes; raised before anything is quantized."""
         for name in _SHAPES:
             have, given = getattr(self.engine.manifest.model, name), getattr(info, name)
             if have != given:

@@ -30,7 +30,7 @@ _COUNTS = {
     "head_dim",
 }  # fmt: skip
 _OLD_ROPE = {"rope_theta", "rope_scaling"}  # which transformers still takes
-# Of training only: what the model itself has, and what rotary modules compute.
+# Needed for training only: the model has these tensors, or rotary modules compute them.
 _UNREAD_TENSORS = re.compile(r"verifier_norm\.weight|verifier_lm_head\.weight|(.*\.)?rotary_emb\.inv_freq")
 
 

@@ -1,4 +1,4 @@
-"""A score of what a model would say: the logit of one token behind a text, less that of another if there is one."""
+"""A score from the next token's logits: the logit of one token after a text, minus that of another if there is one."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Graph:
         return self.fx.nodes
 
     def copy(self) -> Graph:
-        """A graph of its own, with nodes of the same names, over the same weights, which nobody modifies."""
+        """A separate graph with nodes of the same names, over the same weights, which are never modified."""
         fresh = fx.Graph()
         fresh.output(fresh.graph_copy(self.fx, {}))
         return replace(self, fx=fresh, weights=dict(self.weights), facts=set(self.facts))

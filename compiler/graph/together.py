@@ -1,7 +1,8 @@
 """The reference interpreter over many sequences at once, node by node, so that every weight is loaded once.
 
-A variant is the model with some calls changed: whatever differs from the model itself is computed beside it, from the
-first changed call on. So what each of many weights does to the logits costs much less than as many runs.
+A variant is the model with some calls changed. Only values that differ from the model's are computed for it, from the
+first changed call on. To find the effect of each of many weights on the logits then costs much less than one run per
+weight.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def run_together(
 ) -> Iterator[SequenceLogits]:
     """The logits (or hidden states, of a graph that embeds) of all sequences, of the model and of each variant.
 
-    What needs the logits of one sequence is done for one sequence after the other, because logits are large: all
-    variants of a sequence follow the model's own. heard: gets how much of how much is done, by the sizes of weights.
+    Logits are large, so they come for one sequence after the other: the model's own, then those of all variants. heard:
+    gets how much of the work is done and how much there is, by the sizes of weights.
     """
     order = _needed(graph)
     first = _large(graph, order)
@@ -154,6 +155,7 @@ def _needed(graph: Graph) -> list[fx.Node]:
 
 
 def _large(graph: Graph, order: Sequence[fx.Node]) -> int:
-    """Where the last linear layer is: its values are as wide as the vocabulary. Of a graph that embeds, the end."""
+    """The place of the last linear layer, whose values are as wide as the vocabulary; for a graph that embeds, the
+    end."""
     places = [i for i, node in enumerate(order) if node.op == "call_function" and node.target is _LINEAR]
     return places[-1] if places and not graph.embeds else len(order)

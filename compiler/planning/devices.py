@@ -150,7 +150,7 @@ def _arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
 
 
 def _of_stages(planned: PlannedCompile, stages: int) -> tuple[int, float]:
-    """Bytes of the weights of the stage that has the most, and what part of the KV layers the one has that has most."""
+    """Bytes of the weights of the stage with the most, and the largest share of the KV layers that a stage has."""
     program = planned.program
     weights = [sum(program.stored[n].nbytes for n in weights_of(program, stage) if n in program.stored)
                for stage in range(stages)]  # fmt: skip

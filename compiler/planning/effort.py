@@ -41,7 +41,7 @@ class Effort:
 
 
 def effort(plan: PlannedCompile, options: CompileOptions, target: Target) -> Effort:
-    """An estimate, good to a factor of two or so."""
+    """An estimate, within a factor of about two."""
     chosen = find_quantization(options.quant)
     values = [prod(weight.shape) for weight in plan.graph.weights.values()]
     info, cores = plan.graph.info, _MEASURED_CORES / max(1, min(os.cpu_count() or 1, 16))

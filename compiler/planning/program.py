@@ -33,7 +33,7 @@ _EXPERTS = OPS["expert_linear"].overload
 
 @dataclass(frozen=True)
 class PlannedCompile:
-    """A compile up to its kernels: the optimized graph, its program, and what an engine of it takes."""
+    """A compile up to its kernels: the optimized graph, its program, and the sizes of its engine."""
 
     graph: Graph
     program: Program

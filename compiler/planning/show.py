@@ -84,7 +84,7 @@ def _show_devices(console: Console, plan: DevicesPlan) -> None:
         )
     console.print(table)
     if plan.best is None or plan.quickest is None:
-        console.print("None fits: take more devices, fewer sequences, or fewer bits.")
+        console.print("Nothing fits: use more devices, fewer sequences, or fewer bits.")
         return
     best, quickest = plan.best.arrangement.options, plan.quickest.arrangement.options
     console.print(f"Take {best}: most tokens per second of those that fit.")

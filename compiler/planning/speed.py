@@ -87,7 +87,7 @@ def decode_time(plan: PlannedCompile, target: Target, sequences: int, length: in
 
 
 def prefill_time(plan: PlannedCompile, target: Target, tokens: int) -> StepTime:
-    """A step with `tokens` of one prompt, on one rank."""
+    """A step with `tokens` tokens of one prompt, on one rank."""
     return _calls_time(plan, target, tokens, 1, 0.5)
 
 

@@ -27,9 +27,8 @@ table: an embedding that nothing else reads.
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a weight lies in memory, as steps say it: the name of its storage format, and what it is laid out for.
-
-    The back end's `Layouts` tell the layout.
+    """How a step names a weight's form in memory: its storage format and its role. The back end's `Layouts` find the
+    layout.
     """
 
     format: str
@@ -145,7 +144,8 @@ class Layouts:
         return make(form, role)
 
     def of(self, stored: Stored) -> Any:
-        """The layout of a weight of a step, of a kind that `refusal` checks. IccError names what is missing."""
+        """The layout of a step's weight, of a kind that `refusal` checks. IccError if the format or layout is
+        missing."""
         return self.find(stored.storage, stored.role)
 
     def refusal(self, stored: Stored, kind: type[Layout]) -> str:

@@ -32,7 +32,7 @@ class TrainHeadsOptions:
     heads: int = setting(4, "Tokens guessed beyond the next one.")
     layers: int = setting(1, "Residual blocks of each head.")
     own_lm_head: bool = setting(False, "An LM head per head; otherwise all share the model's.")
-    generate: bool = setting(False, "Train on what the model writes itself after the text's beginnings.")
+    generate: bool = setting(False, "Train on the model's own continuations of the text.")
     temperature: float = setting(0.0, "Of that writing; 0 is greedy.")
     sequences: int = setting(4096, "Windows of the text, at most.")
     length: int = setting(256, "Tokens of a window.")

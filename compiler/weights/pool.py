@@ -24,8 +24,8 @@ class PoolCut:
 class AdapterPool(Weight):
     """Matrices [slots, N, K] of adapters, one slot for each that is in memory. All zeros until the runtime writes one.
 
-    The engine's file of weights holds no bytes of it. Quantization leaves it alone. Of experts a slot has one matrix
-    for each, of vectors [N] one row, of a table that rows are gathered from [slots * N, K] all its rows. first: parts
+    The engine's file of weights holds no bytes of it, and it is not quantized. A slot has one matrix per expert for
+    experts, one row for vectors [N], and all rows of a table that rows are gathered from [slots * N, K]. first: parts
     of the size of a slot's that lie before them. cut: where the shape is that of a rank's part; None where all have
     the same.
     """

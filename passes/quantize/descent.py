@@ -1,5 +1,5 @@
-"""Coordinate descent behind GPTQ: every code is chosen again with all others as they are, and every scale, so that the
-error of the outputs only falls (QuantEase, Behdin et al. 2023, arXiv:2309.01885)."""
+"""Coordinate descent after GPTQ: each code, and each scale, is chosen again with all others fixed, so that the error of
+the outputs only falls (QuantEase, Behdin et al. 2023, arXiv:2309.01885)."""
 
 from __future__ import annotations
 

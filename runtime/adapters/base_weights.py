@@ -73,7 +73,7 @@ class BaseWeights:
         return found
 
     def _holders(self, name: str) -> Iterator[np.ndarray]:
-        """A weight as each rank has it that has any of it."""
+        """The part of a weight that each rank has, for the ranks that have one."""
         for view in (self._view, *self._others):
             try:
                 yield view(name)

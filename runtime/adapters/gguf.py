@@ -140,7 +140,7 @@ def _values(entry: GgufTensor, raw: bytes) -> np.ndarray:
 def _change(
     path: Path, parameter: str, pairs: list[tuple[np.ndarray, np.ndarray]], alpha: float, order: np.ndarray | None
 ) -> LowRank:
-    """What is added to a parameter. Of one that is several tensors, the ranks lie side by side."""
+    """The change of a parameter. If the parameter is several tensors, their ranks lie side by side."""
     for a, b in pairs:
         if a.ndim not in (2, 3) or a.ndim != b.ndim or a.shape[-2] != b.shape[-1] or a.shape[:-2] != b.shape[:-2]:
             raise AdapterError(f"{path}: A {list(a.shape)} and B {list(b.shape)} of {parameter} are no product")

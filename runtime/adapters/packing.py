@@ -13,7 +13,7 @@ from .base_weights import BaseWeights
 from .fitting import Applied, applied
 
 Packed = dict[str, tuple[np.ndarray, ...]]
-"""By pool, the bytes of one slot, uint8: of each rank where these have parts, else one for all."""
+"""By pool, the bytes of one slot, uint8: one array per rank if ranks have parts, else one for all."""
 
 
 def pack_slot(plan: AdapterPlan, adapter: Adapter, base: BaseWeights, scale: float = 1.0) -> Packed:

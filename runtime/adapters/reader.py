@@ -81,7 +81,7 @@ class _KeyReader:
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # module -> part -> key
 
     def changes(self) -> Mapping[str, Change]:
-        """By the names of the weights that change."""
+        """The changes, by the names of the weights."""
         for key in self._tensors.names:
             found = _KEY.fullmatch(key.removeprefix(_PREFIX))
             if found is None or ".." in key or ".lora_" in f".{found['module']}":

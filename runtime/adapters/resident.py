@@ -197,7 +197,7 @@ class ResidentAdapters:
         return self._known[name]
 
     def _free_slot(self) -> int | None:
-        """A slot that nothing uses: one that is empty, else the one whose last use is the longest ago."""
+        """A free slot: an empty one, else the least recently used one."""
         taken = {loaded.slot for loaded in self._slots.values()}
         empty = next((slot for slot in range(self.plan.slots) if slot not in taken), None)
         if empty is not None:

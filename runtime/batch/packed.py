@@ -117,8 +117,9 @@ class PackedBatch:
         _put(self._logit_rows, 0, rows)
 
     def pad(self, size: StepSize) -> None:
-        """Make a step as large as that. Added tokens have no slot, added sequences no context; added logit rows repeat
-        the last token. Of decodes each added sequence has a token, else the last has all that are added."""
+        """Enlarge a step to these sizes. Added tokens have no slot, added sequences no context; added logit rows repeat
+        the last token. In a decode step each added sequence has one token; otherwise the last sequence has all added
+        tokens."""
         tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_logit_rows
         _fill(self._token_ids, tokens, size.tokens, 0)
         _fill(self._positions, tokens, size.tokens, 0)

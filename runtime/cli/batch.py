@@ -34,9 +34,8 @@ def batch_command(
 ) -> None:
     """Answer a file of requests with an engine, without a server.
 
-    The requests are those of OpenAI's Batch API. What OUT.jsonl has an answer to is not asked again, so that a batch
-    that was stopped goes on. With --ray, the machines of a cluster answer it together. The exit code is 42 if a request
-    failed.
+    The requests have the form of OpenAI's Batch API. Requests that OUT.jsonl already answers are skipped, so a stopped
+    batch can continue. With --ray, the machines of a cluster share the work. The exit code is 42 if a request failed.
     """
     from ..server.batches.offline import run_offline
     from ..server.options import adapter_paths

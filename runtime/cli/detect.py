@@ -24,8 +24,8 @@ from .group import command
 def detect_command(engine: str | None, text: str | None, named: str | None, key: Watermark, as_json: bool) -> None:
     """Tell whether a text was marked with a key by --watermark. Without TEXT, or with -, standard input is read.
 
-    The engine's tokenizer makes the text's tokens; it may be any engine of the model that wrote it. It is the first of
-    two arguments, or --engine.
+    The engine's tokenizer splits the text; any engine of the model that wrote it will do. Give the engine as the first
+    of two arguments or with --engine.
     """
     if named is not None:
         if text is not None:

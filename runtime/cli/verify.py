@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
 @command("verify")
 @click.argument("engine", metavar="ENGINE")
-@click.option(
-    "--key", metavar="PUBLIC_KEY", help="Also check its signature, by this key: a file, or what stands in it."
-)
+@click.option("--key", metavar="PUBLIC_KEY", help="Also check the signature with this key: a file, or the key itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def verify_command(engine: str, key: str | None, as_json: bool) -> None:
-    """Compare every file of an engine with the digest that its manifest has, whatever machine it is for.
+    """Compare every file of an engine with its digest in the manifest. Works on any machine.
 
-    With --key, nothing may be in the engine that was not signed.
+    With --key, the engine must contain nothing that was not signed.
     """
     check_present(Path(engine))
     from ..format.load import verify_all

@@ -166,7 +166,7 @@ class _Replay:
         return queue
 
     def start(self, count: int) -> None:
-        """Give the engine the first of those that wait."""
+        """Send the engine the first waiting request."""
         for _ in range(count):
             request = self.queue.arrived.popleft()
             params = SamplingParams(

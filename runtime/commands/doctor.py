@@ -75,7 +75,7 @@ class Diagnosis:
         return {**asdict(self), "runs": self.exit_code == 0}
 
     def look(self, name: str, at: Callable[[], str]) -> None:
-        """Make one check: `at` says what it found, or raises."""
+        """Make one check: `at` returns what it found, or raises."""
         try:
             self.checks.append(Check(name, "ok", at()))
         except IccError as error:

@@ -44,10 +44,10 @@ class Load:
 def certify(path: str | os.PathLike[str], sequences: int | None = None, length: int | None = None) -> dict[str, object]:
     """The memory of an engine under a load (default: all that its limits allow) as plain JSON values, in bytes.
 
-    Of several ranks on CPUs all are counted together, on GPUs each has a GPU that takes so much.
-    Of every part: what the load needs, or touches where the system gives memory as it is touched. `total_bytes` adds
-    what its process takes beside (measured here; absent where the engine cannot be loaded here); `reserved_bytes` is
-    what it can grow to: the prefix cache fills the KV cache, whatever the load. UsageError beyond the limits.
+    Ranks on CPUs are counted together; for ranks on GPUs the bytes are per GPU. Each part is what the load needs, or
+    touches if the system gives memory on first touch. `total_bytes` adds what the process takes besides (measured here;
+    absent if the engine cannot be loaded here). `reserved_bytes` is what it can grow to, because the prefix cache fills
+    the KV cache. UsageError beyond the limits.
     """
     root = Path(path)
     manifest = read_manifest(root)
@@ -119,7 +119,7 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
 
 
 def _weights_bytes(manifest: Manifest, program: Program, files: EngineFiles) -> int:
-    """Bytes of the weights of all ranks, each of which has its own."""
+    """Bytes of the weights of all ranks together."""
     if manifest.ranks == 1:
         return sum(weight.nbytes for weight in program.stored.values())
     found = 0
@@ -187,7 +187,7 @@ def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str, object]]:
-    """For each KV group the blocks without which such a load does not run undisturbed, and what they hold."""
+    """For each KV group the blocks that such a load needs to run without preemption, and what they hold."""
     groups: list[dict[str, object]] = []
     counts = program.kv.blocks_needed(load, load.max_batch_size)
     for group, count in zip(program.kv.groups, counts, strict=True):

@@ -42,7 +42,7 @@ class BatchingOptions:
     """
 
     batching: Sequence[str] = setting(
-        (), "Compare static, dynamic and continuous batching, of lengths from 1 to these.",
+        (), "Compare static, dynamic and continuous batching, with lengths from 1 to the given ones.",
         needs="generate", read=modes, metavar="MODE,MODE", unset="no"
     )  # fmt: skip
     requests: int = setting(64, "With --batching: requests of each run.", needs="generate")

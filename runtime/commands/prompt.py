@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def read_standard_input() -> str:
-    """All of standard input, without the end of its last line. UsageError if it is no text."""
+    """All of standard input, without the last line's end. UsageError if it is not text."""
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

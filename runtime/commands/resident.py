@@ -11,7 +11,7 @@ from ..options import LoadOptions
 
 
 def resident_bytes(process: int | str = "self") -> int:
-    """A process's memory that is in RAM now: its own, and pages of files that it has touched."""
+    """A process's memory in RAM now: its own, and pages of mapped files that it has touched."""
     rollup = Path(f"/proc/{process}/smaps_rollup").read_text()  # statm's counters lag behind
     return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Rss:")).split()[1])
 

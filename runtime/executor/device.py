@@ -107,8 +107,8 @@ class Device(Protocol):
         ...
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """Give the kernels the arrays of a turn. Of the block tables they read no more than the rows of `num_seqs`
-        sequences, of what the program declares no more than `num_tokens` rows."""
+        """Give the kernels the arrays of a turn. They read at most `num_seqs` rows of the block tables, and at most
+        `num_tokens` rows of the inputs that the program declares."""
         ...
 
     def expect(self, work: DeviceWork) -> None:

@@ -159,14 +159,14 @@ class BatchLimits(NamedTuple):
         return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in array.shape)
 
     def group_bytes(self, array: BatchArray) -> int:
-        """How far the parts of two groups are apart; 0 if the array is not divided into groups."""
+        """Distance between the parts of two groups; 0 if the array is not divided into groups."""
         if "G" not in array.shape:
             return 0
         return ITEM_SIZE[array.dtype] * prod(self.shape(array)[array.shape.index("G") + 1 :])
 
     @property
     def table_stride(self) -> int:
-        """How many entries the block tables of two sequences in one group are apart."""
+        """The distance between the block tables of two sequences in one group, in entries."""
         return prod(self.shape(BLOCK_TABLES)[1:])
 
     def nbytes(self, array: BatchArray) -> int:

@@ -10,7 +10,7 @@ CANARIES_FILE = "canaries.json"
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A prompt's token ids, and for some of its positions the logits of some ids: those of `ids[i]` are `logits[i]`.
 
-    Of an engine that embeds they are dimensions of the hidden states.
+    For an engine that embeds, `ids` are dimensions of the hidden states.
     """
 
     tokens: list[int]

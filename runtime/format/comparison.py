@@ -1,4 +1,4 @@
-"""Large files compared with their digests on threads of their own, while the process makes other things ready."""
+"""Large files are compared with their digests in threads, while the process prepares the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison:
         return self._wrong
 
     def drop(self) -> None:
-        """Nobody wants to know any more: wait for the parts that are under way, and begin no other."""
+        """Stop: wait for the parts in progress, and begin no other."""
         self._parts.clear()
         for thread in self._threads:
             thread.join()

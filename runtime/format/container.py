@@ -24,7 +24,7 @@ class Container(Protocol):
         ...
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name of all that is there; NO_FILE for what is no plain file."""
+        """Bytes of each file by name; NO_FILE for anything but a plain file."""
         ...
 
     def size(self, name: str) -> int:

@@ -20,7 +20,7 @@ class ExchangeArea(NamedTuple):
 
     @property
     def turns_at(self) -> int:
-        """Byte where the programs' own turns begin; before it lie the words that ranks are told by."""
+        """The byte at which the programs' own turns begin; before it lie the words by which ranks signal each other."""
         return MAX_RANKS * self.programs * 8
 
     @property

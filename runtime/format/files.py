@@ -149,7 +149,7 @@ class _Pieces:
         self._following, self._found = c_int64(), (c_char * (32 * len(wanted)))()
 
     def work(self) -> bool:
-        """Digests of pieces that nobody has begun, until there are none. They are compared when everybody is done."""
+        """Compute digests of pieces until all are taken. They are compared when all threads are done."""
         self._digest(self._content, PIECE, self._following, self._found)
         return True
 

@@ -13,7 +13,7 @@ from .program import Program
 
 GPU_ALIGN = 256  # bytes, of a GPU's buffers
 LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20, "hip": 256 << 20}  # of the largest buffer of logits, by back end
-# Of the memory that is free the KV cache may fill so much; a GPU's driver needs some for modules and graphs.
+# The share of free memory that the KV cache may fill; a GPU's driver needs some for modules and graphs.
 KV_SHARES = {"cpu": 0.4, "cuda": 0.92, "hip": 0.92}
 
 

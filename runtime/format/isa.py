@@ -16,8 +16,8 @@ from .manifest import Library
 
 TILES = "amx_tile"  # the flag of AMX
 
-# Of arm64, where they come from what the kernel tells a process (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): an
-# emulator answers for the CPU that it plays, while /proc/cpuinfo is its host's.
+# arm64's flags come from the kernel (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): there an emulator names the CPU
+# that it emulates, while /proc/cpuinfo describes its host.
 _HWCAPS = {"atomics": (16, 8), "asimddp": (16, 20), "i8mm": (26, 13)}
 
 

@@ -101,7 +101,7 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return -(-num_tokens // self.block_size)
 
     def blocks_of_batch(self, max_seq_len: int, sequences: int, step_tokens: int) -> int:
-        """How many blocks so many of the longest sequences can have at once, in steps of up to `step_tokens` tokens."""
+        """How many blocks the longest sequences can have at once, in steps of up to `step_tokens` tokens."""
         more = self.blocks_for(step_tokens) + sequences  # a chunk may end, and begin, within a block
         if isinstance(self.policy, WithinStep):
             return more + sequences  # of which the scheduler leaves one free for each

@@ -24,7 +24,7 @@ class KVNumbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def item_size(self) -> int:
-        """Bytes of what memory is addressed by: an element, or a byte of packed ones."""
+        """Bytes of the smallest addressable unit: an element, or a byte of packed elements."""
         return max(self.bits // 8, 1)
 
     def problem(self) -> str:

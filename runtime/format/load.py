@@ -1,4 +1,4 @@
-"""Opening an engine: read, check, map. Nothing of it is executed here, but for what the caller brings."""
+"""Opening an engine: read, check, map. No code of the engine is executed here."""
 
 from __future__ import annotations
 

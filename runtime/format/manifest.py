@@ -135,7 +135,7 @@ class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def weight_files(self) -> list[str]:
-        """All files of its weights, each of which has other weights."""
+        """All files of its weights; no weight is in two of them."""
         return [*self.shared, self.weights]
 
 
@@ -211,7 +211,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def row_width(self) -> int:
-        """How wide the rows are that the program gives, in elements."""
+        """The width of the program's output rows, in elements."""
         return self.rows or self.dimension
 
 

@@ -92,7 +92,7 @@ class BatchArg(_Argument, frozen=True, tag="batch"):
 
 
 class SizeArg(_Argument, frozen=True, tag="size"):
-    """One of `SIZES`, `RANK` or one of `ROWS`, as an integer."""
+    """The value of one of `SIZES`, `ROWS` or `RANK`, an integer."""
 
     name: str
 
@@ -275,7 +275,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise LookupError(f"no phase for {num_tokens} tokens of {num_seqs} sequences")
 
     def counters(self, seqs: int) -> int:
-        """How many integers that are zero between launches steps of up to so many sequences need."""
+        """How many integers a step of up to that many sequences needs that are zero between launches."""
         return COUNTERS * seqs + STEP_COUNTERS * any(phase.runs for phase in self.phases)
 
     def resources(self) -> list[dict[str, object]]:

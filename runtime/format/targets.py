@@ -62,7 +62,7 @@ class TargetFiles:
         return self.whole.modified
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the target's files by its own names; what no target knows of is there, too."""
+        """Bytes of the target's files, by the target's names for them; files of no target are included."""
         there = self.whole.sizes()
         unknown = {place: size for place, size in there.items() if place not in self._known}
         return unknown | {name: there[place] for name, place in self._places.items() if place in there}

@@ -11,9 +11,9 @@ from .sequence import BlockTable, CachedSequence
 
 
 class EvictingGroup(Group):
-    """A block holds what is in its places now, which is no prefix of anything: nothing is found by others or kept in
-    host memory, and a sequence that lost its blocks begins again, with the same result. A step ends where an eviction
-    comes.
+    """The tokens in a block are no prefix of a sequence. Blocks are therefore not shared with other sequences and not
+    kept in host memory, and a sequence that lost its blocks is computed again, with the same result. A step ends where
+    an eviction is due.
     """
 
     evicts: ClassVar[bool] = True
@@ -64,7 +64,8 @@ class EvictingGroup(Group):
         return super().fork(table, len(table) * self.block_size)
 
     def shared_ahead(self, table: BlockTable, position: int) -> list[int]:
-        """All that others have, too: a token that is read gets a score in its block, and may move to another one."""
+        """All blocks that others have too: reading a token changes its score in its block, and may move it to another
+        block."""
         return [number for number, block in enumerate(table.blocks) if self.pool.references(block) > 1]
 
     def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:

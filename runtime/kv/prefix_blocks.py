@@ -12,8 +12,8 @@ from .sequence import CachedSequence
 
 
 class PrefixBlocks:
-    """What a group has of the first tokens of sequences, whoever computed them. `numbers` gives, for a number of
-    tokens, the numbers of the blocks that hold what the group keeps of them."""
+    """The blocks of a group that hold the first tokens of sequences, whichever request computed them. `numbers` maps a
+    number of tokens to the numbers of the blocks that the group keeps for them."""
 
     def __init__(
         self, pool: BlockPool, cache: PrefixCache, block_size: int, numbers: Callable[[int], Iterator[int]]
@@ -28,7 +28,8 @@ class PrefixBlocks:
         return len(self._pins)
 
     def record(self, events: KVEvents, number: int) -> None:
-        """Tell what can be found from now on, and what cannot any more, as of the group of that number."""
+        """Record in `events`, for the group of that number, which blocks can be found from now on and which no longer
+        can."""
         self._record = number, events
         self._cache.on_forget = partial(events.removed, number)
 
@@ -50,12 +51,13 @@ class PrefixBlocks:
         return list(self.found(sequence, length).values()).count(None)
 
     def reserve(self, sequence: CachedSequence, length: int) -> dict[int, int]:
-        """Blocks for those that are not cached, by their numbers, which nobody finds before `settle`. Requires room."""
+        """Blocks for those that are not cached, by their numbers; they cannot be found before `settle`. Requires
+        room."""
         numbers = [number for number, block in self.found(sequence, length).items() if block is None]
         return dict(zip(numbers, self._pool.reserve(len(numbers)), strict=True))
 
     def settle(self, sequence: CachedSequence, reserved: dict[int, int], filled: bool) -> None:
-        """Blocks that were reserved can be found from now on, if they are `filled`, where nobody has computed them
+        """If the reserved blocks are `filled`, they can be found from now on, unless another request has computed them
         meanwhile."""
         for number, block in reserved.items():
             if filled and self._cache.can_publish(sequence.key(number, self._block_size), block):

@@ -24,7 +24,7 @@ _WITHOUT = {
 
 
 def measure(options: LoadTestOptions, as_json: bool = False) -> int:
-    """Put the loads on the server and print what came of them; the exit code is 1 where a load had no answer.
+    """Run the loads on the server and print the results; the exit code is 1 if a load got no answer.
 
     as_json: print one JSON value. IccErrors for options that make no load, or a server that does not answer.
     """

@@ -44,6 +44,6 @@ class LoadTestOptions:
     seed: int = setting(0, "Of lengths, words and arrivals.")
     json_file: Path | None = setting(None, "Write all figures here.", metavar="FILE")
     traffic_file: Path | None = setting(
-        None, "Write when requests came, and their lengths, for `icc plan --traffic`; of one load.", metavar="FILE"
+        None, "Write arrival times and lengths of one load's requests, for `icc plan --traffic`.", metavar="FILE"
     )
     html: Path | None = setting(None, "Write a report with curves here.", metavar="FILE")

@@ -36,10 +36,10 @@ T = TypeVar("T")
 class EngineLoop:
     """All requests of one executor. Not thread-safe: one thread adds, steps and ends.
 
-    `step` gives outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
-    loop. `speculator` guesses; None if nobody does, or it has failed. `on_fault` gets every exception that a step has
-    met and survived. tail: what is behind the pooling of an engine that embeds. `last_step_tokens`: how many tokens ran
-    in the last call of `step`, 0 where nothing did.
+    `step` returns outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
+    loop. `speculator` guesses; None without speculation, or after it failed. `on_fault` gets every exception of a step
+    after which the loop goes on. tail: what an engine that embeds computes after pooling. `last_step_tokens`: how many
+    tokens ran in the last call of `step`; 0 for none.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class EngineLoop:
         return scheduler
 
     def keep(self, prefixes: PinnedPrefixes) -> None:
-        """Have prefixes in the cache from now on, whatever else is there: those that are not yet are computed before
-        this ends. Requires that nothing is queued."""
+        """Keep prefixes in the cache from now on; those that are missing are computed before this returns. Requires
+        that nothing is queued."""
         self._pinned = prefixes
         prefixes.install(self.scheduler.kv)
         self.requests.shared_length = prefixes.common
@@ -91,17 +91,17 @@ class EngineLoop:
             self.step()
 
     def watch_kv(self) -> None:
-        """Keep what happens to the prefix caches from now on, for `take_kv_events`."""
+        """Record changes of the prefix caches from now on, for `take_kv_events`."""
         self._kv_events = KVEvents()
         self.scheduler.kv.record(self._kv_events)
 
     def take_kv_events(self) -> Sequence[KVEvent]:
-        """What has happened to the prefix caches since the last call; nothing where they are not watched."""
+        """The changes of the prefix caches since the last call; none if they are not watched."""
         return () if self._kv_events is None else self._kv_events.take()
 
     @property
     def scheduler(self) -> Scheduler:
-        """The one at work: after a step that failed, it is another."""
+        """The current scheduler; a failed step replaces it."""
         return self.requests.scheduler
 
     def reset(self) -> None:
@@ -150,10 +150,10 @@ class EngineLoop:
     def step(self) -> list[Output]:
         """Finish one step; outputs of the requests that got a token or ended. Nothing if there is no work.
 
-        A device that samples gets the next step before this one's tokens are looked at, where those do not decide it;
-        one whose parts work one behind the other gets steps of other requests meanwhile.
-        If a step fails, its requests begin anew in an empty cache, in groups (see `Trial`), and the one that fails
-        alone ends with "error". If the device has failed for good, all do, and the exception goes on.
+        A device that samples gets the next step before the host reads this one's tokens, unless it depends on them; a
+        device whose parts work one after the other gets steps of other requests meanwhile. If a step fails, its
+        requests start again in an empty cache, in groups (see `Trial`), and a request that fails alone ends with
+        "error". If the device has failed for good, all requests end, and the exception is raised.
         """
         start, self.last_step_tokens = time.perf_counter(), 0
         if self.requests.trial.group_done:

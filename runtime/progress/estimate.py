@@ -11,10 +11,9 @@ _LEAST_S = 1.0  # of what is limited; below, a factor means nothing
 class TimeEstimate:
     """The seconds left of work whose parts are counted by what they cost (bytes, numbers, tokens), not by how many.
 
-    What is left takes as long, for its amount, as what is done took on average; and a part of which nothing has been
-    heard for a while may take a quarter as long again, at least. What is shown moves towards that by 15 % per second at
-    most, so that a part which is slower than others, or a phase with another rate, shows gradually. The clock is the
-    caller's; seconds.
+    The rest is assumed to take as long, per amount, as the finished part took on average. A part without news for a
+    while is assumed to take at least a quarter longer. The shown estimate moves towards this value by at most 15 % per
+    second, so that slower parts and new phases show gradually. The caller gives the time, in seconds.
     """
 
     def __init__(self, now: float) -> None:
@@ -27,21 +26,21 @@ class TimeEstimate:
 
     @property
     def share(self) -> float | None:
-        """What is done of the current phase, 0 to 1; None where it is not known how much there is."""
+        """The finished share of the current phase, 0 to 1; None if the total is unknown."""
         return min(self._done / self._total, 1.0) if self._total > 0 else None
 
     def update(self, done: float, total: float, now: float) -> None:
-        """Hear at `now` (seconds) that `done` of `total` is done.
+        """Note at `now` (seconds) that `done` of `total` is done.
 
-        A new phase begins now where the total is another or less is done than before. What is done of it by then, such
-        as objects that were cached, took no time.
+        If the total changed, or less is done than before, a new phase begins now. What is already done of it, such as
+        cached objects, took no time.
         """
         if total != self._total or done < self._done:
             self._began = (now, done)
         self._done, self._total, self._heard_at = done, total, now
 
     def left(self, now: float) -> float | None:
-        """Seconds; None where nothing can be said yet."""
+        """Seconds; None while there is no estimate."""
         since, before = self._began
         work, silent = self._done - before, now - self._heard_at
         if work <= 0 or now - since < _SURE_S:

@@ -13,7 +13,7 @@ LOAD = "icc_load"  # the name of what replicas report
 
 
 def replica_load(stats: Stats, slots: int, blocks: int) -> float:
-    """How busy a replica is; 1.0: its batch is full, or its KV cache is. Those that wait count as those that run.
+    """How busy a replica is; 1.0: its batch or its KV cache is full. Waiting sequences count as running ones.
 
     slots: sequences that run at once. blocks: of its KV cache.
     """

@@ -24,8 +24,8 @@ class Tools:
 
 
 def offered(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, parallel: bool) -> Tools:
-    """The tools that the model is shown. Of several of one name the last is meant. choice: as in OpenAI's API, or the
-    name of the tool that must be called. RequestError if one is no tool, or none is the one that must be called."""
+    """The tools that the model is shown; of several with one name, the last. choice: as in OpenAI's API, or the name of
+    the tool that must be called. RequestError if an entry is no tool, or the tool that must be called is missing."""
     functions = {function["name"]: function for function in map(_function, tools or ())}
     most = None if parallel else 1
     if choice == "none":

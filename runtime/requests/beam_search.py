@@ -1,9 +1,9 @@
-"""Beam search: which of all continuations of a prompt go on, and which of those that have ended are the best.
+"""Beam search: which continuations of a prompt go on, and which of the ended ones are the best.
 
 As transformers 5 has it (`GenerationMixin._beam_search`): of all continuations of all beams by one token the likeliest
 are looked at, twice as many as there are beams, or more where more tokens end a text. Those that end, and are among the
 first, are kept by their score, which is the sum of their log-probabilities divided by a power of their length; the best
-of the others go on. Sums are of float32, as there. Standard: what is refused, or copied, is said by others.
+of the others go on. Sums are float32, as there. Other modules refuse requests and copy blocks.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: Embed
 
 
 def score_of(vector: np.ndarray, facts: EmbeddingFacts) -> float:
-    """The score of a pair of texts. Of two labels the second means that they belong together: its probability, where
-    scores are within 0..1."""
+    """The score of a pair of texts. With two labels, the second means that the texts belong together; the score is its
+    probability, if scores are within 0..1."""
     value = float(vector[0]) if len(vector) == 1 else float(vector[1]) - float(vector[0])
     if facts.scores != "sigmoid":
         return value

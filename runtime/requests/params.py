@@ -99,8 +99,8 @@ class SamplingParams:
     )
     regex: str | None = setting(None, "The text matches this regular expression.", metavar="REGEX")
     grammar: str | None = setting(None, "The text follows this grammar in Lark's EBNF.", metavar="TEXT")
-    beams: int = setting(1, "Beam search with so many beams, instead of sampling; 1 is none.")
-    length_penalty: float = setting(1.0, "Of beams: above 0 prefers longer texts, below 0 shorter ones.")
+    beams: int = setting(1, "Beam search with N beams instead of sampling; 1 turns it off.")
+    length_penalty: float = setting(1.0, "For beams: above 0 prefers longer texts, below 0 shorter ones.")
     early_stopping: bool | str = setting(
         False, "Of beams: true, false or never, as transformers has it.", metavar="WHEN", read=stops_early
     )

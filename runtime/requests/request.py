@@ -47,12 +47,12 @@ class IllegalTransition(RuntimeError):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
-    fairly, and only requests of one salt and of equal extras share KV blocks. extras: what it gives per token besides
-    its ids, see `ScheduledSequence.extras`. adapter: what tells the adapter of the request from any other, b"" for
-    none; its extra, the slot, does not: another adapter may have had that. adapter_from: the first token that is
-    computed with it, before which KV blocks are shared with requests without an adapter. first_turn: tokens with which
-    others are likely to begin, too; 0: as the prompt itself tells."""
+    """What decides the order of requests and which KV blocks they share. A lower priority number runs first, clients
+    (API keys) of equal priority get equal shares, and only requests with the same salt and equal extras share KV
+    blocks. extras: inputs per token besides ids, see `ScheduledSequence.extras`. adapter: an id of the request's
+    adapter, b"" for none; unlike its slot, the id is never used again. adapter_from: the first token that is computed
+    with the adapter; blocks before it are shared with requests without one. first_turn: the number of first tokens that
+    other requests probably share; 0: found in the prompt."""
 
     priority: int = 0
     client: str = ""

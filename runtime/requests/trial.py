@@ -9,8 +9,8 @@ from collections.abc import Collection
 class Trial:
     """The requests of a failed step, in groups that run one after the other, with nobody beside them.
 
-    A group that fails is split in two; only whoever was alone in a step that failed is to blame. Whoever gets a token
-    is cleared. So a bad request among n is found in about 2 log2(n) steps, and nobody else ends by it.
+    A group that fails is split in two. Only a request that was alone in a failed step is at fault; a request that gets
+    a token is cleared. One bad request among n is found in about 2 log2(n) steps, and no other request ends.
     """
 
     def __init__(self) -> None:

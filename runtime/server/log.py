@@ -91,7 +91,7 @@ def _word(value: Any) -> str:
 
 
 def configure(options: LogOptions) -> None:
-    """Log to standard error. Of other libraries only warnings are shown."""
+    """Log to standard error; of other libraries, show only warnings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(options))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

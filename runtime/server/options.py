@@ -39,7 +39,7 @@ class ServeOptions:
     """
 
     load: LoadOptions
-    host: str = setting("127.0.0.1", "Address to listen on; others than this machine's need keys.")
+    host: str = setting("127.0.0.1", "Address to listen on; any but this machine's own needs --api-key-file.")
     port: int = setting(8000, "0 takes a free one.")
     grpc_port: int | None = setting(
         None, "Answer routers over gRPC on this port too; 0 takes a free one.", metavar="N", unset="no gRPC"
@@ -52,7 +52,7 @@ class ServeOptions:
         unset="the engine directory's name",
     )
     api_key_file: Path | None = setting(None, "Accepted API keys, one per line.", metavar="FILE")
-    max_queue: int = setting(1024, "Completions accepted beyond a full batch.")
+    max_queue: int = setting(1024, "How many completions may wait beyond a full batch.")
     max_queue_tokens: int = setting(4 << 20, "Tokens of all that is accepted.")
     max_wait_s: float | None = setting(
         None, "Refuse who would wait longer.", names="--max-wait", metavar="S", unset="never"
@@ -63,36 +63,47 @@ class ServeOptions:
     chat_template: Path | None = setting(
         None, "A Jinja chat template instead of the model's, or one of its own by name.", metavar="FILE|NAME"
     )
-    replicas: int = setting(1, "Engine processes that share the requests.", metavar="N")
+    replicas: int = setting(1, "Number of engine processes that share the requests.", metavar="N")
     prefill_replicas: int = setting(0, "So many of these compute long prompts for the others.", metavar="N")
     prefiller: tuple[str, ...] = setting(
         (), "A server that x-prefiller-host-port may name to compute a prompt; repeatable.", metavar="HOST:PORT"
     )
     role: str | None = setting(
-        None, "Compute prompts, or answer them, where servers share the work.", values=lambda: ROLES, unset="both"
+        None,
+        "Compute prompts for other servers, or answer prompts that others compute.",
+        values=lambda: ROLES,
+        unset="both",
     )
-    nixl: bool = setting(False, "KV goes to other hosts, and comes from there, by NIXL where both servers have it.")
+    nixl: bool = setting(False, "Exchange KV with other hosts through NIXL, if both servers have it.")
     devices: str | None = setting(None, "GPUs of the replicas, in turns.", metavar="N,N", unset="--device")
     watermark: Watermark | None = setting(
         None, "Mark every answer for `icc detect`.", metavar=FORM, unset="none", read=watermark_of
     )
     lora: tuple[str, ...] = setting((), "Load this adapter; repeatable.", metavar="NAME=DIR")
-    lora_dir: Path | None = setting(None, "Load adapters of this folder when they are first asked for.", metavar="DIR")
+    lora_dir: Path | None = setting(None, "Load adapters of this folder when a request names them.", metavar="DIR")
     judge: Path | None = setting(
-        None, "Of best_of answers give those that this engine of --task rerank likes best.", metavar="ENGINE"
+        None, "Return the best_of answers that this engine of --task rerank scores highest.", metavar="ENGINE"
     )
     prompt_cache: Path | None = setting(
-        None, "Keep prompts on disk here that requests ask to keep, across restarts.", metavar="DIR", unset="in memory"
+        None,
+        "Keep prompts that requests ask to keep in this folder, across restarts.",
+        metavar="DIR",
+        unset="in memory",
     )
     prompt_cache_bytes: int | None = setting(
         None, "Most disk that they take, in GiB.", names="--prompt-cache-gib", metavar="GIB", unit=1 << 30, unset="16"
     )
     prices: Path | None = setting(
-        None, "Tell what tokens cost and the prefix cache saves, by this JSON file.", metavar="FILE"
+        None,
+        "Report what tokens cost and what the prefix cache saves, by the prices in this JSON file.",
+        metavar="FILE",
     )
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(
-        (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"
+        (),
+        "Allow requests from web pages of this origin (repeatable; * for every origin).",
+        names="--cors-origin",
+        metavar="ORIGIN",
     )
     root_path: str = setting("", "Where a proxy has put this server.", metavar="/PATH")
     ssl_certfile: Path | None = setting(None, "Serve HTTPS with this PEM certificate.", metavar="FILE")

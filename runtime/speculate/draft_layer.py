@@ -2,9 +2,9 @@
 DeepSeek-V3, section 2.2; EAGLE-3, Li et al. 2025): the token after the next one, and from its own hidden states those
 behind it.
 
-Its keys and values lie in the engine's KV cache, at the positions of the hidden states: what is cached, swapped out or
-shared of a request is so with the layer's part. Of a prefix that was found in the cache, the last token's place holds
-what the layer made of the token that followed it then.
+Its keys and values lie in the engine's KV cache, at the positions of the hidden states, and are cached, swapped out and
+shared with the request's blocks. In a prefix from the cache, the last token's place holds what the layer computed for
+the token that followed it then.
 """
 
 from __future__ import annotations

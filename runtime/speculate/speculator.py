@@ -7,8 +7,8 @@ Its phase says what part it has in the step under way:
     IDLE --learn--> IDLE          a step that nobody was asked for, because it ran ahead or its requests are on trial
     RESTING --wake, forget--> IDLE
 
-While it rests it does next to nothing. Most steps of a request whose guesses fail are steps of rest. The pauses in the
-accounts of requests go on meanwhile: they are counted down together when the rest ends.
+While it rests it does almost nothing. Most steps of a request whose guesses fail are steps of rest. When the rest ends,
+the pauses in the accounts of requests are counted down by its steps.
 """
 
 from __future__ import annotations

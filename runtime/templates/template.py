@@ -28,7 +28,7 @@ class TemplateRefused(RequestError):
 
 
 class ChatTemplate:
-    """A template with the settings and globals that transformers gives it.
+    """A template with transformers' settings and globals.
 
     special_tokens: variables such as bos_token. named: further templates, by their names; without any other, `source`
     is "". Raises TemplateRefused if a text is no template of this language.
@@ -144,7 +144,7 @@ def _as_list(content: Any) -> Any:
 
 
 class RaisedByTemplate(Exception):
-    """What a template raises."""
+    """The exception of a template's `raise_exception`."""
 
 
 def _words(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The numbers that Gumbel-max gives tokens of a key and the tokens before: vLLM's, so that either tells the other's
+"""The numbers that Gumbel-max gives tokens by a key and the tokens before. They are vLLM's, so each detects the other's
 texts (vllm/v1/watermarking, its PRF "philox")."""
 
 from __future__ import annotations

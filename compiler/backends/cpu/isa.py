@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the kernels of the block are called by in the source and by the tuner."""
+        """The name of the block's kernels in the source and in the tuner."""
         return f"m{self.rows}_n{self.tiles}" + ("" if self.ahead is None else f"_p{self.ahead}")
 
 
@@ -59,7 +59,7 @@ class Isa:
 
     @property
     def stem(self) -> str:
-        """What its files are called by, without their suffix."""
+        """The name of its files, without their suffix."""
         return self.name if self.system == LINUX else f"{self.name}-{self.system}"
 
     @property
@@ -108,7 +108,7 @@ AVX512 = Isa(
     _blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2)),
     4,
 )
-# Of clients since Alder Lake, which have no AVX-512. The blocks have the fewest instructions per product, with their
+# Intel's client CPUs since Alder Lake, without AVX-512. The blocks have the fewest instructions per product, with their
 # accumulators in 16 registers; nobody has timed them yet.
 AVXVNNI = Isa(
     "avxvnni",
@@ -166,9 +166,9 @@ MAC_LEVELS = (AVX512, AVX2, I8MM, DOTPROD)
 
 
 def find_isas(arch: str, asked: str | None, systems: str | None = None) -> tuple[Isa, ...]:
-    """The levels of a target of an architecture, or those that --isa names instead, with commas: machines, which stand
-    for all their levels, and levels. Of each of the `systems` of --os, with commas (None: Linux); Macs are of either
-    machine unless --isa says otherwise. The best of a machine comes first. UsageError for a name that is none."""
+    """The levels of an architecture, or those of --isa: levels and machines (all of their levels), separated by commas.
+    They are given for each of the `systems` of --os, separated by commas (None: Linux). Macs may be of both machines
+    unless --isa says otherwise. The best level of a machine comes first. UsageError for an unknown name."""
     wanted = {name.strip() for name in (systems or LINUX).split(",")}
     if unknown := sorted(wanted - {*SYSTEMS}):
         raise UsageError(f"--os {systems}: {unknown[0]!r} is unknown", f"choose from: {', '.join(SYSTEMS)}")

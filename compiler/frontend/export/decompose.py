@@ -61,7 +61,7 @@ _RESPELLED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten.t.default: lambda x: _transposed(x, 0, 1),
     aten.transpose.int: _transposed,
 }
-# The same of operators that make a tensor: all operands of the other one.
+# Operators that create a tensor: the general operator, with all operands.
 _CREATED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten.arange.default: lambda end: (aten.arange.start_step, 0, end, 1),
     aten.arange.start: lambda start, end: (aten.arange.start_step, start, end, 1),

@@ -1,7 +1,8 @@
 """Code that treats the sequences of a batch differently, `y[mask] = f(x[mask])`, for a batch of one.
 
-How many sequences a mask lets through depends on values, which no trace takes. Of one sequence it is all or nothing, so
-that f is traced for all and the mask decides what is written. A mask that is only read with is refused.
+The number of sequences that a mask selects depends on values, which a trace does not allow. A batch of one is selected
+as a whole or not at all, so f is traced for it, and the mask decides whether the result is written. A mask that only
+reads is refused.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Substitution:
 
     find: whether a candidate is worth a trial, by its parameters and by the parts of its module.
     small: trials of a candidate on small inputs, of random numbers of the generator; at least one.
-    reference: what the code must compute in every trial. Of a tuple that the code gives, it gives the first values.
+    reference: what the code must compute in every trial; if the code returns a tuple, its first values.
     replacement: functions for a candidate, by the names in its owner that they are put in place of; they leave traced
     ops. One that gives a tensor where the code gives a tuple has None behind it, for final states and the like.
 

@@ -237,8 +237,8 @@ def _constant(values: Tensor) -> bool:
 def follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:
     """Give tied parameters the handle of their source, whichever of the two the checkpoint stores.
 
-    Of two that it stores with different values each keeps its own, and the model is no longer tied there, as
-    transformers does (`PreTrainedModel.tie_weights`).
+    If the checkpoint stores both with different values, each keeps its own and the model is not tied there, as in
+    transformers (`PreTrainedModel.tie_weights`).
     """
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {}) or {}
     for target, source in list(ties.items()):

@@ -15,10 +15,10 @@ _ROUNDS = 3
 
 
 def read_bandwidth(threads: int | None = None, nbytes: int | None = None) -> float:
-    """GB/s of all threads together (default: as many as kernels get), the best of a few rounds; about 0.2 s.
+    """GB/s of all threads together (default: as many as kernels get), the best of a few rounds; takes about 0.2 s.
 
-    nbytes: what is read again and again, such as the weights of a model: what fits in a cache is read from there. None:
-    more than any cache holds.
+    nbytes: how many bytes are read repeatedly, such as a model's weights; small sizes are read from a cache. None: more
+    than any cache holds.
     """
     threads = threads or usable_cores()
     size = min(_SIZE if nbytes is None else nbytes // threads, _SIZE, available_bytes() // (8 * threads))

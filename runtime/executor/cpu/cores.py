@@ -17,10 +17,10 @@ _AS_FAST = 0.7  # of the capacity of the fastest core
 
 
 def usable_cores(among: Collection[int] | None = None) -> int:
-    """Physical cores that this process may use, of those `among` which it is to stay (None: `fast_cores`), within the
-    quotas of its control groups; as many threads is the default.
+    """How many physical cores this process may use: those in `among` (None: `fast_cores`), within the quotas of its
+    control groups. It is the default number of threads.
 
-    Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
+    One of the hyperthreads of a core is enough, because kernels are limited by the core's arithmetic or by memory.
     """
     if among is None:
         count = mac_cores() or physical_cores(fast_cores(allowed_cores()))
@@ -57,8 +57,8 @@ def preferred_cores(threads: int | None = None) -> frozenset[int] | None:
 
 
 def granted_cores() -> float | None:
-    """How many cores' time the quotas of this process's control groups, and of those that hold them, leave; None where
-    there is no quota. Of cgroup v2 (cpu.max) and v1 (cpu.cfs_quota_us)."""
+    """The number of cores that the quotas of this process's control groups and their parents allow; None without a
+    quota. Reads cgroup v2 (cpu.max) and v1 (cpu.cfs_quota_us)."""
     found: list[float] = []
     for line in (read_text("/proc/self/cgroup") or "0::/").splitlines():
         number, names, path = (*line.split(":", 2), "", "")[:3]

@@ -31,11 +31,11 @@ MOST_TURNS = 8  # of RankRing in codegen_templates/cpp/stages.h
 
 
 class RankedDevice(CpuDevice):
-    """Rank 0, which has the batches and samples; its library posts what the others do. DeviceError where one of them is
-    gone: the engine must be loaded again then.
+    """Rank 0, which has the batches and samples; its library tells the others what to do. DeviceError if one of them
+    has ended: the engine must then be loaded again.
 
-    Of a pipeline whose ranks have cores of their own, as many steps may be under way as it has stages: `run` returns
-    when rank 0 has done its part of a step, which the others go on with.
+    A pipeline whose ranks have cores of their own may have as many steps in progress as stages: `run` returns when rank
+    0 has done its part of a step, and the others continue.
 
     threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice.
     """

@@ -32,7 +32,7 @@ def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
     """DeviceError saying what the engine needs, what there is, and what to do.
 
     Cubins and hsacos are for one architecture. Those of sm_80 would load on sm_86 and sm_89, whose multiprocessors have
-    less shared memory than their kernels were made for. Of gfx942 (9.4), the last digit is the driver's to mind.
+    less shared memory than their kernels were made for. The driver checks the last digit of gfx942 (9.4).
     """
     hip = needs.arch.startswith("gfx")
     major, minor = (int(needs.arch[3:-2]), int(needs.arch[-2])) if hip else divmod(int(needs.arch[3:]), 10)

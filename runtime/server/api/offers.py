@@ -23,7 +23,7 @@ class Offer(Tools):
 def offer_of(request: ChatRequest) -> Offer:
     """What a request offers; HttpError 400 if it asks for a tool that it does not have.
 
-    Of several tools of one name the last is meant. Tools that may not be called are not shown.
+    If several tools have one name, the last counts. Tools that must not be called are not shown.
     """
     legacy = bool(request.functions) and not request.tools
     field = "function_call" if legacy else "tool_choice"

@@ -277,7 +277,7 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     model: str | None = None
 
 
-# Of an adapter, which may be one in --lora-dir: 255 bytes is the longest that a file system takes.
+# Names of adapters may be files of --lora-dir, and file systems take at most 255 bytes.
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})?$"
 
 

@@ -19,7 +19,8 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """Messages over a connected socket. What the socket does not take now is kept and sent with what follows."""
+    """Messages over a connected socket. Bytes that the socket does not take now are kept and sent with the next
+    message."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

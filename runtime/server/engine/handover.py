@@ -15,11 +15,12 @@ from .messages import Delta, DropKV, Embedded, KVGiven, PromptLogprobs, Submit, 
 
 
 class Handover(EngineStream):
-    """What comes back of a prompt from the replica that computes it: parts of its KV, of which the replica that will
-    answer is told at once, and a token that nobody needs.
+    """A prompt that one replica computes for another. Parts of its KV come back, which are announced to the answering
+    replica at once, and one token, which is dropped.
 
-    prompt: the whole request for it. target: the replica that answers. ended: is called once, when the KV is there or
-    the computing replica has failed; then `submit` is what is to be sent, without what could not be computed there.
+    prompt: the request to the computing replica. target: the replica that answers. ended: is called once, when all KV
+    is there or the computing replica has failed; `submit` is then the prompt for `target`, with the KV that was
+    computed.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Handover(EngineStream):
             self.target.tell(TakeKV(found.name, self.prompt.submit.salt))
 
     def drop(self) -> None:
-        """Nobody waits for the prompt: what was given of it is not taken."""
+        """Give up the prompt: its KV is not taken."""
         if self._name and self.target_stays:
             self.target.tell(DropKV(self._name))
 

@@ -12,7 +12,7 @@ from ...kv.config import GroupConfig
 from ...kv.policy import CachePolicy, KeepAll, Latest, Window
 from ...kv.prefix_cache import BlockKey
 
-# Of the memory that the engine computes in, also a CPU's: routers take "CPU" for what was moved out of that.
+# The medium of every block, on CPUs too: routers take "CPU" to mean memory that blocks were moved out to.
 MEDIUM = "GPU"
 
 

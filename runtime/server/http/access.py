@@ -1,4 +1,4 @@
-"""Access: what stands around everything. The id of a request, its line in the log, and the paths of a proxy."""
+"""Access: wraps all routes. It gives each request an id and a line in the log, and handles a proxy's path prefix."""
 
 from __future__ import annotations
 

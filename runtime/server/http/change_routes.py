@@ -1,4 +1,4 @@
-"""POST /v1/refit and /v1/engine: the server goes on with other weights, or another engine of the same model."""
+"""POST /v1/refit and /v1/engine: the server takes up other weights, or another engine of the same model."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def add_responses(app: FastAPI, parts: ServerParts) -> None:
 
     @app.websocket("/v1/responses")
     async def socket(websocket: WebSocket) -> None:
-        """The same as events of a connection that stays; each message asks for one response."""
+        """Responses over a WebSocket, as events; each message asks for one response."""
         await ResponsesSocket(parts, websocket).serve()
 
     @app.get("/v1/responses/{response_id}", **operation(ResponseResource, errors=(404,)))

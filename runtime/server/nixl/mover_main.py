@@ -1,7 +1,7 @@
 """`python -m icc.runtime.server.nixl.mover_main FD`: the NIXL process. FD: its socket.
 
-It is a process of its own because whoever reaches the ports that NIXL opens may reach what is in its memory: files of
-KV that were published, no keys and no model. What ends it ends no server.
+It is a separate process because anyone who reaches NIXL's ports may reach its memory. It holds published KV files only,
+no keys and no model, and its end does not end the server.
 """
 
 from __future__ import annotations

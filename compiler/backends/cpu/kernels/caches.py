@@ -10,11 +10,11 @@ from ...cache_table import CacheTable
 
 @dataclass(frozen=True)
 class CacheType:
-    """A C++ type of the elements of a cache. integer: products are of its codes, as 16-bit integers.
+    """A C++ type of the elements of a cache. integer: its codes are multiplied as 16-bit integers.
 
     header: a file of templates (`add_templates`) under cpp/ that declares the type where kv.h does not, a struct of one
-    byte with `vload` and `vload_n` (sixteen floats of its codes, or the first n), and says how a float becomes one:
-    `Coding<T>` with a scale per vector, or `assign` where `is_scaled<T>()` is said to be false. "" for none.
+    byte with `vload` and `vload_n` (the floats of sixteen codes, or of the first n), and defines how a float becomes a
+    code: `Coding<T>` with a scale per vector, or `assign` and an `is_scaled<T>()` that is false. "" for none.
     """
 
     ctype: str

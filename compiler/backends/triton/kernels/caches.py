@@ -15,10 +15,10 @@ LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 class CacheElements:
     """What kernels read of a page: elements of the Triton type `element`.
 
-    product: Triton's type of what they are multiplied as; "" for codes, which are brought to the type of the queries.
-    macros: a template with macros `unpack` and `pack`, of the Triton functions `numbers` (what codes stand for, but for
-    what lies beside them) and `quantize` (codes of float32 rows, and their scales where numbers are scaled), or `pack`
-    of packed codes. "" for floats as they are.
+    product: the Triton type in which they are multiplied; "" for codes, which are converted to the type of the queries.
+    macros: a template with two macros. `unpack` is the body of the Triton function `numbers` (the floats that codes
+    stand for, without scales); `pack` defines `quantize` (codes of float32 rows, with scales if any), or
+    `pack` of packed codes. "" for floats, which are stored as they are.
     """
 
     element: str

@@ -74,8 +74,8 @@ class BlockRows(CodeGroups):
 
     @property
     def groups_each(self) -> int:
-        """Groups that a product of a step takes at once. Of codes in halves and quarters of bytes Triton makes operands
-        32 values wide, and multiplies narrower ones wrongly (objects/operands.py)."""
+        """Groups that a product of a step takes at once. With codes in halves and quarters of bytes, Triton makes
+        operands 32 values wide, and multiplies narrower ones wrongly (objects/operands.py)."""
         return 2 if self.bits < 8 and self.group < 32 else 1
 
     @property

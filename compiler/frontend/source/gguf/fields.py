@@ -34,10 +34,10 @@ Expected = Any  # a value, an UnreadKey, or a function that gives one of them fo
 class Field:
     """One key of a file, behind its architecture's name.
 
-    path: where the configuration has it. Of several names it is the first that the type of the configuration has;
-    "a.b" is b of the dict a; () is nowhere. default: what the configuration has for a file without the key, where its
-    type has something there; None: the type's own. expect: what the file may say where the configuration does not have
-    it, because it has no place for it or a rule put something else there.
+    path: its place in the configuration; among several names, the first that the configuration's type has; "a.b" is b
+    of the dict a; () is none. default: the value in the configuration for a file without the key; None: the type's own
+    default. expect: the values that a file may have if the configuration has no place for the key, or a rule put
+    another value there.
     """
 
     key: str

@@ -75,7 +75,7 @@ HANDLERS.handles("OneHot")(one_hot)
 
 @HANDLERS.handles("CumSum")
 def cumsum(c: OnnxCall) -> Any:
-    """CumSum from the first element on. Of a padding mask of ones it is the positions from 1."""
+    """CumSum from the first element on. For a padding mask of ones it is the positions from 1."""
     if c.attribute("exclusive", 0) or c.attribute("reverse", 0):
         raise Refused("a running sum of this kind")
     value, axis = c.tensor(0), int(c.known(1).item())

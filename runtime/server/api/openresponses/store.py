@@ -18,8 +18,8 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response; `items` is the whole conversation that it answered, those of earlier responses included. Of them, the
-    last `given` were in its own request."""
+    """A response. `items` is the whole conversation that it answered, with those of earlier responses; the last `given`
+    items were in its own request."""
 
     response: Response
     items: list[Item]
