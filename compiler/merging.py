@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from ..passes.quantize.select import retype, set_weight
-from ..runtime.adapters.adapter import Adapter, Change, named_as
+from ..runtime.adapters.adapter import Adapter, Change, named_as, told_idle
 from ..runtime.adapters.bases import other_base, published_name
 from ..runtime.adapters.experts import with_experts_together
 from ..runtime.adapters.reader import read_adapter
@@ -43,7 +43,7 @@ def merge_from(path: Path, graph: Graph, source: ModelSource, request: CompileRe
     """Read an adapter and merge it; the directory with the tokenizer of what that gives, which is the adapter's where
     it has made the vocabulary another one. Raises as `read_for` and `merge_adapter`."""
     before, adapter = graph.info.vocab_size, read_for(graph, source, path)
-    given = merge_adapter(graph, adapter)
+    given = merge_adapter(graph, adapter, reporter.warn)
     if told := other_base(adapter, published_name(request.options.model)):
         reporter.warn(told)
     if given and request.options.quant == "none":
@@ -56,11 +56,12 @@ def merge_from(path: Path, graph: Graph, source: ModelSource, request: CompileRe
     return path if own else source.files
 
 
-def merge_adapter(graph: Graph, adapter: Adapter) -> int:
+def merge_adapter(graph: Graph, adapter: Adapter, tell: Callable[[str], object] = lambda line: None) -> int:
     """Change the weights of a graph as it was traced; how many of them came quantized, and no longer are.
 
-    Weights stay lazy: what is added is computed when a weight is loaded. AdapterError naming the first weight that the
-    model does not have, or has in another shape, and for an adapter that counts from some tokens on only.
+    Weights stay lazy: what is added is computed when a weight is loaded. tell: is called with what was left out, see
+    `Change.is_idle`. AdapterError naming the first weight that the model does not have, or has in another shape, and
+    for an adapter that counts from some tokens on only.
     """
     if adapter.invocation:
         raise AdapterError(
@@ -70,8 +71,12 @@ def merge_adapter(graph: Graph, adapter: Adapter) -> int:
     shapes = {name: tuple(weight.shape) for name, weight in graph.weights.items()}
     given, adapter = 0, named_as(with_experts_together(adapter, shapes), graph.weights)
     resized: dict[str, tuple[int, ...]] = {}
+    idle: list[str] = []
     for name, change, shared in _one_by_one(adapter):
         readers = _meant(graph, name, shared)
+        if not readers and change.is_idle and len(idle) + 1 < len(adapter.changes):
+            idle.append(name)
+            continue
         if not readers:
             raise AdapterError(f"{adapter.path}: the model has no weight {name}", _CHECK)
         weight, users = graph.weight(readers[0][0]), [user for _, user in readers]
@@ -87,6 +92,8 @@ def merge_adapter(graph: Graph, adapter: Adapter) -> int:
             _add_bias(graph, users, name, change.bias)
     settle_vocabulary(graph, resized)
     retype(graph)
+    if idle:
+        tell(told_idle(adapter, idle))
     return given
 
 

@@ -81,6 +81,17 @@ class Change:
     transposed: bool = False
     frozen: bool = False
 
+    @property
+    def is_product(self) -> bool:
+        """Whether B A is added, and nothing else is done."""
+        others = (self.whole, self.rows, self.start, self.magnitude, self.bias)
+        return self.low_rank is not None and all(one is None for one in others)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it leaves every weight as it is: B is all zeros, as of layers that training never read."""
+        return self.is_product and self.low_rank is not None and not self.low_rank.b.any()
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -112,6 +123,14 @@ class Adapter:
         size = len(tokens)
         found = (at for at in range(len(prompt) - size, -1, -1) if tuple(prompt[at : at + size]) == tokens)
         return next(found, None)
+
+
+def told_idle(adapter: Adapter, names: Sequence[str]) -> str:
+    """What to tell of changes that were left out, by the names of their weights; "" where there are none."""
+    if not names:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{adapter.path}: {names[0]}{more} left out: nothing here reads it, and its B is all zeros"
 
 
 def named_as(adapter: Adapter, known: Collection[str]) -> Adapter:

@@ -36,12 +36,16 @@ def with_experts_together(adapter: Adapter, shapes: Mapping[str, Sequence[int]])
         matrix, half = _MATRIX[found[3]] if found else ("", 0)
         weight = known.get((found[1], matrix)) if found else None
         low_rank = change.low_rank
-        if found is None or weight is None or low_rank is None or change != Change(low_rank=low_rank):
+        if found is None or weight is None or low_rank is None or not change.is_product or change.transposed:
             rest[name] = change
             continue
         experts, n, k = shapes[weight]
         rows = n // _HALVES[matrix]
-        if int(found[2]) >= experts or (low_rank.b.shape[-2], low_rank.a.shape[-1]) != (rows, k):
+        if (
+            int(found[2]) >= experts
+            or (low_rank.b.shape[-2], low_rank.a.shape[-1]) != (rows, k)
+            or low_rank.rank > max(rows, k)
+        ):
             rest[name] = change
             continue
         groups[weight, matrix][int(found[2]), half] = low_rank

@@ -35,11 +35,22 @@ def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeigh
     """RequestError naming the first change for which the engine has no room: of a layer without any, of a larger rank
     or another shape, or of a kind that it cannot compute beside its own weights."""
     sites = {site.parameter: site for site in plan.sites}
-    for name, change in spread(plan, adapter.changes, base).items():
+    changes = spread(plan, adapter.changes, base)
+    idle = idle_without_room(plan, adapter)
+    for name, change in changes.items():
         site = sites.get(name)
+        if name in idle and len(idle) < len(changes):
+            continue
         if problem := _problem(plan, site, change, base):
             hint = f"merge it when the model is compiled (--lora){_other_room(site, change)}"
             raise RequestError(f"adapter {called} ({adapter.path}): {name}: {problem}", hint, field="adapter")
+
+
+def idle_without_room(plan: AdapterPlan, adapter: Adapter) -> list[str]:
+    """The weights for which an engine has no room, and needs none: an encoder's pooler, say, which training with
+    another pooling never read."""
+    known = {site.parameter for site in plan.sites}
+    return [name for name, change in adapter.changes.items() if name not in known and change.is_idle]
 
 
 def check_invocation(vocab_size: int, called: str, adapter: Adapter) -> None:

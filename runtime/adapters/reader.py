@@ -57,8 +57,13 @@ def read_adapter(path: Path, names: GgufNames | None = None, digest: bytes = b""
         hint = f"it must have {CONFIG_FILE}, {WEIGHTS_FILE}; or give a GGUF file"
         raise AdapterError(f"{path} is no directory with an adapter", hint)
     raw, config = read_config(path)
-    if not (path / WEIGHTS_FILE).exists() and (path / "adapter_model.bin").exists():
-        raise AdapterError(f"{path} has a pickle, which can run programs", "save it again with peft, as safetensors")
+    if not (path / WEIGHTS_FILE).exists():
+        if (path / "adapter_model.bin").exists():
+            raise AdapterError(
+                f"{path} has a pickle, which can run programs", "save it again with peft, as safetensors"
+            )
+        if (path / f"{WEIGHTS_FILE}.index.json").exists():
+            raise AdapterError(f"{path} is in several files", f"save it again with peft, as one {WEIGHTS_FILE}")
     tensors = AdapterTensors(path / WEIGHTS_FILE)
     changes = _KeyReader(config, tensors).changes()
     invocation = tuple(config.alora_invocation_tokens or ())

@@ -19,11 +19,11 @@ import numpy as np
 
 from ..errors import RequestError
 from ..format.adapters import AdapterPlan
-from .adapter import Adapter, named_as
+from .adapter import Adapter, named_as, told_idle
 from .base_weights import BaseWeights
 from .bases import other_base
 from .experts import with_experts_together
-from .fitting import check_fits, check_invocation
+from .fitting import check_fits, check_invocation, idle_without_room
 from .gguf import GgufNames
 from .packing import Packed, pack_slot, slot_bytes
 from .reader import read_adapter, stamp_of
@@ -74,7 +74,8 @@ class ResidentAdapters:
     vocab_size: int = 0
     _known: dict[str, Adapter] = field(default_factory=dict, init=False)
     _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # the last used at the end
-    _packed: OrderedDict[bytes, Packed] = field(default_factory=OrderedDict, init=False)
+    # adapters at their scales, ready to be written, with their digests; the last used at the end
+    _packed: OrderedDict[bytes, tuple[bytes, Packed]] = field(default_factory=OrderedDict, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
     _thread: ThreadPoolExecutor = field(init=False)
 
@@ -113,11 +114,13 @@ class ResidentAdapters:
         check_fits(self.plan, name, adapter, self.base)
         check_invocation(self.vocab_size, name, adapter)
         packed = pack_slot(self.plan, adapter, self.base)
-        if told := other_base(adapter, self.model):
-            log.warning("adapter %s: %s", name, told)
+        for told in (other_base(adapter, self.model), told_idle(adapter, idle_without_room(self.plan, adapter))):
+            if told:
+                log.warning("adapter %s: %s", name, told)
         with self._lock:
             self._known[name] = replace(adapter, changes={}, stamp=stamp)
-            self._keep(adapter.digest, packed)
+            self._keep(adapter.digest, adapter.digest, packed)
+            self._forget_unknown()
         return adapter
 
     def remove(self, name: str) -> None:
@@ -125,6 +128,7 @@ class ResidentAdapters:
         with self._lock:
             self._check(name)
             del self._known[name]
+            self._forget_unknown()
 
     def place(self, name: str, scale: float = 1.0) -> Loaded | None:
         """The adapter times `scale` in its slot, kept there until `release`; None while it is on its way, or all slots
@@ -212,7 +216,7 @@ class ResidentAdapters:
         """In the thread that loads."""
         key = _scaled_key(adapter.digest, scale)
         with self._lock:
-            packed = self._packed.get(key)
+            _, packed = self._packed.get(key, (b"", None))
         if packed is None:
             is_as_it_was = adapter.stamp == stamp_of(adapter.path) != ()
             again = self._read(adapter.path, adapter.digest if is_as_it_was else b"")
@@ -220,18 +224,24 @@ class ResidentAdapters:
                 raise RequestError(f"{adapter.path} has changed since it was loaded", "load it again", field="adapter")
             packed = pack_slot(self.plan, again, self.base, scale)
             with self._lock:
-                self._keep(key, packed)
+                self._keep(key, adapter.digest, packed)
         for pool in self.plan.pools:
             place = pool.first + slot
             for rank, part in enumerate(packed[pool.weight]):
                 if part.size:
                     self.writer.write_pool(pool.weight, place * part.nbytes, part, rank if pool.cuts else -1)
 
-    def _keep(self, key: bytes, packed: Packed) -> None:
-        self._packed[key] = packed
+    def _keep(self, key: bytes, digest: bytes, packed: Packed) -> None:
+        self._packed[key] = digest, packed
         self._packed.move_to_end(key)
-        while len(self._packed) > 1 and sum(map(slot_bytes, self._packed.values())) > self.host_bytes:
+        while len(self._packed) > 1 and sum(slot_bytes(one) for _, one in self._packed.values()) > self.host_bytes:
             self._packed.popitem(last=False)
+
+    def _forget_unknown(self) -> None:
+        """Let go of what no name stands for any more."""
+        known = {adapter.digest for adapter in self._known.values()}
+        for key in [key for key, (digest, _) in self._packed.items() if digest not in known]:
+            del self._packed[key]
 
 
 def _scaled_key(digest: bytes, scale: float) -> bytes:

@@ -47,6 +47,7 @@ class AdapterTensors:
             raise self._damaged(f"its header is not valid: {error}") from None
         for name, entry in self._entries.items():
             self._check(name, entry)
+        self._check_order()
 
     @property
     def names(self) -> list[str]:
@@ -60,7 +61,8 @@ class AdapterTensors:
         found = np.frombuffer(self.raw, dtype, prod(entry.shape), self._start + first).reshape(entry.shape)
         if entry.dtype == "BF16":
             found = bf16_values(found)
-        values = found.astype(np.float32)
+        with np.errstate(over="ignore"):  # of float64, which is told below
+            values = found.astype(np.float32)
         if not np.isfinite(values).all():
             raise self._damaged(f"tensor {name!r} has values that are not finite")
         return values
@@ -76,6 +78,17 @@ class AdapterTensors:
         length = prod(entry.shape) * _DTYPES[entry.dtype].itemsize
         if not 0 <= first <= last <= len(self.raw) - self._start or last - first != length:
             raise self._damaged(f"tensor {name!r} is not {length} bytes of it")
+
+    def _check_order(self) -> None:
+        """That each byte belongs to one tensor, as the format has it: many that share bytes would fill the memory, and
+        of two that have one name the first is lost."""
+        end = 0
+        for name, entry in sorted(self._entries.items(), key=lambda item: item[1].data_offsets):
+            if entry.data_offsets[0] != end:
+                raise self._damaged(f"tensor {name!r} does not begin where the one before it ends")
+            end = entry.data_offsets[1]
+        if end != len(self.raw) - self._start:
+            raise self._damaged(f"its last {len(self.raw) - self._start - end} bytes belong to no tensor")
 
     def _damaged(self, reason: str) -> AdapterError:
         return AdapterError(f"{self.path}: {reason}", "download it again")

@@ -8,6 +8,7 @@ from .batch import BatchArray
 
 ADAPTER = BatchArray("adapter", ("T",), fill=-1)  # the slot of the adapter of a token's row, -1 for none
 MAX_RANK = 256
+DORA = "+dora"
 ADAPTER_SECTION = "adapters"  # the section that runs where a row of a batch has one
 
 
@@ -74,6 +75,20 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     base_bias: str = ""
 
 
+class AdapterRoom(msgspec.Struct, frozen=True, array_like=True):
+    """Which adapters fit: of at most this rank, of these weights, by name; those again, with DORA behind the name, that
+    may have magnitudes."""
+
+    rank: int
+    sites: tuple[str, ...]
+
+    def lacking(self, other: AdapterRoom) -> str:
+        """What `other` has room for and this has none for, in words; "" for nothing."""
+        if self.rank < other.rank:
+            return f"rank {other.rank}"
+        return next(iter(sorted(set(other.sites).difference(self.sites))), "")
+
+
 class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Room for `slots` adapters of at most this rank in memory at once. gguf: what llama.cpp calls the model's
     architecture; "" where it has none."""
@@ -83,3 +98,9 @@ class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     pools: list[Pool]
     sites: list[AdapterSite]
     gguf: str = ""
+
+    @property
+    def room(self) -> AdapterRoom:
+        """Which adapters fit."""
+        magnitudes = [f"{site.parameter}{DORA}" for site in self.sites if site.gain]
+        return AdapterRoom(self.rank, (*(site.parameter for site in self.sites), *magnitudes))

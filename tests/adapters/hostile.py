@@ -69,6 +69,34 @@ def empty_tensors(count: int) -> Damage:
     return damage
 
 
+def placed(*entries: tuple[str, int, int], nbytes: int = 64) -> Damage:
+    """With tensors of float32 by name, first and last byte, as JSON has them, in so many bytes."""
+    parts = [
+        json.dumps(name) + ":" + json.dumps({"dtype": "F32", "shape": [(end - at) // 4], "data_offsets": [at, end]})
+        for name, at, end in entries
+    ]
+    header = ("{" + ",".join(parts) + "}").encode()
+    return raw(len(header).to_bytes(8, "little") + header + bytes(nbytes))
+
+
+def with_long_header(folder: Path) -> None:
+    """With a header of 100 MB, which are there."""
+    raw((100 << 20).to_bytes(8, "little"))(folder)
+    os.truncate(folder / WEIGHTS, (100 << 20) + 8)
+
+
+def in_parts(folder: Path) -> None:
+    """As transformers divides large files."""
+    (folder / WEIGHTS).rename(folder / "adapter_model-00001-of-00002.safetensors")
+    (folder / f"{WEIGHTS}.index.json").write_text("{}")
+
+
+def pickled(folder: Path) -> None:
+    """With a pickle in place of its tensors."""
+    (folder / WEIGHTS).unlink()
+    (folder / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/pickled'\ntR.")
+
+
 def linked(name: str, target: str) -> Damage:
     """With a link in place of a file."""
 
@@ -133,6 +161,22 @@ ADAPTERS: dict[str, tuple[Damage, str]] = {
         empty_tensors(100_001), "it has 100001 tensors, more than 100000",
     ),
     "a header of exabytes": (raw((1 << 60).to_bytes(8, "little") + b"{}"), "its header is longer than the file"),
+    "a header of 100 MB": (with_long_header, "its header is longer than the file, or than 32 MiB"),
+    "bytes of two tensors": (
+        placed(("a", 0, 64), ("b", 32, 64)), "tensor 'b' does not begin where the one before it ends",
+    ),
+    "a name twice": (
+        placed((f"{Q}.x", 0, 32), (f"{Q}.x", 32, 64)), "q_proj.x' does not begin where the one before it ends",
+    ),
+    "bytes of no tensor": (placed(("a", 0, 32)), "its last 32 bytes belong to no tensor"),
+    "floats of 8 bits": (
+        _key(f"{Q}.lora_A.weight", torch.zeros(4, 64).to(torch.float8_e4m3fn)), "is of type F8_E4M3, not",
+    ),
+    "floats of 64 bits that 32 do not hold": (
+        _key(f"{Q}.lora_A.weight", torch.full((4, 64), 1e300, dtype=torch.float64)), "not finite",
+    ),
+    "in several files": (in_parts, "is in several files"),
+    "a pickle": (pickled, "has a pickle, which can run programs"),
     "integers": (_key(f"{Q}.lora_A.weight", torch.zeros(4, 64, dtype=torch.int8)), "is of type I8, not"),
     "not a number": (_key(f"{Q}.lora_A.weight", torch.full((4, 64), float("nan"))), "not finite"),
     "infinite": (_key(f"{Q}.lora_B.weight", torch.full((64, 4), float("inf"))), "not finite"),

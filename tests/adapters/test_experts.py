@@ -13,6 +13,8 @@ import pytest
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.merging import merge_adapter
+from icc.runtime.adapters.adapter import Adapter, Change, LowRank
+from icc.runtime.adapters.experts import with_experts_together
 from icc.runtime.adapters.reader import read_adapter
 from icc.runtime.errors import AdapterError, RequestError
 from peft_models import adapted_logits, save_adapter
@@ -102,3 +104,12 @@ def test_what_does_not_fit(model: Callable[[str], Path], engine: Callable[..., P
     save_file(wrong, alone / "adapter_model.safetensors")
     with pytest.raises(AdapterError, match=r"the model has no weight .*experts\.99\."):
         merge_adapter(load_graph(model("mixtral")), read_adapter(alone))
+
+
+def test_experts_that_are_no_plain_products_stay_as_they_are() -> None:
+    """With magnitudes (DoRA), or of a rank that would take all memory for the others: they are refused by name."""
+    name, shapes = "model.layers.0.mlp.experts.0.down_proj.weight", {"model.layers.0.mlp.experts.down_proj": (4, 6, 8)}
+    for rank, magnitude, is_kept in ((2, None, False), (2, np.ones(6, np.float32), True), (9, None, True)):
+        low = LowRank(np.ones((rank, 8), np.float32), np.ones((6, rank), np.float32), 1.0)
+        adapter = Adapter(Path("a"), b"", "", (), {name: Change(low_rank=low, magnitude=magnitude)})
+        assert (name in with_experts_together(adapter, shapes).changes) is is_kept

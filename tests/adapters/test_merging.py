@@ -103,3 +103,23 @@ def test_what_does_not_fit(model: Callable[[str], Path]) -> None:
     ):
         with pytest.raises(AdapterError, match=message):
             merge_adapter(graph, wrong)
+
+
+def test_layers_that_do_nothing_are_left_out(model: Callable[[str], Path]) -> None:
+    """Where nothing reads them, and others are there; B of zeros is no change of any weight."""
+    q = "model.layers.0.self_attn.q_proj.weight"
+    good, pooler = adapter(q, 64, 64), adapter("pooler.dense.weight", 64, 64).changes["pooler.dense.weight"]
+    assert pooler.low_rank is not None
+    idle = Change(low_rank=LowRank(pooler.low_rank.a, np.zeros((64, 4), np.float32), 1.0))
+    told: list[str] = []
+    both = Adapter(Path("some/adapter"), b"", "", (), {**good.changes, "pooler.dense.weight": idle})
+    merge_adapter(load_graph(model("llama")), both, told.append)
+    assert told == ["some/adapter: pooler.dense.weight left out: nothing here reads it, and its B is all zeros"]
+    magnitudes = Change(low_rank=idle.low_rank, magnitude=np.ones(64, np.float32))
+    for wrong in (pooler, magnitudes):
+        changes = {**good.changes, "pooler.dense.weight": wrong}
+        with pytest.raises(AdapterError, match=r"the model has no weight pooler\.dense"):
+            merge_adapter(load_graph(model("llama")), Adapter(Path("some/adapter"), b"", "", (), changes))
+    with pytest.raises(AdapterError, match=r"the model has no weight pooler\.dense"):
+        alone = Adapter(Path("some/adapter"), b"", "", (), {"pooler.dense.weight": idle})
+        merge_adapter(load_graph(model("llama")), alone, told.append)

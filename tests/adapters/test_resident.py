@@ -149,6 +149,22 @@ def test_an_adapter_that_changes_on_disk_is_refused(monkeypatch: pytest.MonkeyPa
     adapters.close()
 
 
+def test_two_hundred_loads_leave_what_the_last_one_did() -> None:
+    """In place of each other, and under names that are taken away: at scales that were used, too."""
+    adapters, _ = made()
+    held = len(adapters._packed)
+    for number in range(200):
+        adapters.add("n1", Path(str(1 + number % 8)))
+        adapters.add("x", Path(str(20 + number)))
+        loaded = place(adapters, "x", 0.5)
+        assert loaded is not None
+        adapters.release(loaded)
+        adapters.remove("x")
+        assert len(adapters._packed) <= held
+    assert len(adapters.names) == 8 and len(adapters._slots) <= SLOTS
+    adapters.close()
+
+
 def test_where_an_invocation_begins() -> None:
     loaded = Loaded(Adapter(Path("x"), b"", "", (7, 8), {}), b"", 2, None)  # type: ignore[arg-type]
     assert loaded.adapter.begin([1, 7, 8, 3, 7, 8, 9]) == 4

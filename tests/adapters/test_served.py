@@ -108,6 +108,35 @@ def test_a_default_that_is_gone_is_none() -> None:
     asyncio.run(run())
 
 
+def test_of_two_loads_of_one_name_at_once_one_is_refused() -> None:
+    """As where the second comes later; `again` replaces the first in either case."""
+
+    async def go() -> None:
+        engine, adapters = await served()
+        loads = [adapters.load("one", Path(path), again=False) for path in ("first", "second")]
+        found = await asyncio.gather(*loads, return_exceptions=True)
+        assert found[0] is None and isinstance(found[1], HttpError) and found[1].status == 400
+        assert engine.paths == {"one": "first"} and [one.path.name for one in adapters.all] == ["first"]
+        await asyncio.gather(*(adapters.load("one", Path(path)) for path in ("third", "fourth")))
+        assert engine.paths == {"one": "fourth"} and [one.path.name for one in adapters.all] == ["fourth"]
+
+    asyncio.run(go())
+
+
+def test_one_that_is_unloaded_while_it_is_loaded_is_gone() -> None:
+    """Be it loaded in place of itself, or anew: what is asked later counts."""
+
+    async def go() -> None:
+        engine, adapters = await served("one")
+        loading = asyncio.create_task(adapters.load("one", Path("newer")))
+        await asyncio.sleep(0)
+        await adapters.unload("one")
+        await loading
+        assert (engine.known == {"one"}) == adapters.knows("one")  # the two agree, whichever was later
+
+    asyncio.run(go())
+
+
 def test_one_that_is_loaded_anew_while_a_replica_comes_back_is_the_new_one_there() -> None:
     async def go() -> None:
         engine, adapters = await served("one", "two")

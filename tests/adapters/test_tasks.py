@@ -13,9 +13,11 @@ import pytest
 import tokenizers
 import torch
 from icc import SamplingParams
+from icc.runtime.errors import RequestError
 from icc.runtime.llm import LLM
 from icc.runtime.tokenizer import Tokenizer
 from peft_models import save_adapter
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"which word is here the first one last never said a b c d".split()]
@@ -79,6 +81,47 @@ def test_scores_of_pairs(tmp_path: Path) -> None:
         assert [found[i] for i in range(4)] == pytest.approx(torch.tensor(rows).sigmoid().tolist(), abs=2e-5)
         assert max(abs(found[i] - before[i]) for i in range(4)) > 1e-2
         assert {one.index: one.score for one in llm.rerank(query, documents)} == before
+
+
+def test_what_mean_pooling_never_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """PEFT's all-linear has an encoder's pooler, too, which training by the mean leaves as it began: with a B of zeros.
+    It is left out, and told; one that would change something is refused."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    BertModel(BertConfig(**SIZES, initializer_range=0.3)).save_pretrained(model)
+    found = get_peft_model(BertModel.from_pretrained(model), LoraConfig(r=4, target_modules="all-linear")).eval()
+    for name, value in found.named_parameters():
+        if "lora_B" in name and "pooler" not in name:
+            value.data.normal_(std=0.2)
+    found.save_pretrained(adapter)
+    ids = [2, 5, 9, 33, 7, 3]
+    with torch.no_grad():
+        wanted = found(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
+    wanted = (wanted / wanted.norm()).tolist()
+    options: Any = {"target": "native", "task": "embed", "pooling": "mean", "max_batch_size": 4}
+    merged = icc.compile(model, tmp_path / "merged.engine", lora=adapter, **options)
+    with icc.load(merged, threads=1) as llm:
+        assert llm.embed([ids])[0].tolist() == pytest.approx(wanted, abs=2e-5)
+    with icc.load(icc.compile(model, tmp_path / "x.engine", adapters="2x16", **options), threads=1) as llm:
+        llm.load_adapter("own", adapter)
+        assert llm.embed([ids], adapter=["own"])[0].tolist() == pytest.approx(wanted, abs=2e-5)
+        assert llm.embed([ids])[0].tolist() != pytest.approx(wanted, abs=1e-2)
+        [told] = [one.getMessage() for one in caplog.records if one.name == "icc.adapters"]
+        assert (
+            told
+            == f"adapter own: {adapter}: pooler.dense.weight left out: nothing here reads it, and its B is all zeros"
+        )
+        tensors = load_file(adapter / "adapter_model.safetensors")
+        [pooler] = [name for name in tensors if "pooler.dense.lora_B" in name]
+        save_file({**tensors, pooler: torch.ones_like(tensors[pooler])}, adapter / "adapter_model.safetensors")
+        with pytest.raises(RequestError, match=r"pooler\.dense\.weight: the engine has no room"):
+            llm.load_adapter("other", adapter)
+        save_file({name: tensors[name] for name in tensors if "pooler" in name}, adapter / "adapter_model.safetensors")
+        with pytest.raises(RequestError, match=r"pooler\.dense\.weight: the engine has no room"):
+            llm.load_adapter("other", adapter)  # it does nothing at all
 
 
 def byte_tokenizer() -> Tokenizer:

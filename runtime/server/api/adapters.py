@@ -55,7 +55,7 @@ class ServedAdapters:
         self.default: tuple[str, float] | None = None  # of requests that name none
         self._numbers = count()
         self._changing = asyncio.Lock()  # of what the replicas know: one change after the other, on all of them
-        self.engine.on_ready = self._restore
+        self.engine.on_ready, self.engine.on_replaced = self._restore, self._restored
 
     @property
     def all(self) -> list[ServedAdapter]:
@@ -125,16 +125,20 @@ class ServedAdapters:
     async def load(self, name: str, path: Path, again: bool = True) -> None:
         """Load an adapter under a name; `again`: in place of one that has it. HttpError 400 for a name that is taken or
         is none; EngineFailed with the reason of the engine."""
+        self._check(name, again)
+        async with self._changing:
+            self._check(name, again)  # others may have been loaded meanwhile
+            await self.engine.ask(LoadAdapter(0, name, str(path.resolve())))
+            number = self._known[name].number if name in self._known else next(self._numbers)
+            self._known[name] = ServedAdapter(name, path, int(time.time()), number)
+
+    def _check(self, name: str, again: bool) -> None:
         if name in self.model_names or (name in self._known and not again):
             raise HttpError(400, f"there is a model {name!r} already", "lora_name", "invalid_value")
         if not _NAME.fullmatch(name):
             raise HttpError(400, f"{name[:80]!r} is no name for an adapter", "lora_name", "invalid_value")
         if len(self._known) >= MAX_ADAPTERS and name not in self._known:
             raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")
-        async with self._changing:
-            await self.engine.ask(LoadAdapter(0, name, str(path.resolve())))
-            number = self._known[name].number if name in self._known else next(self._numbers)
-            self._known[name] = ServedAdapter(name, path, int(time.time()), number)
 
     async def unload(self, name: str) -> None:
         """Forget an adapter. HttpError 404 if there is none of that name."""
@@ -175,6 +179,11 @@ class ServedAdapters:
         """The engine process of a replica is a new one, and knows no adapter."""
         if self._known:
             self._restoring[replica.number] = asyncio.create_task(self._load_again(replica))
+
+    async def _restored(self, replica: EngineClient) -> None:
+        """Wait until a replica has its adapters again, or is told why not."""
+        if (task := self._restoring.get(replica.number)) is not None:
+            await asyncio.wait([task])
 
     async def _load_again(self, replica: EngineClient) -> None:
         for name in list(self._known):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import IccError
+from ...format.adapters import AdapterRoom
 from ...format.load import open_engine
 from ...format.manifest import FileEntry, Manifest
 from ...format.open_container import open_container
@@ -81,7 +82,7 @@ class EngineChanges:
         self, path: Path, wait_s: float, fields: Sequence[str], files: Callable[[Manifest], Mapping[str, FileEntry]]
     ) -> None:
         try:
-            found, has_room = await asyncio.to_thread(_verified, path, self.signed_by)
+            found, room = await asyncio.to_thread(_verified, path, self.signed_by)
         except IccError as error:
             raise HttpError(409, error.message, code="engine_unreadable") from error
         problem = next((name for name in fields if getattr(self.manifest, name) != getattr(found, name)), "")
@@ -89,20 +90,29 @@ class EngineChanges:
         problem = problem or next((n for n in sorted({*before, *after}) if before.get(n) != after.get(n)), "")
         if problem:
             raise HttpError(409, f"{path} has another {problem}: start a server of it", code="another_engine")
-        if self.adapters.all and not has_room:
-            raise HttpError(409, f"{path} has no room for the adapters that are loaded", code="another_engine")
+        if self.adapters.all and (lacking := _lacking(room, self.engine.room)):
+            raise HttpError(409, f"{path} has no room for {lacking}", code="another_engine")
         await self.engine.reload(wait_s, self.commands(path))
         self.manifest = found
 
 
-def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, bool]:
-    """The manifest of an engine, all files of which are as they were written, and whether it has room for adapters.
-    SignatureError where it is not signed by the key."""
+def _lacking(room: AdapterRoom | None, before: AdapterRoom | None) -> str:
+    """What of the adapters that are loaded may not fit, in words; "" where all fit that did before."""
+    if room is None:
+        return "the adapters that are loaded"
+    lacking = "" if before is None else room.lacking(before)
+    return f"adapters of {lacking}, which the engine that is served has, and some are loaded" if lacking else ""
+
+
+def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, AdapterRoom | None]:
+    """The manifest of an engine, all files of which are as they were written, and its room for adapters. SignatureError
+    where it is not signed by the key."""
     engine = open_engine(path)
     engine.close()
     if signed_by is not None:
         check_signature(open_container(path), engine.manifest, read_public_key(signed_by))
-    return engine.manifest, engine.program.adapters is not None
+    plan = engine.program.adapters
+    return engine.manifest, None if plan is None else plan.room
 
 
 def _program_files(manifest: Manifest) -> Mapping[str, FileEntry]:

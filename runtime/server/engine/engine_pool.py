@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 
 import msgspec
 
 from ...errors import UsageError
+from ...format.adapters import AdapterRoom
 from .engine_client import EngineClient
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
 from .handover import Handover
@@ -48,6 +49,7 @@ class EnginePool:
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
         # called with a replica that has loaded the engine
         self.on_ready: Callable[[EngineClient], None] = lambda replica: None
+        self.on_replaced: Callable[[EngineClient], Awaitable[object]] = _nothing  # awaited before the next one's turn
         for replica in self.replicas:
             replica.on_ready = partial(self._ready, replica)
             replica.on_lost = partial(self._lost, replica.number)
@@ -122,6 +124,11 @@ class EnginePool:
         if not done:
             raise failed
 
+    @property
+    def room(self) -> AdapterRoom | None:
+        """Which adapters fit the engine; None where none do, or none is ready."""
+        return next((facts.adapters for facts in self.ready), None)
+
     def has_adapter(self, name: str) -> bool:
         """Whether a replica that takes prompts knows an adapter."""
         return any(replica.takes and name in replica.loaded for replica in self.replicas)
@@ -150,6 +157,7 @@ class EnginePool:
                 replica.command = command
                 if replica.pid is not None:
                     await replica.reload(wait_s)
+                    await self.on_replaced(replica)
         except BaseException:
             await self._go_back(before, wait_s)
             raise
@@ -191,14 +199,12 @@ class EnginePool:
             handover.drop()
 
     def _send(self, prompt: SentPrompt) -> None:
-        # of equals those first that compute for no others
-        order = [*self.replicas[self._prefills :], *self.replicas[: self._prefills]]
-        takers = [replica for replica in order if replica.takes]
+        adapter, takers = prompt.submit.adapter, self._takers(prompt.submit)
+        if not takers and any(replica.takes for replica in self.replicas):
+            raise EngineFailed(503, f"the adapter {adapter!r} is not loaded now: ask again")
         if len(self.replicas) == 1 or not takers:
             return self.replicas[0].send(prompt)  # which says why it does not
-        adapter, length, keys = prompt.submit.adapter, len(prompt.submit.prompt), prefix_keys(prompt.submit)
-        if adapter:  # one that came back may not have it yet
-            takers = [replica for replica in takers if adapter in replica.loaded] or takers
+        length, keys = len(prompt.submit.prompt), prefix_keys(prompt.submit)
         ranked = self._router.ranked(keys, length, [self._load(replica, adapter) for replica in takers])
         measured, costs, now = [one.costs for one in self.replicas], None, time.monotonic()
         if self._prefills and prompt.runs == 0 and shared(prompt.submit):
@@ -216,6 +222,12 @@ class EnginePool:
             self.replicas[placed.computes].send(SentPrompt(handover, handover.submits[0], placed.tokens))
             self._router.ran(placed.computes, keys, self._capacity)
         self._router.ran(placed.answers, keys, self._capacity)
+
+    def _takers(self, submit: Submit) -> list[EngineClient]:
+        """The replicas that take a prompt and have its adapter, which one that came back may not have again; those
+        first that compute for no others."""
+        order = [*self.replicas[self._prefills :], *self.replicas[: self._prefills]]
+        return [one for one in order if one.takes and (not submit.adapter or submit.adapter in one.loaded)]
 
     def _handed(self, handover: Handover, whole: bool) -> None:
         """A prompt has been computed, or its replica has failed: the one that answers computes what is lacking."""
@@ -240,7 +252,7 @@ class EnginePool:
             if isinstance(prompt.stream, Handover):
                 prompt.stream.fail(error)
                 continue
-            elsewhere = any(replica.takes for replica in self.replicas if replica.number != number)
+            elsewhere = any(replica.number != number for replica in self._takers(prompt.submit))
             if (prompt.begun and not prompt.stream.whole) or prompt.runs >= _MOST_RUNS or not elsewhere:
                 prompt.stream.fail(error)
             else:
@@ -256,6 +268,10 @@ class EnginePool:
         decoding = sum(prompt.stream.left[prompt.submit.id] for prompt in replica.open if prompt.begun)
         has = not adapter or _has(replica, adapter)
         return ReplicaLoad(replica.number, waiting, sequences, slots, usage, has, decoding)
+
+
+async def _nothing(replica: EngineClient) -> None:
+    """What a server without adapters has to do for a replica that was replaced."""
 
 
 def _has(replica: EngineClient, adapter: str) -> bool:

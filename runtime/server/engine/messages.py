@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...format.adapters import AdapterRoom
 from ...query import Query
 from ...requests.params import SamplingParams
 from ...requests.request import Standing
@@ -247,6 +248,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     moves_kv: bool = False  # whether it gives and takes KV
     step_tokens: int = 0  # the most that a step takes
     identity: str = ""  # see identity_of
+    adapters: AdapterRoom | None = None  # which fit; None where there is no room
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):

@@ -87,7 +87,8 @@ class Worker(TaskListener[Prompt]):
         executor, prefix_blocks = self._driver.loop.executor, self._driver.loop.scheduler.kv.prefix_blocks
         blocks = sum(group.num_blocks for group in executor.groups)
         limits = executor.max_batch_size, executor.max_step_tokens
-        facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity)
+        room = None if self._driver.adapters is None else self._driver.adapters.plan.room
+        facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity, room)
         self._channel.send(facts)
         try:
             while True:

@@ -125,6 +125,37 @@ def test_an_adapter_is_loaded_though_a_replica_dies_meanwhile(tmp_path: Path) ->
     run(go())
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_replica_has_an_adapter_again(tmp_path: Path, count: int) -> None:
+    """Prompts that have begun nowhere, and new ones, are to be asked again (503): a replica that does not know the
+    adapter yet would say that there is none (400)."""
+
+    async def go() -> None:
+        engines = pool(tmp_path, count)
+        adapters = ServedAdapters(engines, ("base",), None, {"hang": tmp_path})
+        await engines.start()
+        await adapters.load_first()
+        (tmp_path / "slow").touch()
+        stream = engines.submit([Submit(0, (1, 2, 3), SamplingParams(), adapter="hang")])
+        [last] = [one for one in engines.replicas if _holds(one.open, stream)]
+        for replica in sorted(engines.replicas, key=lambda one: one is last):
+            pid = replica.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda replica=replica, pid=pid: replica.facts is not None and replica.pid != pid)
+        with pytest.raises(EngineFailed, match="the engine died") as lost:
+            await stream.take()
+        with pytest.raises(EngineFailed, match="adapter 'hang' is not loaded now") as refused:
+            engines.submit([Submit(0, (1, 2, 3), SamplingParams(), adapter="hang")])
+        assert lost.value.status == refused.value.status == 503
+        assert await answered_by(engines) in {one.pid for one in engines.replicas}
+        (tmp_path / "slow").unlink()
+        await until(lambda: all(one.loaded == {"hang"} for one in engines.replicas))
+        await engines.stop()
+
+    run(go())
+
+
 def test_a_prompt_follows_the_one_whose_adapter_is_on_its_way(tmp_path: Path) -> None:
     async def go() -> None:
         engines = pool(tmp_path, 2)
@@ -162,6 +193,29 @@ def test_one_that_is_started_again_goes_back_with_the_others(tmp_path: Path) -> 
             assert ("no engine" in str(found[0])) == (kept is good), found
             await until(lambda: len(engines.ready) == 3)
             assert [replica.started_with for replica in engines.replicas] == [kept] * 3
+        await engines.stop()
+
+    run(go())
+
+
+def test_a_change_waits_until_adapters_are_there_again(tmp_path: Path) -> None:
+    """One replica after the other: there is always one that has them."""
+
+    async def go() -> None:
+        engines, other = pool(tmp_path, 2), command(tmp_path, "other")
+        adapters = ServedAdapters(engines, ("base",), None, {"one": tmp_path})
+        await engines.start()
+        await adapters.load_first()
+        first, second = engines.replicas
+        (tmp_path / "slow").touch()
+        change = asyncio.create_task(engines.reload(1, [other] * 2))
+        await until(lambda: first.started_with == other and first.takes)
+        await asyncio.sleep(0.2)
+        assert second.started_with != other and await answered_by(engines, "one") == second.pid
+        (tmp_path / "slow").unlink()
+        await change
+        assert [one.loaded for one in engines.replicas] == [{"one"}] * 2
+        assert [one.started_with for one in engines.replicas] == [other] * 2
         await engines.stop()
 
     run(go())
@@ -221,7 +275,9 @@ class _Job:
 def test_what_was_streamed_does_not_begin_again(tmp_path: Path) -> None:
     async def go() -> None:
         engines = pool(tmp_path, 2)
+        adapters = ServedAdapters(engines, ("base",), None, {"hang1": tmp_path, "hang2": tmp_path})
         await engines.start()
+        await adapters.load_first()
         for whole, adapter in ((True, "hang1"), (False, "hang2")):
             stream = engines.submit([Submit(0, (1,), SamplingParams(), adapter=adapter)], whole)
             stream.push(Delta(stream.first_id, 0, (1,), "a"))
@@ -238,7 +294,7 @@ def test_what_was_streamed_does_not_begin_again(tmp_path: Path) -> None:
                 with pytest.raises(EngineFailed, match="the engine died"):
                     await stream.take()
             engines.close(stream)
-            await until(lambda: len(engines.ready) == 2)
+            await until(lambda: all(len(one.loaded) == 2 for one in engines.replicas))
         await engines.stop()
 
     run(go())

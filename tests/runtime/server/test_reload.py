@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from icc.runtime.format.adapters import AdapterPlan, AdapterRoom, AdapterSite
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.api import changes
 from icc.runtime.server.api.adapters import ServedAdapters
@@ -137,7 +138,7 @@ def test_one_change_at_a_time(monkeypatch: pytest.MonkeyPatch, toy_manifest: Cal
             await go.wait()
 
     pool: Any = Pool()
-    monkeypatch.setattr(changes, "_verified", lambda path, signed_by: (manifest, True))
+    monkeypatch.setattr(changes, "_verified", lambda path, signed_by: (manifest, None))
     found = EngineChanges(
         pool, ServedAdapters(pool, ("m",), None, {}), Path("m.engine"), manifest, True, lambda path: []
     )
@@ -155,3 +156,48 @@ def test_one_change_at_a_time(monkeypatch: pytest.MonkeyPatch, toy_manifest: Cal
         await found.read_again(1)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize(
+    ("room", "lacking"),
+    [
+        (AdapterRoom(16, ("q", "v", "q+dora")), ""),
+        (AdapterRoom(32, ("k", "q", "v", "q+dora", "v+dora")), ""),
+        (AdapterRoom(8, ("q", "v", "q+dora")), "adapters of rank 16"),
+        (AdapterRoom(16, ("q", "q+dora")), "adapters of v"),
+        (AdapterRoom(16, ("q", "v")), r"adapters of q\+dora"),
+        (None, "the adapters that are loaded"),
+    ],
+)
+def test_less_room_for_adapters_than_some_may_need(
+    room: AdapterRoom | None, lacking: str, monkeypatch: pytest.MonkeyPatch, toy_manifest: Callable[..., Any]
+) -> None:
+    """They would be lost one by one when the new engine is asked to load them. Where none is loaded, none is."""
+    manifest, reloads = toy_manifest(), list[float]()
+
+    class Pool:
+        sites = (AdapterSite("q", 1, 1, "a", "b", gain="g"), AdapterSite("v", 1, 1, "a", "b"))
+        room = AdapterPlan(2, 16, [], list(sites)).room
+
+        async def reload(self, wait_s: float, commands: Sequence[Sequence[str]]) -> None:
+            reloads.append(wait_s)
+
+        async def ask(self, question: object) -> None:
+            pass
+
+    pool: Any = Pool()
+    monkeypatch.setattr(changes, "_verified", lambda path, signed_by: (manifest, room))
+    adapters = ServedAdapters(pool, ("m",), None, {})
+    found = EngineChanges(pool, adapters, Path("m.engine"), manifest, True, lambda path: [])
+
+    async def run() -> None:
+        await found.read_again(1)
+        await adapters.load("one", Path("one"))
+        if not lacking:
+            return await found.read_again(1)
+        with pytest.raises(HttpError, match=f"has no room for {lacking}") as refused:
+            await found.read_again(1)
+        assert refused.value.status == 409
+
+    asyncio.run(run())
+    assert len(reloads) == (1 if lacking else 2)
