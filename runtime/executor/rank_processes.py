@@ -225,15 +225,20 @@ def run_rank(descriptor: int, kind: type[H], start: Callable[[H, int, socket.soc
     and what to do until rank 0 ends. Does not return but where it cannot start: with the exit status of its error."""
     die_with_parent()
     with socket.socket(fileno=descriptor) as connection:
-        raw, [shared], *_ = socket.recv_fds(connection, _MOST, 1)
+        raw, shared, *_ = socket.recv_fds(connection, _MOST, 1)
+        if not raw:
+            return 1  # rank 0 has gone
         hello = msgspec.msgpack.decode(raw, type=kind)
         try:
-            answer, follow = start(hello, shared, connection)
+            answer, follow = start(hello, shared[0], connection)
         except IccError as error:
             with suppress(OSError):
                 connection.send(msgspec.msgpack.encode(RankReady(error.message, error.hint)))
             return error.exit_code
-        connection.send(msgspec.msgpack.encode(answer))
+        try:
+            connection.send(msgspec.msgpack.encode(answer))
+        except OSError:
+            os._exit(1)  # rank 0 has gone
         follow()
     os._exit(0)  # nothing is left to give back: its threads may be between two steps
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -139,6 +142,15 @@ def test_the_thread_that_loads_may_end(compiled: Compiled) -> None:
     loader.join()
     with closing(found[0]) as llm:
         assert len(answer(llm)) == 10 and Path(f"/proc/{rank_of(llm)}").exists()
+
+
+def test_a_rank_ends_quietly_where_rank_0_has_gone() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    with theirs:
+        command = [sys.executable, "-P", "-m", "icc.runtime.executor.cpu.rank_main", str(theirs.fileno())]
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_fork_leaves_the_ranks_alone(compiled: Compiled) -> None:
