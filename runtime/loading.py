@@ -49,8 +49,9 @@ def load(options: LoadOptions) -> LLM:
     return open_llm(options)
 
 
-def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
-    """The engine loaded as the options say; see `load`. begun: where `begin` was called already."""
+def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: bool = False) -> LLM:
+    """The engine loaded as the options say; see `load`. begun: where `begin` was called already. shares_cache: see
+    Resources."""
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
@@ -62,13 +63,15 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
             kv_bytes=options.kv_bytes,
             swap_bytes=options.swap_bytes,
             more_blocks=() if compiled is None else tuple(compiled.room()),
+            shares_cache=shares_cache,
         )
         executor = open_executor(engine, resources=own)
         if options.verify_answers:
             _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
-        second = partial(open_executor, resources=replace(own, kv_bytes=None, swap_bytes=0, more_blocks=()))
+        others = replace(own, kv_bytes=None, swap_bytes=0, more_blocks=(), shares_cache=False)
+        second = partial(open_executor, resources=others)
         speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()

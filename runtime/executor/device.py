@@ -35,8 +35,8 @@ class DeviceWork(NamedTuple):
 class HostCache(Protocol):
     """A device whose KV cache lies in host memory."""
 
-    def kv_view(self, offset: int, nbytes: int) -> memoryview:
-        """Bytes [offset, offset + nbytes) of the cache, writable."""
+    def kv_views(self, offset: int, nbytes: int) -> list[memoryview]:
+        """Bytes [offset, offset + nbytes) of the cache, uint8, writable; of several ranks those of each."""
         ...
 
 

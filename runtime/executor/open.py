@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """What an executor may take of this machine. gpu: the device of an engine for GPUs, opened; None for a CPU engine.
     cores: those that kernel threads stay on; None for all that the process may use. more_blocks: of each KV group, for
-    compiled prompts, beside those that a CPU's kv_bytes has. For the others see LoadOptions."""
+    compiled prompts, beside those that a CPU's kv_bytes has. shares_cache: whether the KV caches of several ranks on
+    CPUs are to be in reach, see KVExecutor. For the others see LoadOptions."""
 
     gpu: Cuda | None = None
     threads: int | None = None
@@ -27,6 +28,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None
     swap_bytes: int | None = None
     more_blocks: tuple[int, ...] = ()
+    shares_cache: bool = False
 
 
 def open_executor(
@@ -46,7 +48,7 @@ def open_executor(
         if engine.manifest.ranks > 1:
             from .cpu.ranked import RankedDevice
 
-            return Player(RankedDevice(*asked, more_blocks=given.more_blocks))
+            return Player(RankedDevice(*asked, more_blocks=given.more_blocks, shares_cache=given.shares_cache))
         from .cpu.device import CpuDevice
 
         return Player(CpuDevice(*asked, more_blocks=given.more_blocks))

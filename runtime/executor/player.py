@@ -110,7 +110,8 @@ class Player(Generic[D]):
     def kv_views(self, group: int, block: int) -> list[memoryview]:
         """The bytes of a KV block in each layer; see KVExecutor."""
         assert isinstance(self.device, HostCache)
-        return [self.device.kv_view(*place) for place in self.device.cache.block_places(group, block)]
+        places = self.device.cache.block_places(group, block)
+        return [view for place in places for view in self.device.kv_views(*place)]
 
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
         """Run one step of which each row's largest logit is wanted only: their tokens; see GreedyExecutor."""

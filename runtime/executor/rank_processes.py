@@ -10,10 +10,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread, Timer
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +26,7 @@ from ..format.load import Engine, begin_opening, read_manifest
 from ..parent import deaf_to_signals, die_with_parent
 
 START_S = 120.0  # seconds until a rank has loaded its weights
+HALTED_S = 60  # seconds that a rank may be stopped (SIGSTOP) before it counts as lost
 _END_S = 5.0
 _TOLD_S = 1.0  # seconds from the end of a process's socket until the process itself has ended
 _MOST = 1 << 20  # bytes of a message
@@ -65,6 +68,8 @@ class RankProcesses:
         self._on_loss, self._closing = on_loss, False
         self.lost = ""  # which rank is gone, in words
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._watchers: list[Thread] = []
+        self._begun = Event()  # before that, who starts the ranks sees which have ended
         self.connections: list[socket.socket] = []
         try:
             for hello in hellos:
@@ -73,12 +78,7 @@ class RankProcesses:
         except BaseException:
             self.kill()
             raise
-        self._watchers = [
-            Thread(target=self._watch, args=(number, process), daemon=True, name=f"icc-rank-{number}")
-            for number, process in enumerate(self._processes, 1)
-        ]
-        for watcher in self._watchers:
-            watcher.start()
+        self._begun.set()
 
     @property
     def pids(self) -> list[int]:
@@ -89,21 +89,45 @@ class RankProcesses:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_S)
         self.connections.append(ours)
-        with theirs, deaf_to_signals():  # rank 0 decides when the others end
-            command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
-            self._processes.append(
-                subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_environment())
-            )
+        started: Future[None] = Future()
+        name, asked = f"icc-rank-{hello.rank}", (hello.rank, module, theirs, started)
+        self._watchers.append(Thread(target=self._live, args=asked, daemon=True, name=name))
+        self._watchers[-1].start()
+        started.result()
         socket.send_fds(ours, [msgspec.msgpack.encode(hello)], [descriptor])
 
     def expect_ready(self) -> list[RankReady]:
         """What each rank answers."""
         return [_ready_of(rank, connection) for rank, connection in enumerate(self.connections, 1)]
 
+    def _live(self, number: int, module: str, connection: socket.socket, started: Future[None]) -> None:
+        """A thread that starts a process and stays until that ends: the kernel takes the thread for its parent, with
+        which it ends (see `die_with_parent`), and what loads an engine may be a thread that ends sooner."""
+        try:
+            with connection, deaf_to_signals():  # rank 0 decides when the others end
+                command = [sys.executable, "-P", "-m", module, str(connection.fileno())]
+                process = subprocess.Popen(
+                    command, pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, env=_environment()
+                )
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        self._processes.append(process)
+        if self._closing:  # whoever started it was interrupted
+            process.kill()
+        started.set_result(None)
+        self._watch(number, process)
+
     def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+        halted = _halted_or_ended(process.pid)
+        code = None if halted else process.wait()
+        self._begun.wait()
         if not self._closing:
-            self.lose(f"rank {number} has ended with {code}")
+            said = f"is stopped, for {HALTED_S} s by now" if halted else f"has ended with {code}"
+            self.lose(f"rank {number} {said}")
+        if halted:
+            process.kill()
+            process.wait()
 
     def lose_unreachable(self, rank: int, error: OSError) -> None:
         """A rank does not listen. Where its process has ended, the code that it ended with is the reason."""
@@ -116,6 +140,17 @@ class RankProcesses:
         self.lost = self.lost or reason
         self._on_loss()
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Ranks are told in here that this is the end: those that hang are waited for no longer than it takes."""
+        late = Timer(_END_S, self.lose, ("a rank does not end",))
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+
     def hang_up(self) -> None:
         """Close the connections to the ranks: a rank that waits for an order then ends."""
         for connection in self.connections:
@@ -123,6 +158,7 @@ class RankProcesses:
 
     def kill(self) -> None:
         """Kill the processes, and wait for them."""
+        self._closing = True
         for process in self._processes:
             process.kill()
         self.close()
@@ -130,6 +166,7 @@ class RankProcesses:
     def close(self) -> None:
         """Wait for the processes: those that were told to follow no more end by themselves."""
         self._closing = True
+        self._begun.set()
         self.hang_up()
         for process in self._processes:
             try:
@@ -137,6 +174,23 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _halted_or_ended(pid: int) -> bool:
+    """Wait until a child process ends, or was stopped for HALTED_S seconds of which this process ran; whether it is
+    stopped. The process that has ended is left to be waited for."""
+    ends = os.WEXITED | os.WNOWAIT
+    with suppress(ChildProcessError):  # somebody has waited for it
+        while (found := os.waitid(os.P_PID, pid, ends | os.WSTOPPED)) is not None and found.si_code == os.CLD_STOPPED:
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # it is told of once
+            for _ in range(HALTED_S):
+                if os.waitid(os.P_PID, pid, ends | os.WCONTINUED | os.WNOHANG) is not None:
+                    os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOHANG)
+                    break
+                time.sleep(1)
+            else:
+                return True
+    return False
 
 
 def _ready_of(rank: int, connection: socket.socket) -> RankReady:
@@ -171,15 +225,20 @@ def run_rank(descriptor: int, kind: type[H], start: Callable[[H, int, socket.soc
     and what to do until rank 0 ends. Does not return but where it cannot start: with the exit status of its error."""
     die_with_parent()
     with socket.socket(fileno=descriptor) as connection:
-        raw, [shared], *_ = socket.recv_fds(connection, _MOST, 1)
+        raw, shared, *_ = socket.recv_fds(connection, _MOST, 1)
+        if not raw:
+            return 1  # rank 0 has gone
         hello = msgspec.msgpack.decode(raw, type=kind)
         try:
-            answer, follow = start(hello, shared, connection)
+            answer, follow = start(hello, shared[0], connection)
         except IccError as error:
             with suppress(OSError):
                 connection.send(msgspec.msgpack.encode(RankReady(error.message, error.hint)))
             return error.exit_code
-        connection.send(msgspec.msgpack.encode(answer))
+        try:
+            connection.send(msgspec.msgpack.encode(answer))
+        except OSError:
+            os._exit(1)  # rank 0 has gone
         follow()
     os._exit(0)  # nothing is left to give back: its threads may be between two steps
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import icc
@@ -12,8 +20,15 @@ import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.runtime.commands.memory import certify
+from icc.runtime.errors import DeviceError, UsageError
+from icc.runtime.executor import rank_processes
 from icc.runtime.executor.open import Resources, open_executor
 from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.kv.sequence import CachedSequence
+from icc.runtime.llm import LLM
+from icc.runtime.loading import open_llm
+from icc.runtime.options import LoadOptions
+from icc.runtime.prefixes.blocks import KVBlocks, digest_of, in_reach
 from sizes import soak
 
 Compiled = Callable[..., Any]
@@ -73,3 +88,116 @@ def test_doctor_expects_what_ranks_reach_together(compiled: Compiled) -> None:
         assert both["expect"][name] == alone["expect"][name], name
     ratio = both["expect"]["decode_bytes_per_step"] / alone["expect"]["decode_bytes_per_step"]
     assert 1 <= ratio < 1.3
+
+
+PROMPT = [i * i % 113 + 3 for i in range(50)]
+GREEDY = icc.SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+
+
+def answer(llm: LLM) -> tuple[int, ...]:
+    return tuple(llm.generate([PROMPT], GREEDY)[0].token_ids)
+
+
+def rank_of(llm: LLM) -> int:
+    """The process of rank 1."""
+    [pid] = llm.executor.device.group.pids  # type: ignore[attr-defined]
+    return pid
+
+
+def test_what_ranks_keep_goes_to_disk_and_back(compiled: Compiled) -> None:
+    """Blocks have the parts of all ranks, one behind the other; another process answers with them."""
+    options = LoadOptions(compiled("llama", max_seq_len=64, tensor_parallel=2).engine, threads=2)
+    with open_llm(options) as llm:
+        assert in_reach(llm.executor) is None
+        wanted = answer(llm)
+    with open_llm(options, shares_cache=True) as llm:
+        assert answer(llm) == wanted
+        kv, blocks = llm.loop.scheduler.kv, blocks_of(llm)
+        length = len(PROMPT) // kv.multiple * kv.multiple
+        found = kv.found(CachedSequence(tokens=PROMPT[:length]), length)
+        assert found is not None
+        content, numbers = b"".join(blocks.read(found)), [sorted(held) for held in found]
+    changed = bytearray(content)
+    changed[-blocks.sizes[0] // 4 :] = bytes(blocks.sizes[0] // 4)  # of the last layer, what rank 1 has
+    for given in (content, changed):
+        with open_llm(options, shares_cache=True) as llm:
+            blocks = blocks_of(llm)
+            assert blocks.nbytes(numbers) == len(content)
+            sequence = CachedSequence(tokens=PROMPT[:length])
+            assert blocks.adopt(llm.loop.scheduler.kv, sequence, length, numbers, memoryview(given))
+            assert (answer(llm) == wanted) == (given is content)
+
+
+def blocks_of(llm: LLM) -> KVBlocks:
+    executor = in_reach(llm.executor)
+    assert executor is not None
+    return KVBlocks(digest_of(llm.manifest), executor)
+
+
+def test_the_thread_that_loads_may_end(compiled: Compiled) -> None:
+    """Ranks end with the process, not with the thread of it that has started them."""
+    engine, found = compiled("llama", max_seq_len=64, tensor_parallel=2).engine, list[LLM]()
+    loader = threading.Thread(target=lambda: found.append(icc.load(engine, threads=2)))
+    loader.start()
+    loader.join()
+    with closing(found[0]) as llm:
+        assert len(answer(llm)) == 10 and Path(f"/proc/{rank_of(llm)}").exists()
+
+
+def test_a_rank_ends_quietly_where_rank_0_has_gone() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    with theirs:
+        command = [sys.executable, "-P", "-m", "icc.runtime.executor.cpu.rank_main", str(theirs.fileno())]
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_fork_leaves_the_ranks_alone(compiled: Compiled) -> None:
+    """What it asks is refused, and what it closes goes on for the process that has loaded the engine."""
+    with icc.load(compiled("llama", max_seq_len=64, tensor_parallel=2).engine, threads=2) as llm:
+        wanted = answer(llm)
+        if (child := os.fork()) == 0:
+            try:
+                llm.generate([PROMPT], GREEDY)
+            except DeviceError:
+                llm.close()
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert answer(llm) == wanted
+
+
+def test_a_rank_that_is_stopped(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may go on; one that does not ends its requests, and is not waited for at the end."""
+    monkeypatch.setattr(rank_processes, "HALTED_S", 2)
+    monkeypatch.setattr(rank_processes, "_END_S", 0.5)
+    engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
+    with icc.load(engine, threads=2) as llm:
+        pid = rank_of(llm)
+        wanted = answer(llm)
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGCONT)
+        assert answer(llm) == wanted
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(DeviceError, match="rank 1 is stopped, for 2 s by now: its part of the model is gone"):
+            answer(llm)
+    assert not Path(f"/proc/{pid}").exists()
+    monkeypatch.setattr(rank_processes, "HALTED_S", 60)
+    llm = icc.load(engine, threads=2)
+    pid = rank_of(llm)
+    os.kill(pid, signal.SIGSTOP)
+    llm.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_ranks_share_fewer_cores(compiled: Compiled) -> None:
+    """Those that were asked for, and no others; one that the process may not use is refused."""
+    engine, core = compiled("llama", max_seq_len=64, tensor_parallel=2).engine, min(os.sched_getaffinity(0))
+    with icc.load(engine, cores=str(core)) as llm:
+        assert len(answer(llm)) == 10 and os.sched_getaffinity(0) == {core}
+        threads = Path(f"/proc/{rank_of(llm)}/task").iterdir()
+        assert all(os.sched_getaffinity(int(thread.name)) == {core} for thread in threads)
+    assert os.sched_getaffinity(0) != {core} or len(os.sched_getaffinity(0)) == 1
+    with pytest.raises(UsageError, match="may not use core 60000"):
+        icc.load(engine, cores="60000")

@@ -25,7 +25,7 @@ from .memory import AnonymousMemory, choose_blocks
 if TYPE_CHECKING:
     import numpy as np
 
-    from .rank_memory import StepArrays
+    from .rank_memory import RankCaches, StepArrays
 else:
     from ...late import np
 
@@ -85,7 +85,7 @@ class CpuDevice:
         assert engine.library is not None
         self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
-        self._kv = AnonymousMemory(self.cache.nbytes)
+        self._kv = self._cache_memory()
         self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4) if logits is None else logits
         self._arrays = plain_arrays(arrays_of(program), self.limits) if arrays is None else arrays
         old = [array.row_bytes for s in program.sections for array in s.outputs.values() if array.at == DRAFTS]
@@ -107,6 +107,10 @@ class CpuDevice:
                 self.cache.num_blocks,
             )
         self._bind_inputs([self._arrays])
+
+    def _cache_memory(self) -> AnonymousMemory | RankCaches:
+        """Where the KV cache lies."""
+        return AnonymousMemory(self.cache.nbytes)
 
     def _bind_inputs(self, turns: Sequence[Mapping[str, memoryview]]) -> None:
         if self.program.inputs:
@@ -150,9 +154,9 @@ class CpuDevice:
         """Copy `nbytes` bytes from byte `source` of the KV cache to its byte `target`."""
         ctypes.memmove(self._kv.address + target, self._kv.address + source, nbytes)
 
-    def kv_view(self, offset: int, nbytes: int) -> memoryview:
+    def kv_views(self, offset: int, nbytes: int) -> list[memoryview]:
         """Bytes [offset, offset + nbytes) of the KV cache, writable; valid until `close`."""
-        return memoryview((ctypes.c_char * nbytes).from_address(self._kv.address + offset)).cast("B")
+        return [memoryview((ctypes.c_char * nbytes).from_address(self._kv.address + offset)).cast("B")]
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
         """Never called: NotImplementedError."""

@@ -12,12 +12,14 @@ from .rank_memory import RankMemory
 
 
 class CpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See RankHello. isa: of the library. threads, cores: of the kernels. turns: steps that may be under way."""
+    """See RankHello. isa: of the library. threads, cores: of the kernels. turns: steps that may be under way.
+    shares_cache: whether its KV cache lies where rank 0 sees it."""
 
     isa: str
     threads: int
     cores: list[int] | None
     turns: int = 1
+    shares_cache: bool = False
 
 
 class RankGroup(RankProcesses):

@@ -6,9 +6,11 @@ import ctypes
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...batch.packed import CODES
+from ...errors import CapacityError
 from ...format.batch import BatchArray, BatchLimits
 
 _CONTROL = 40 << 10  # bytes, of RankControl and RankRing in codegen_templates/cpp
@@ -53,6 +55,7 @@ class RankMemory:
             for name, nbytes, code in sizes:
                 places[turn, name] = at, nbytes, code
                 at += -(-max(nbytes, 4) // _LINE) * _LINE
+        self._end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
         if descriptor is None:
             descriptor = os.memfd_create("icc-ranks", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, at)
@@ -84,6 +87,18 @@ class RankMemory:
         """How many bytes `stage` takes."""
         return 2 * self.count * self.slot_bytes
 
+    def caches(self, own: int, nbytes: int) -> RankCaches:
+        """The KV caches of all ranks, behind everything else; `own` is the number of this one. nbytes: of each."""
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        whole = self._end + self.count * size
+        try:
+            if os.fstat(self.descriptor).st_size < whole:
+                os.ftruncate(self.descriptor, whole)
+            mapped = mmap.mmap(self.descriptor, whole - self._end, flags=mmap.MAP_SHARED, offset=self._end)
+        except OSError as error:
+            raise CapacityError(f"cannot reserve {whole / 2**20:.0f} MiB of memory: {error.strerror}") from error
+        return RankCaches(mapped, own, size)
+
     def stop(self, stages: int = 1) -> None:
         """Tell all ranks that one is gone: none waits for another after that. stages: of several ranks each, or 1."""
         for stage in range(stages if self._anchor is not None else 0):
@@ -93,3 +108,23 @@ class RankMemory:
         """Give the memory back once all others have; what it gave out is invalid then."""
         self._anchor = None
         os.close(self.descriptor)
+
+
+class RankCaches:
+    """The KV caches of all ranks, each of `size` bytes, as one of them maps them; in place of AnonymousMemory."""
+
+    def __init__(self, mapped: mmap.mmap, own: int, size: int) -> None:
+        with suppress(OSError):  # a kernel without huge pages: only slower
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes, self._size = memoryview(mapped), size
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(mapped)
+        self.address = ctypes.addressof(self._anchor) + own * size
+
+    def views(self, offset: int, nbytes: int) -> list[memoryview]:
+        """Bytes [offset, offset + nbytes) of each rank's cache, uint8, writable."""
+        return [self._bytes[at : at + nbytes] for at in range(offset, len(self._bytes), self._size)]
+
+    def close(self) -> None:
+        """Give the memory back once nobody has views of it."""
+        self._anchor = None
+        self._bytes.release()

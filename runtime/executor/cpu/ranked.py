@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
@@ -17,9 +18,9 @@ from ..device import DeviceWork
 from .cores import usable_cores
 from .device import CpuDevice, arrays_of
 from .library import IccBatch, KernelLibrary
-from .memory import available_bytes
+from .memory import AnonymousMemory, available_bytes
 from .rank_group import CpuRankHello, RankGroup, cores_by_rank
-from .rank_memory import RankMemory
+from .rank_memory import RankCaches, RankMemory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,8 @@ class RankedDevice(CpuDevice):
     A pipeline whose ranks have cores of their own may have as many steps in progress as stages: `run` returns when rank
     0 has done its part of a step, and the others continue.
 
-    threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice.
+    threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice. shares_cache: whether the KV caches
+    of all ranks can be read and written here, in memory whose pages may be small ones; not of stages.
     """
 
     def __init__(
@@ -48,35 +50,44 @@ class RankedDevice(CpuDevice):
         section: str = "",
         cores: frozenset[int] | None = None,
         more_blocks: Sequence[int] = (),
+        shares_cache: bool = False,
     ) -> None:
         count = engine.manifest.ranks
         places = cores_by_rank(count, cores)
+        own_cores = places[0] is not None
+        if not own_cores and cores is not None:  # they share those that they may use
+            places = [sorted(cores)] * count
         own = None if places[0] is None else frozenset(places[0])
-        each = max((usable_cores(own) if own else 1) if threads is None else threads // count, 1)
+        each = max((usable_cores(own) if own_cores else 1) if threads is None else threads // count, 1)
         memory = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         main = engine.manifest.main
         parts = main.parts if main.is_stage else count
-        own_cores = all(place is not None for place in places)
+        self._shares_cache = shares_cache and not main.is_stage
         self.turns = _turns(engine) if own_cores else 1
         self._shared = RankMemory(
             count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits), turns=self.turns
         )
-        # of stages each touches the caches of its own layers alone: together, all of them once
-        super().__init__(
-            engine, each, memory // parts, section, own, more_blocks=more_blocks,
-            arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
-        )  # fmt: skip
+        try:  # of stages each touches the caches of its own layers alone: together, all of them once
+            super().__init__(
+                engine, each, memory // parts, section, own, more_blocks=more_blocks,
+                arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
+            )  # fmt: skip
+        except BaseException:
+            self._shared.close()
+            raise
         assert self._handle is not None and engine.library is not None
         self._sides, self._turn = self._turn_views(self._shared.turns), 0
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
+        self._process = os.getpid()
         self._lock = RLock()  # what ranks are told comes one after the other, from whatever thread
         hellos = [
             CpuRankHello(
                 path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
                 count=count, isa=engine.library.isa, verify=engine.files.verifies, threads=each, cores=places[rank],
                 num_blocks=list(self.cache.num_blocks), section=section, turns=self.turns,
+                shares_cache=self._shares_cache,
             )
             for rank in range(1, count)
         ]  # fmt: skip
@@ -87,7 +98,14 @@ class RankedDevice(CpuDevice):
             raise
 
     most_wanted = 128
-    kv_view = None  # type: ignore[assignment]  # each rank has a part of the cache: it is out of reach
+    kv_views = None  # type: ignore[assignment]  # each rank has a part of the cache, out of reach unless it is shared
+
+    def _cache_memory(self) -> AnonymousMemory | RankCaches:
+        if not self._shares_cache:
+            return super()._cache_memory()
+        found = self._shared.caches(0, self.cache.nbytes)
+        self.kv_views = found.views
+        return found
 
     def zero(self, offset: int, nbytes: int) -> None:
         """Fill bytes [offset, offset + nbytes) of the KV caches of all ranks with zeros."""
@@ -171,6 +189,8 @@ class RankedDevice(CpuDevice):
     @contextmanager
     def _telling(self) -> Iterator[int]:
         """The handle, while the other ranks are told something; DeviceError where one is gone."""
+        if os.getpid() != self._process:
+            raise DeviceError("the engine's ranks are of the process that loaded it", "load it in this one, too")
         with self._lock:
             assert self._handle is not None
             try:
@@ -183,11 +203,12 @@ class RankedDevice(CpuDevice):
         return DeviceError(f"{lost}: its part of the model is gone", "load the engine again") if lost else error
 
     def close(self) -> None:
-        """End the other ranks, then as CpuDevice."""
-        if self._handle is None:
+        """End the other ranks, then as CpuDevice; nothing in a fork of the process that has them."""
+        if self._handle is None or os.getpid() != self._process:
             return
         if self.group is not None and not self.group.lost:
-            self._library.end_ranks(self._handle)
+            with self.group.ending():
+                self._library.end_ranks(self._handle)
         if self.group is not None:
             self.group.close()
         super().close()
@@ -201,6 +222,7 @@ class FollowingDevice(CpuDevice):
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         nbytes = _logits_bytes(engine, limits)
         self._shared = RankMemory(hello.count, arrays_of(engine.program), limits, descriptor, nbytes, hello.turns)
+        self._shares_as = hello.rank if hello.shares_cache else None
         cores = None if hello.cores is None else frozenset(hello.cores)
         super().__init__(
             engine, hello.threads, section=hello.section, cores=cores, num_blocks=hello.num_blocks,
@@ -209,6 +231,11 @@ class FollowingDevice(CpuDevice):
         assert self._handle is not None
         self._sides = self._turn_views(self._shared.turns)
         self._library.join_ranks(self._handle, hello.rank, hello.count, hello.threads, self._shared)
+
+    def _cache_memory(self) -> AnonymousMemory | RankCaches:
+        if self._shares_as is None:
+            return super()._cache_memory()
+        return self._shared.caches(self._shares_as, self.cache.nbytes)
 
     def follow(self) -> int:
         """Until rank 0 ends (0), or a rank is gone (2)."""

@@ -39,8 +39,8 @@ class PromptFolder(msgspec.Struct, frozen=True):
         why = ""
         if manifest.backend != "cpu":
             why = "the KV cache lies in a GPU's memory"
-        elif manifest.ranks > 1:
-            why = "the KV cache lies in several processes"
+        elif manifest.main.is_stage:
+            why = "the KV caches of its layers lie in several processes"
         elif manifest.embedding is not None:
             why = "of what the engine reads, no KV is kept"
         if why:

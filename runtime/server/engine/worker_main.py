@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     try:
         options = LoadOptions.from_json(arguments[1])
-        llm = open_llm(options)
+        folder = PromptFolder.from_json(arguments[3]) if len(arguments) > 3 else None
+        llm = open_llm(options, shares_cache=folder is not None)
         if llm.engine is not None and not options.verify_answers:
             verify_answers(llm.engine, llm.executor, required=False)
     except IccError as error:
@@ -40,7 +41,6 @@ def main(arguments: list[str]) -> int:
         grammars = CompiledGrammars.of(llm)
         gc.collect()
         gc.freeze()  # what is here now stays; a step need not wait until it has been looked at again
-        folder = PromptFolder.from_json(arguments[3]) if len(arguments) > 3 else None
         Worker(llm, channel, grammars, kept_prompts(llm, folder)).run(time.perf_counter() - start)
     return 0
 
