@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
+import signal
 import stat
 import struct
 import subprocess
@@ -49,6 +50,20 @@ def engines(make_engine: Make, tmp_path: Path) -> Path:
     """A directory with the toy engine in both forms."""
     pack_engine(make_engine(), tmp_path / "toy.icc")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "written"), [("sign", "signing.sign_engine"), ("sbom", "origins.write_sbom"),
+                             ("provenance", "origins.write_provenance")],
+)  # fmt: skip
+def test_what_is_half_written_is_removed_by_sigterm(
+    command: str, written: str, make_engine: Make, key: SecretKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: list[object] = []
+    monkeypatch.setattr(f"icc.compiler.{written}", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
+    option = ["--key", tmp_path / "own.key"] if command == "sign" else ["--model", tmp_path]
+    done = CliRunner().invoke(main, [command, str(make_engine()), *map(str, option)])
+    assert done.exit_code == 0 and handlers and signal.SIG_DFL not in handlers
 
 
 @pytest.mark.parametrize("form", FORMS)
