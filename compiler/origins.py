@@ -51,8 +51,8 @@ def sbom(name: str, manifest: Manifest, model: Path) -> dict[str, Any]:
     checkpoint = {"type": "machine-learning-model", "bom-ref": "checkpoint", "name": model.resolve().name}
     checkpoint |= {"licenses": [{"license": {"name": licence}}]} if licence else {}
     files = [
-        {"type": "data" if "token" in file else "file", "bom-ref": file, "name": file, "hashes": [_hash(digest)]}
-        for file, digest in inputs.items()
+        {"type": "data" if "token" in name else "file", "bom-ref": _ref(name), "name": name, "hashes": [_hash(digest)]}
+        for name, digest in inputs.items()
     ]
     own = {
         "type": "machine-learning-model",
@@ -83,7 +83,7 @@ def sbom(name: str, manifest: Manifest, model: Path) -> dict[str, Any]:
         "components": [checkpoint, *files, *runtime],
         "dependencies": [
             {"ref": "engine", "dependsOn": ["checkpoint", *(one["bom-ref"] for one in runtime)]},
-            {"ref": "checkpoint", "dependsOn": list(inputs)},
+            {"ref": "checkpoint", "dependsOn": list(map(_ref, inputs))},
         ],
     }
 
@@ -181,9 +181,15 @@ def _check_inputs(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
             raise RebuildError(f"{name} is not the file that {PROVENANCE_FILE} names", "give the same checkpoint")
 
 
+def _ref(name: str) -> str:
+    """What a file of the checkpoint is referred to by: it may be called as something else is, such as "engine"."""
+    return f"file:{name}"
+
+
 def _hash(digest: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": digest}
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
+    # names of files may hold bytes that are no UTF-8: they become JSON's escapes
+    return json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"

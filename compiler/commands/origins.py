@@ -9,6 +9,7 @@ import click
 from ...runtime.cli.fields import PATH
 from ...runtime.cli.group import command
 from ...runtime.format.present import PROVENANCE_FILE, SBOM_FILE, check_present
+from ..interrupt import ends_at_once
 
 _MODEL = "The checkpoint that ENGINE was compiled from."
 
@@ -21,7 +22,8 @@ def sbom_command(engine: Path, model: Path) -> None:
     check_present(engine)
     from ..origins import write_sbom
 
-    write_sbom(engine, model)
+    with ends_at_once():
+        write_sbom(engine, model)
     click.echo(f"wrote {SBOM_FILE} into {engine}")
 
 
@@ -36,5 +38,6 @@ def provenance_command(engine: Path, model: Path) -> None:
     check_present(engine)
     from ..origins import write_provenance
 
-    write_provenance(engine, model)
+    with ends_at_once():
+        write_provenance(engine, model)
     click.echo(f"wrote {PROVENANCE_FILE} into {engine}")

@@ -9,6 +9,7 @@ import click
 from ...runtime.cli.fields import PATH
 from ...runtime.cli.group import command
 from ...runtime.format.present import check_present
+from ..interrupt import ends_at_once
 
 
 @command("keygen")
@@ -42,5 +43,6 @@ def sign_command(engine: Path, key: Path | None, new_key: Path | None) -> None:
         return click.prompt("Password of the key", hide_input=True, err=True).encode()
 
     secret = make_keys(new_key) if new_key is not None else read_secret_key(key or Path(), password)
-    sign_engine(engine, secret)
+    with ends_at_once():
+        sign_engine(engine, secret)
     click.echo(f"signed {engine} with key {secret.public.name}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -111,7 +112,7 @@ def _write_errors(path: Path) -> Iterator[None]:
 def _remove_abandoned(path: Path) -> None:
     """Delete what compiles of the same engine left that were killed: their process is gone. An old engine that was
     moved away and not replaced is put back."""
-    for left in path.parent.glob(f".{path.name}.*"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
         if left.suffix not in (".partial", ".old") or not owner.isdigit() or Path("/proc", owner).exists():
             continue

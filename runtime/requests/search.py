@@ -70,6 +70,8 @@ class SearchRequest(Request, eq=False, kw_only=True):
             return []
         self.end(reason)
         found = self.search.best(len(self.generations)) if reason not in ("error", TOO_FEW) else []
+        if not self.spec.max_new_tokens:  # every text is the empty one
+            found = [*found] * len(self.generations)
         outputs: list[Output] = []
         for index, generation in enumerate(self.generations):
             generation.first_token, generation.fault = self.first_token, self.fault

@@ -88,6 +88,8 @@ def test_variants_are_the_model_with_other_weights(compiled: Callable[..., Any])
         (("--bits", "4", "--quant", "rtn4"), "--bits is for --quant auto"),
         (("--quant", "auto", "--bits", "4", "--size", "1MB"), "the same thing in two ways"),
         (("--quant", "auto", "--bits", "-1"), "must be above 0"),
+        (("--quant", "auto", "--bits", "nan"), "must be above 0"),
+        (("--quant", "auto", "--bits", "65"), "at most 64"),
         (("--quant", "auto", "--size", "many"), "is not a size"),
         (("--quant", "auto", "--quant-head", "4bit"), "--quant-head has no meaning with --quant auto"),
         (("--quant", "auto", "--size", "9kB"), "in the smallest formats, more than 0.009 MB"),
@@ -111,7 +113,7 @@ def test_sizes() -> None:
     assert [read_size(text) for text in ("92MB", "92 MB", "1.5GiB", "700", "80kB")] == [
         92_000_000, 92_000_000, 3 << 29, 700, 80_000
     ]  # fmt: skip
-    for wrong in ("", "MB", "-1MB", "1 XB", "0"):
+    for wrong in ("", "MB", "-1MB", "1 XB", "0", "nan", "inf", "1e9", "9223372036854775808", f"{'9' * 400}GB"):
         with pytest.raises(ValueError, match="is"):
             read_size(wrong)
 

@@ -56,7 +56,7 @@ def test_the_bill_of_materials(form: str, own: Path) -> None:
     assert parts["checkpoint"]["licenses"] == [{"license": {"name": "apache-2.0"}}]
     assert parts["click"]["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
     for name in ("config.json", "model.safetensors"):
-        assert parts[name]["hashes"][0]["content"] == sha256(model / name)
+        assert parts[f"file:{name}"]["hashes"][0]["content"] == sha256(model / name)
     known = {*parts, "engine"}
     assert {ref for one in found["dependencies"] for ref in (one["ref"], *one["dependsOn"])} <= known
     assert icc_command("sbom", engine, "--model", model).exit_code == 0

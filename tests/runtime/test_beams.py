@@ -75,6 +75,11 @@ def every_text(scores: Scores, vocab: int, end: int, longest: int) -> dict[tuple
     return found
 
 
+def test_where_there_is_no_room_every_text_is_empty_and_has_a_score(make: Callable[..., LLM]) -> None:
+    found = make().generate([[5, 6]], SamplingParams(beams=3, n=3, max_tokens=0))
+    assert [(one.token_ids, one.finish_reason, one.score) for one in found] == [((), "length", 0.0)] * 3
+
+
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
 def test_with_beams_enough_it_finds_the_best_of_all_texts(penalty: float) -> None:
     vocab, end, longest = 4, 3, 4

@@ -144,6 +144,17 @@ def test_equal_engines_give_equal_files_and_come_back(packed: Path, tmp_path: Pa
     assert os.access(packed, os.X_OK) and packed.read_bytes().startswith(SHEBANG)
 
 
+def test_what_a_killed_writer_left_is_removed(make_engine: Make, tmp_path: Path) -> None:
+    """Of the same engine alone, whatever signs are in its name."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, others = (tmp_path / f".{name}.{ended.pid}.x.partial" for name in ("toy[12].icc", "toy1.icc"))
+    left.mkdir()
+    others.mkdir()
+    pack_engine(make_engine(), tmp_path / "toy[12].icc")
+    assert not left.exists() and others.exists()
+
+
 def test_output_is_replaced_at_once_or_not_at_all(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

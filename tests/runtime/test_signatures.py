@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import os
 import shutil
+import signal
 import stat
 import struct
 import subprocess
@@ -25,6 +28,7 @@ from icc.compiler.signing import make_keys, read_secret_key, sign_engine
 from icc.runtime.errors import EngineChangedError, MissingExtraError, SignatureError, UsageError
 from icc.runtime.format.load import open_engine, read_manifest
 from icc.runtime.format.open_container import open_container
+from icc.runtime.format.present import PROVENANCE_FILE, SBOM_FILE
 from icc.runtime.trust.engine_signature import check_signature, read_public_key
 from icc.runtime.trust.minisign import PublicKey, SecretKey
 from sizes import SOAK
@@ -49,6 +53,37 @@ def engines(make_engine: Make, tmp_path: Path) -> Path:
     """A directory with the toy engine in both forms."""
     pack_engine(make_engine(), tmp_path / "toy.icc")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "written"), [("sign", "signing.sign_engine"), ("sbom", "origins.write_sbom"),
+                             ("provenance", "origins.write_provenance")],
+)  # fmt: skip
+def test_what_is_half_written_is_removed_by_sigterm(
+    command: str, written: str, make_engine: Make, key: SecretKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers: list[object] = []
+    monkeypatch.setattr(f"icc.compiler.{written}", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
+    option = ["--key", tmp_path / "own.key"] if command == "sign" else ["--model", tmp_path]
+    done = CliRunner().invoke(main, [command, str(make_engine()), *map(str, option)])
+    assert done.exit_code == 0 and handlers and signal.SIG_DFL not in handlers
+
+
+def test_any_name_of_a_file_may_be_in_a_bill_of_materials(make_engine: Make, tmp_path: Path) -> None:
+    """That of another component, and one that is no text."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in (b"engine", b"runtime", b"checkpoint", b"\xff.json"):
+        (model / os.fsdecode(name)).write_bytes(name)
+    engine = make_engine()
+    for command in ("sbom", "provenance"):
+        done = CliRunner().invoke(main, [command, str(engine), "--model", str(model)])
+        assert done.exit_code == 0, done.output
+    found = json.loads((engine / SBOM_FILE).read_bytes())
+    refs = [one["bom-ref"] for one in [found["metadata"]["component"], *found["components"]]]
+    assert len(refs) == len(set(refs)) and "file:engine" in refs
+    stated = json.loads((engine / PROVENANCE_FILE).read_bytes())["predicate"]["buildDefinition"]
+    assert len(stated["resolvedDependencies"]) == 4
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterator
+from threading import Lock
 
 import msgspec
 
@@ -20,7 +21,7 @@ class ChannelClosed(Exception):
 
 class Channel:
     """Messages over a connected socket. Bytes that the socket does not take now are kept and sent with the next
-    message."""
+    message. Any thread may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -28,20 +29,23 @@ class Channel:
         self._frames = Frames()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._unsent = bytearray()
+        self._sending = Lock()
 
     def send(self, message: FromEngine) -> None:
         """Send a message. ChannelClosed if too much waits to be read."""
-        self._unsent += encode(message)
-        if len(self._unsent) > _MAX_UNSENT:
-            raise ChannelClosed("the HTTP process reads no more")
-        self._flush()
+        with self._sending:
+            self._unsent += encode(message)
+            if len(self._unsent) > _MAX_UNSENT:
+                raise ChannelClosed("the HTTP process reads no more")
+            self._flush()
 
     def receive(self, timeout: float) -> Iterator[ToEngine]:
         """The messages that are here, after waiting up to `timeout` seconds for the first. ChannelClosed at the end."""
         writers = [self._socket] if self._unsent else []
         readable, writable, _ = select.select([self._socket], writers, [], timeout)
         if writable:
-            self._flush()
+            with self._sending:
+                self._flush()
         if not readable:
             return
         try:

@@ -39,6 +39,7 @@ from .messages import (
     TakeKV,
     UnloadAdapter,
     WatchKV,
+    Working,
 )
 from .messages import encode as encode_message
 from .prompt_folder import PromptFolder
@@ -50,6 +51,7 @@ _NOT_READY = "the engine is not ready"
 _DRAIN_S = 0.02
 _BACKOFF_S = (0.1, 30.0)  # first and longest wait before the engine is started again
 _SOCKET_BYTES = 4 << 20
+_LONGEST_STEP = 30  # times `watchdog_s`: nothing that ends takes as long
 
 
 @dataclass(eq=False)
@@ -69,8 +71,9 @@ class EngineClient:
     """One engine process at a time, started again after it has died or been killed because it hung.
 
     command: the process; the number of its socket's descriptor is put in place of "{fd}". watchdog_s: an engine that
-    says nothing for so long hangs. number: of the replica that it is. ids: where the numbers of questions come from,
-    which the prompts that are sent must not have. loaded: the names of the adapters that its process knows.
+    says nothing for so long hangs, and one that only says that it works for thirty times as long. number: of the
+    replica that it is. ids: where the numbers of questions come from, which the prompts that are sent must not have.
+    loaded: the names of the adapters that its process knows.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class EngineClient:
         self._reload: _Reload | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
-        self._heard = 0.0
+        self._heard = self._done = 0.0  # when it said something, and something else than that it works
         self._identity: str | None = None  # of the engine that was loaded first, see Ready
         self.facts: Ready | None = None  # of the engine that is ready; None where none is
         self.stats, self.costs = Stats(), StepCosts()
@@ -225,7 +228,7 @@ class EngineClient:
             self.started_with = self.command
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._lost.clear()
-        self._heard = time.monotonic()
+        self._heard = self._done = time.monotonic()
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self._receive, self._lost), sock=ours)
@@ -245,10 +248,17 @@ class EngineClient:
             except TimeoutError:
                 late = time.monotonic() - begin - interval
                 if late > interval:  # this process was stopped itself, and has not read what the engine said meanwhile
-                    self._heard += late
-                silent = time.monotonic() - self._heard
-                if self.facts is not None and silent > self._watchdog_s:
-                    return f"hangs: it has said nothing for {silent:.1f} s"
+                    self._heard, self._done = self._heard + late, self._done + late
+                if self.facts is not None and (reason := self._hangs(time.monotonic())):
+                    return reason
+
+    def _hangs(self, now: float) -> str:
+        """What speaks for it, in words; "" for nothing."""
+        if (silent := now - self._heard) > self._watchdog_s:
+            return f"hangs: it has said nothing for {silent:.1f} s"
+        if (busy := now - self._done) > self._watchdog_s * _LONGEST_STEP:
+            return f"hangs: it has worked on one step for {busy:.1f} s"
+        return ""
 
     async def _end_process(self, reason: str) -> None:
         self.facts = None
@@ -273,6 +283,9 @@ class EngineClient:
     def _receive(self, body: bytes) -> None:
         self._heard = time.monotonic()
         message = self._decoder.decode(body)
+        if isinstance(message, Working):
+            return
+        self._done = self._heard
         if isinstance(message, Report):
             self._take_report(message)
         elif isinstance(message, KVChanged):

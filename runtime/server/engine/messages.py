@@ -238,6 +238,10 @@ class Report(msgspec.Struct, tag=13, array_like=True, frozen=True):
     adapters: AdapterStats | None = None
 
 
+class Working(msgspec.Struct, tag=21, array_like=True, frozen=True):
+    """The process has worked since it said so last, though the step that runs has not ended; see Pulse."""
+
+
 class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The engine is loaded."""
 
@@ -260,7 +264,9 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
 
 
 ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter | WatchKV | TakeKV | DropKV
-FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged | KVGiven | KVTaken
+FromEngine = (
+    Report | Failed | PromptLogprobs | Embedded | Ready | Fatal | AdapterDone | KVChanged | KVGiven | KVTaken | Working
+)
 
 _encoder = msgspec.msgpack.Encoder()
 

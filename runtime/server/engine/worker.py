@@ -39,6 +39,7 @@ from .messages import (
     WatchKV,
 )
 from .prompts import Prompt, PromptStage, PromptTable
+from .pulse import Pulse
 
 log = logging.getLogger("icc.engine")
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
@@ -90,11 +91,15 @@ class Worker(TaskListener[Prompt]):
         room = None if self._driver.adapters is None else self._driver.adapters.plan.room
         facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity, room)
         self._channel.send(facts)
+        pulse = Pulse(self._channel) if self._driver.loop.manifest.backend == "cpu" else None
         try:
             while True:
                 self._turn()
         except ChannelClosed:
             return
+        finally:
+            if pulse is not None:
+                pulse.stop()
 
     def _turn(self) -> None:
         """Messages, then a step; an idle turn waits for messages and says that the engine lives."""

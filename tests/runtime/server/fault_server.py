@@ -57,6 +57,12 @@ class FaultyExecutor(FakeExecutor):
                 os._exit(9)
             if self.fault == "hang":
                 time.sleep(3600)
+            if self.fault == "busy":
+                for _ in range(50):  # a fifth of five seconds
+                    work = time.thread_time() + 0.02
+                    while time.thread_time() < work:
+                        pass
+                    time.sleep(0.08)
             if self.fault == "stages":
                 raise RuntimeError("the device failed, secret 0xdeadbeef at /root/secret")
         self.batches.clear()

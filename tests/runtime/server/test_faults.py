@@ -10,8 +10,13 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+from icc.runtime.server.engine import pulse
+from icc.runtime.server.engine.channel import Channel
+from icc.runtime.server.engine.engine_client import EngineClient
+from icc.runtime.server.engine.messages import Frames, Working
 from sizes import size_of
 
 from .conftest import Served, StartServer
@@ -56,6 +61,39 @@ def test_a_hung_engine_is_seen_by_the_watchdog(start_faulty: StartServer, how: s
     assert "hangs" in last["error"]["message"]
     server.wait_until(lambda: not psutil.pid_exists(pid))
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
+
+
+def test_a_step_that_takes_long_is_no_hang(start_faulty: StartServer) -> None:
+    """It takes two and a half times what the watchdog allows, and the process works all the while."""
+    server = start_faulty("busy", watchdog_s=2.0)
+    last = server.stream(FAULT, max_tokens=3).rest()[-1]
+    assert "choices" in last and last["choices"][0]["finish_reason"] == "length", last
+    assert server.metric("icc:engine_restarts_total") == 0
+
+
+def test_an_engine_that_only_works_is_given_up_too() -> None:
+    client = EngineClient(["unused"], watchdog_s=10)
+    client._heard, client._done = 399.0, 100.0
+    assert not client._hangs(400.0)
+    assert client._hangs(401.0) == "hangs: it has worked on one step for 301.0 s"
+    assert client._hangs(410.0) == "hangs: it has said nothing for 11.0 s"
+
+
+def test_a_process_says_that_it_works_only_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "HEARTBEAT_S", 0.001)
+    used, read = [0.0, 0.002, 0.004, 0.006, 0.008, 0.01, 0.0115, 0.012], list[float]()
+
+    def cpu_time() -> float:
+        read.append(used[min(len(read), len(used) - 1)])
+        return read[-1]
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = pulse.Pulse(Channel(theirs), cpu_time)
+        while len(read) < 2 * len(used):
+            time.sleep(0.001)
+        one.stop()
+        assert Frames().feed(ours.recv(1000)) == [msgspec.msgpack.encode(Working())] * 2
 
 
 def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(start_faulty: StartServer) -> None:
