@@ -1,6 +1,6 @@
 """Which tests `make test` leaves to others, so that it takes minutes: rare.txt, with a part and a test id per line.
 
-    python tests/rare.py FOLDER [FOLDER ...] [--seconds 780]    write rare.txt by what runs took, see cpu_seconds.py
+    python tests/rare.py FOLDER [FOLDER ...] [--seconds 660]    write rare.txt by what runs took, see cpu_seconds.py
 
 Every test file keeps the cheapest of its tests that do real work, which is to take 0.2 s or more; where that takes more
 than 8 s or is not there, the dearest of those that take less.
@@ -166,7 +166,7 @@ def main() -> None:
     """Write rare.txt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--seconds", type=float, default=780)
+    parser.add_argument("--seconds", type=float, default=660)
     given = parser.parse_args()
     taken = Taken()
     for folder in given.folders:

@@ -61,6 +61,8 @@ def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
 
 @pytest.mark.parametrize("option", ["tensor_parallel", "expert_parallel"])
 def test_it_guesses_for_ranks(option: str, pair: Pair, plain: list[Any]) -> None:
+    if option == "expert_parallel" and not any(".experts." in name for name in pair.oracle.state_dict()):
+        pytest.skip("a model without experts does not divide so")
     check_ranks(pair.engine.stem, pair.checkpoint, "mtp", plain, **{option: 2})
 
 
