@@ -71,9 +71,11 @@ types: $(VENV)/.dev
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# Reads only the packages of the checkout: a search of build/ and .venv takes gigabytes.
 docs: $(VENV)/.dev
 	$(INSTALL) mkdocs-material 'mkdocstrings[python]'
-	@mkdir -p build/api && ln -sfn $(CURDIR) build/api/icc
+	@rm -rf build/api && mkdir -p build/api/icc
+	@ln -s $(addprefix $(CURDIR)/,__init__.py compiler passes runtime) build/api/icc
 	$(BIN)/python -m mkdocs build --strict
 
 # Are kernels, packed weights and tokens what they were? CASES are patterns; all are 300 engines.
