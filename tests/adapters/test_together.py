@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import icc
+import numpy as np
+import pytest
 from icc import SamplingParams
 from icc.runtime.llm import LLM
+from icc.runtime.query import Query
 from icc.runtime.watermark.settings import Watermark
 from peft_models import save_adapter
+from safetensors.torch import load_file, save_file
 
 IDS = [5, 9, 33, 70, 2, 8, 14, 55, 101, 7, 7, 90]
-TARGETS = ["q_proj", "v_proj", "down_proj"]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+TARGETS: dict[str, list[str]] = {
+    "llama": ["q_proj", "v_proj", "down_proj"],
+    "lfm2-short_convolutions": ["in_proj", "out_proj", "w2", "q_proj"],
+}
 Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """An adapter of a model that changes its answers."""
+    folder = tmp_path_factory.mktemp("adapters")
+
+    def make(name: str) -> Path:
+        if not (folder / name).exists():
+            save_adapter(model(name), folder / name, 3, 0.2, r=4, target_modules=TARGETS[name])
+        return folder / name
+
+    return make
 
 
 DECODINGS: dict[str, SamplingParams] = {
@@ -25,9 +48,9 @@ DECODINGS: dict[str, SamplingParams] = {
 }
 
 
-def test_every_decoding(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_decoding(engine: Make, adapter: Callable[[str], Path]) -> None:
     """Beside the base's in one batch."""
-    path = save_adapter(model("llama"), tmp_path / "adapter", 3, 0.2, r=4, target_modules=TARGETS)
+    path = adapter("llama")
     with icc.load(engine("llama", adapters="2x16")) as llm, icc.load(engine("llama", lora=path)) as merged:
         llm.load_adapter("one", path)
         for name, params in DECODINGS.items():
@@ -39,3 +62,60 @@ def test_every_decoding(engine: Make, model: Callable[[str], Path], tmp_path: Pa
 
 def texts(llm: LLM, params: SamplingParams, name: str | None) -> list[list[int]]:
     return [list(one.token_ids) for one in llm.generate([IDS], params, adapter=name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"kv_policy": "streaming:sinks=4,window=32", "max_step_tokens": 16}),
+        ("lfm2-short_convolutions", {}),
+    ],
+)
+def test_caches_that_are_no_plain_blocks(
+    name: str, options: dict[str, Any], engine: Make, adapter: Callable[[str], Path]
+) -> None:
+    """Windows that forget, and recurrent states: those of a prompt are kept for each adapter, and cross to no other."""
+    prompt, path = (IDS * 6)[:66], adapter(name)
+    options = {"max_seq_len": 128, **options}
+    with icc.load(engine(name, lora=path, **options)) as merged, icc.load(engine(name, **options)) as plain:
+        expected = {"one": answer(merged, prompt, "")[0], "": answer(plain, prompt, "")[0]}
+    assert expected["one"] != expected[""]
+    with icc.load(engine(name, adapters="2x16", **options)) as llm:
+        llm.load_adapter("one", path)
+        counts: list[int] = []
+        for used in ("one", "", "one", "", "one"):
+            found, count = answer(llm, prompt, used)
+            assert found == expected[used], used
+            counts.append(count)
+        assert counts[:2] == [0, 0] and counts[3:] == [counts[2]] * 2
+
+
+def answer(llm: LLM, prompt: list[int], name: str) -> tuple[list[int], int]:
+    """The tokens behind a prompt, and how many of it were cached."""
+    task = llm.submit(Query(prompt, GREEDY, adapter=name))
+    while not task.done:
+        llm.driver.step()
+    [found] = task.generations
+    return list(found.token_ids), found.num_cached_tokens or 0
+
+
+def test_over_a_delta(
+    engine: Make, model: Callable[[str], Path], adapter: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A fine-tune that has its base's program has its base's room; magnitudes are of its own weights."""
+    shutil.copytree(model("llama"), tmp_path / "tuned")
+    tensors = load_file(tmp_path / "tuned" / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.weight"] *= 1.5
+    save_file(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    options = {"max_seq_len": 64, "adapters": "2x16+dora"}
+    delta = icc.compile(tmp_path / "tuned", tmp_path / "delta.engine", like=engine("llama", **options))
+    whole = icc.compile(tmp_path / "tuned", tmp_path / "whole.engine", target="native", **options)  # type: ignore[arg-type]
+    kind: dict[str, Any] = {"r": 4, "target_modules": TARGETS["llama"], "use_dora": True}
+    path = save_adapter(tmp_path / "tuned", tmp_path / "dora", 5, 0.2, **kind)
+    found: list[np.ndarray] = []
+    for made in (delta, whole):
+        with icc.load(made) as llm:
+            llm.load_adapter("one", path)
+            found.append(llm.logits(IDS, adapter="one"))
+            assert not np.array_equal(found[-1], llm.logits(IDS))
+    assert np.array_equal(*found)
