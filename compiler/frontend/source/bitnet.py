@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 
 from ...errors import TensorError
+from ...quantization import GROUPS
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import BlockFormat, ternary
 from ...weights.handles import QuantizedWeight, Weight
 
 _AGAIN = "download the checkpoint again"
-_GROUPS = (128, 64, 32, 16)  # more values make larger steps on GPUs, which spill
 
 
 def with_signs(tensors: Mapping[str, Weight], divides: bool) -> dict[str, Weight]:
@@ -50,16 +50,17 @@ class TernaryMatrix(QuantizedWeight):
     def __post_init__(self) -> None:
         shape, kind = self.codes.shape, str(self.codes.dtype).removeprefix("torch.")
         k = shape[-1] if shape else 0
-        group = next((size for size in _GROUPS if k and k % size == 0), 0)
+        # of more values, steps on GPUs are larger, and spill
+        group = next((size for size in GROUPS if k and k % size == 0), 0)
         if len(shape) != 2 or not group or self.codes.dtype != torch.uint8 or prod(self.scale.shape) != 1:
             raise TensorError(
                 self.name,
                 f"is {kind} {list(shape)} with scales {list(self.scale.shape)}, not bytes of four weights in rows "
-                f"of a multiple of {_GROUPS[-1]}, and one scale",
+                f"of a multiple of {GROUPS[-1]}, and one scale",
                 _AGAIN,
             )
         self.shape = 4 * shape[0], k
-        self.format = ternary(2, group, "f32")
+        self.format = ternary(group)
 
     def parts(self) -> Parts:
         """The codes, one more than what they stand for, and the scale for each group; see QuantizedWeight."""

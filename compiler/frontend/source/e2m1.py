@@ -81,8 +81,12 @@ def _layer(layer: str, codes: Weight, tensors: Mapping[str, Weight]) -> E2m1Matr
         raise _misfit(f"{layer}.weight_scale", scales, codes)
     if one.shape not in ((), (1,), (*lead, 1), tuple(lead)) or not one.dtype.is_floating_point:
         raise _misfit(f"{layer}.{'weight_scale_2' if whole[0] else 'weight_global_scale'}", one, codes)
-    size = next(size for size in (512, 256, 128, 64, 32, 16) if k % size == 0)
-    return E2m1Matrix(layer, codes, scales, one, nvfp4(size), shape, whole[0] is None)
+    return E2m1Matrix(layer, codes, scales, one, nvfp4_of(k), shape, whole[0] is None)
+
+
+def nvfp4_of(k: int) -> TableFormat:
+    """NVFP4 for rows of K values, a multiple of 16; the scale of the tensor is stored once for up to 512 of them."""
+    return nvfp4(next(size for size in (512, 256, 128, 64, 32, 16) if k % size == 0))
 
 
 def _misfit(what: str, scales: Weight, codes: Weight) -> TensorError:

@@ -19,6 +19,7 @@ from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import OFFSET_SCALES, STEP, BlockFormat, with_offsets
 from ...weights.handles import QuantizedWeight, Weight
+from .words import half_offsets
 
 _AGAIN = "download the checkpoint again"
 _ITEMS = {8: (torch.uint8, 1), 4: (torch.uint8, 2), 3: (torch.int32, 10), 2: (torch.uint8, 4), 1: (torch.uint8, 8)}
@@ -98,10 +99,7 @@ class HqqMatrix(QuantizedWeight):
         (n, k), group = self.shape, self.format.group
         codes = _rows(self._part("W_q").load(), self.bits)[: n * k // group].reshape(n, k)
         scales, zeros = (self._part(name).load().to(torch.float32).reshape(n, -1) for name in ("scale", "zero"))
-        mins = (scales * zeros).to(torch.float16).to(torch.float32)
-        if not bool(torch.isfinite(mins).all()):
-            raise TensorError(f"{self.layer}.zero", "gives offsets that no half float is near", _AGAIN)
-        return {"codes": codes, "scales": scales, "mins": mins}
+        return {"codes": codes, "scales": scales, "mins": half_offsets(scales * zeros, f"{self.layer}.zero")}
 
 
 def _rows(items: Tensor, bits: int) -> Tensor:

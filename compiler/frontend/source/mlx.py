@@ -19,13 +19,13 @@ import torch
 from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import OFFSET_SCALES, BlockFormat, with_offsets
-from ...weights.formats.tables import MXFP4_FORMAT, nvfp4
+from ...weights.formats.tables import MXFP4_FORMAT
 from ...weights.handles import Constant, QuantizedWeight, Weight, derive
 from .checkpoint import CheckpointTensor
-from .e2m1 import E2m1Matrix
+from .e2m1 import E2m1Matrix, nvfp4_of
 from .float8 import Float8Layer
 from .packing import LayerBits, Packing
-from .words import columns
+from .words import columns, half_offsets
 
 _AGAIN = "download the checkpoint again"
 _STACK = re.compile(r"(.+)\.(?:switch_mlp|switch_glu|experts)\.((?:gate|up|down)_proj)")
@@ -85,8 +85,7 @@ def _matrix(layer: str, parts: Mapping[str, Weight | None], stored: LayerBits) -
     if stored.mode == "mxfp4":
         return E2m1Matrix(layer, _bytes(codes), scales, None, MXFP4_FORMAT, (*lead, k))
     if stored.mode == "nvfp4":
-        size = next(size for size in (512, 256, 128, 64, 32, 16) if k % size == 0)
-        return E2m1Matrix(layer, _bytes(codes), scales, Constant(torch.ones(())), nvfp4(size), (*lead, k))
+        return E2m1Matrix(layer, _bytes(codes), scales, Constant(torch.ones(())), nvfp4_of(k), (*lead, k))
     if biases is None or biases.shape != scales.shape:
         raise TensorError(f"{layer}.biases", f"has not the shape {list(scales.shape)} of the scales", _AGAIN)
     return AffineMatrix(layer, codes, scales, biases, stored.bits)
@@ -132,7 +131,5 @@ class AffineMatrix(QuantizedWeight):
         """The codes, scales and what is taken off; see QuantizedWeight."""
         codes = columns(self.codes.load().view(torch.int32), self.bits)
         scales, biases = (part.load().to(torch.float32) for part in (self.scales, self.biases))
-        mins = biases.neg().to(torch.float16).to(torch.float32)
-        if not bool(torch.isfinite(mins).all()):
-            raise TensorError(f"{self.layer}.biases", "holds numbers that no half float is near", _AGAIN)
+        mins = half_offsets(biases.neg(), f"{self.layer}.biases")
         return {"codes": codes.contiguous(), "scales": scales, "mins": mins}

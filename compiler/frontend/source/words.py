@@ -1,9 +1,11 @@
-"""Codes in words of 32 bits, as GPTQ, AWQ, compressed-tensors and MLX pack them."""
+"""Codes in words of 32 bits, as GPTQ, AWQ, compressed-tensors and MLX pack them, and offsets as they are stored."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ...errors import TensorError
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
@@ -21,3 +23,12 @@ def columns(words: Tensor, bits: int) -> Tensor:
     wide = words.to(torch.int64) & 0xFFFFFFFF
     high = torch.nn.functional.pad(wide, (0, 1))[..., low + 1] << (32 - shift)
     return (((wide[..., low] >> shift) | high) & (2**bits - 1)).to(torch.uint8)
+
+
+def half_offsets(taken: Tensor, name: str) -> Tensor:
+    """What is taken off the values of groups, float32, rounded to the half floats that are stored. TensorError, by the
+    name of the tensor that it comes of, if one is too large."""
+    found = taken.to(torch.float16).to(torch.float32)
+    if not bool(torch.isfinite(found).all()):
+        raise TensorError(name, "gives offsets that no half float is near", "download the checkpoint again")
+    return found

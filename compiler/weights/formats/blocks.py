@@ -158,6 +158,6 @@ def with_offsets(bits: int, group: int, scale: ScaleType = "f16") -> BlockFormat
     return BlockFormat(kind, bits, group, group, scale=scale, mins=True)
 
 
-def ternary(bits: int, group: int, scale: ScaleType) -> BlockFormat:
-    """w = scale (code - 1): BitNet checkpoints, codes of two bits. t2_f32g128 is of float32 scales."""
-    return BlockFormat(f"t{bits}_{scale}g{group}", bits, group, group, zero=1, scale=scale)
+def ternary(group: int) -> BlockFormat:
+    """w = scale (code - 1), codes of two bits and float32 scales, such as t2_f32g128: BitNet checkpoints."""
+    return BlockFormat(f"t2_f32g{group}", 2, group, group, zero=1, scale="f32")

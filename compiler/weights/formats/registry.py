@@ -50,7 +50,7 @@ _FORMATS: dict[str, FormatMaker] = {
     "i7": lambda group: ReducedInt8(group, 8),
     **_families("zq", (4, 8), ("f16", "bf16", "f32"), grouped),
     **_families("oq", (2, 3, 4, 5, 6, 8), ("f16", "bf16"), with_offsets),
-    **_families("t", (2,), ("f32",), ternary),
+    "t2_f32": ternary,
     "nf4": nf4,
     "nf4_f32": lambda group: nf4(group, "f32"),
     "fp4_f32": fp4,
