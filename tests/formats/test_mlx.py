@@ -160,6 +160,11 @@ def test_tensors_that_do_not_fit_are_named() -> None:
 
     with pytest.raises(TensorError, match=r"a.weight.*uint32 \[8, 8\].*does not fit 4 bits in groups of 64"):
         asked(weight=parts["weight"][:, :8])
+    with pytest.raises(
+        TensorError, match=r"does not fit 4 bits in groups of 32 \(mxfp4\)"
+    ):  # scales are exponents there
+        halves = {"a.weight": Constant(parts["weight"]), "a.scales": Constant(torch.ones(8, 4).bfloat16())}
+        read(halves, {"bits": 4, "group_size": 32, "mode": "mxfp4"})
     with pytest.raises(TensorError, match=r"a.biases.*has not the shape \[8, 2\]"):
         asked(biases=None)
     with pytest.raises(TensorError, match=r"a.biases.*no half float"):

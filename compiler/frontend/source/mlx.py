@@ -72,12 +72,13 @@ def _matrix(layer: str, parts: Mapping[str, Weight | None], stored: LayerBits) -
     assert codes is not None and scales is not None
     *lead, words = codes.shape if codes.dtype == torch.uint32 and len(codes.shape) > 1 else (0, 0)
     k = 32 * words // stored.bits
-    if (*lead, k // stored.group) != scales.shape or k % stored.group or not prod(codes.shape):
+    fits = (*lead, k // stored.group) == scales.shape and k % stored.group == 0 and prod(codes.shape) > 0
+    if not fits or (stored.mode != "affine" and scales.dtype != torch.uint8):
         kind = str(codes.dtype).removeprefix("torch.")
         raise TensorError(
             f"{layer}.weight",
             f"is {kind} {list(codes.shape)} beside scales {list(scales.shape)}, which does not fit {stored.bits} bits "
-            f"in groups of {stored.group}",
+            f"in groups of {stored.group} ({stored.mode})",
             _AGAIN,
         )
     if stored.mode == "mxfp8":
