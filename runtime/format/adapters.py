@@ -86,7 +86,7 @@ class AdapterRoom(msgspec.Struct, frozen=True, array_like=True):
         """What `other` has room for and this has none for, in words; "" for nothing."""
         if self.rank < other.rank:
             return f"rank {other.rank}"
-        return next(iter(sorted(set(other.sites).difference(self.sites))), "")
+        return min(set(other.sites).difference(self.sites), default="")
 
 
 class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
