@@ -7,7 +7,7 @@ import re
 from .errors import UsageError
 
 # a test compares them with program/rewrites.py
-STEP_NAMES = ("lower", "fuse-epilogues", "join-adapters", "join-norms", "code-rows")
+STEP_NAMES = ("lower", "fuse-epilogues", "join-adapters", "add-changes", "join-norms", "code-rows")
 
 
 def split(passes: str) -> tuple[str, tuple[str, ...]]:

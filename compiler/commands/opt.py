@@ -44,7 +44,7 @@ def opt_command(
     """Print the graph of a checkpoint or of a text file after PASSES.
 
     Passes that a pass requires run first. PASSES may end in "lower" and rewrites of steps (fuse-epilogues,
-    join-adapters, join-norms, code-rows); the steps of --target's program are then printed.
+    join-adapters, add-changes, join-norms, code-rows); the steps of --target's program are then printed.
 
     A text file that names its passes, as the golden tests do, needs no -p; the graph before, the passes and the graph
     after are printed.

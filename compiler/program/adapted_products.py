@@ -24,7 +24,7 @@ from .rewrite import StepRewrite
 from .steps.base import FLOATS, QuantizedRows, Step
 from .steps.linear import AdapterChange, Columns, Epilogue, ExpertLinear, Extra, RowProduct
 
-_COPY = Body.parse("t0 = copy a0")
+COPY = Body.parse("t0 = copy a0")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JoinAdapters(StepRewrite):
     name: ClassVar[str] = "join-adapters"
 
     def applies(self, profile: Profile) -> bool:
-        return profile.adapts
+        return profile.adapts and profile.epilogues
 
     def run(self, builder: ProgramBuilder, profile: Profile) -> int:
         records = builder.records
@@ -43,7 +43,7 @@ class JoinAdapters(StepRewrite):
         uses.update(builder.given_out)
         writers: dict[str, dict[int, ExpertLinear]] = defaultdict(dict)
         for at, record in enumerate(records):
-            if (change := _change_of(record.step)) is not None:
+            if (change := change_of(record.step)) is not None:
                 writers[change.y.name][at] = change
         removed: set[int] = set()
         count = 0
@@ -58,17 +58,17 @@ class JoinAdapters(StepRewrite):
                     found[extra] = pieces
                     removed.update(makers)
             if found:
-                records[at] = replace(record, step=_joined(product, found))
+                records[at] = replace(record, step=joined(product, found))
                 count += 1
         builder.records = [r for i, r in enumerate(records) if i not in removed]
         return count
 
 
-def _change_of(step: Step) -> ExpertLinear | None:
+def change_of(step: Step) -> ExpertLinear | None:
     """The step, if it is the product with B of each row's adapter, with a bias and nothing else."""
     if not isinstance(step, ExpertLinear) or step.topk > 1 or step.index is None:
         return None
-    if step.epilogue not in (None, Epilogue(_COPY, (Columns(0, 1),), step.n)):  # copied to where others lie beside it
+    if step.epilogue not in (None, Epilogue(COPY, (Columns(0, 1),), step.n)):  # copied to where others lie beside it
         return None
     plain = step.bias is not None and step.stored.format in FLOATS and not isinstance(step.x, QuantizedRows)
     return step if plain and isinstance(step.y, BufferOperand) else None
@@ -96,7 +96,7 @@ def _pieces(product: Step, extra: Operand, makers: Sequence[ExpertLinear]) -> li
     return steps if end == extra.offset + product.columns else []
 
 
-def _joined(product: Step, found: dict[Operand, list[ExpertLinear]]) -> RowProduct:
+def joined(product: Step, found: dict[Operand, list[ExpertLinear]]) -> RowProduct:
     """The product, which makes these extra operands itself."""
     assert isinstance(product, RowProduct) and product.epilogue is not None
     rest, extras = list(product.extras), list[Operand]()
@@ -107,7 +107,8 @@ def _joined(product: Step, found: dict[Operand, list[ExpertLinear]]) -> RowProdu
         if extra is not None and extra in found:
             pieces = found[extra]
             ends = (piece.y.offset - extra.offset + piece.n for piece in pieces)
-            inputs.append(AdapterChange(tuple(ends), pieces[0].k, pieces[0].experts))
+            stored = pieces[0].stored if pieces[0].w.dtype == "u8" else None
+            inputs.append(AdapterChange(tuple(ends), pieces[0].k, pieces[0].experts, stored))
             made += pieces
         else:
             inputs.append(part)

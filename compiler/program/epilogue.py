@@ -25,7 +25,7 @@ from .strides import Access, view_strides
 
 MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 MAX_EXTRAS = 3
-_ADD = Body.parse("t0 = add a0 a1")
+ADD = Body.parse("t0 = add a0 a1")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def adds_in_place(product: Product) -> bool:
     """Whether all that a product with an expert per row ends in is y = y + product."""
     if not isinstance(product, ExpertLinear) or product.topk > 1 or not product.x_per_slot or product.index is None:
         return False
-    return product.extras == (product.y,) and product.epilogue == Epilogue(_ADD, (Columns(0, 1), Extra(1)), product.n)
+    return product.extras == (product.y,) and product.epilogue == Epilogue(ADD, (Columns(0, 1), Extra(1)), product.n)
 
 
 def _place(operand: Operand, section: str = "") -> tuple[type[Operand], str, str]:

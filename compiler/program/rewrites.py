@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from .adapted_products import JoinAdapters
+from .added_changes import AddChanges
 from .builder import ProgramBuilder
 from .coded_rows import CodeRows
 from .epilogue import FuseEpilogues
@@ -17,7 +18,7 @@ from .program import Program
 from .rewrite import StepRewrite
 from .verify import verify_steps
 
-REWRITES: tuple[StepRewrite, ...] = (FuseEpilogues(), JoinAdapters(), JoinNorms(), CodeRows())
+REWRITES: tuple[StepRewrite, ...] = (FuseEpilogues(), JoinAdapters(), AddChanges(), JoinNorms(), CodeRows())
 LOWER = "lower"  # what reports call the walk over the graph that makes the steps
 
 

@@ -17,6 +17,7 @@ from icc.compiler.planning.plan import make_plan
 from icc.compiler.planning.show import as_text
 from icc.runtime.commands.memory import certify
 from icc.runtime.errors import RequestError, UsageError
+from icc.runtime.format.adapters import ADAPTER_SECTION
 from icc.runtime.format.files import EngineFiles
 from icc.runtime.format.folder import Folder
 from icc.runtime.format.footprint import size_text
@@ -106,6 +107,16 @@ def test_the_base_pays_nothing(engine: Make, llm: LLM) -> None:
     steps = [msgspec.json.decode(raw)["steps"] for raw in (without, with_room)]
     assert llm.engine.program.num_own_steps == len(steps[0])
     assert steps[1][: len(steps[0])] == steps[0]
+
+
+def test_what_adapters_add_to_the_steps(llm: LLM) -> None:
+    """A product with A for each value that layers read: q, k and v, o, gate and up, down. The layers' products add
+    B of it: every step more is a barrier of all threads."""
+    assert llm.engine is not None
+    program = llm.engine.program
+    [section] = (one for one in program.sections if one.name == ADAPTER_SECTION)
+    layers = len(program.kv.groups[0].layers)
+    assert section.end - section.begin == program.num_own_steps + 4 * layers
 
 
 def test_an_engine_of_one_file_has_room(engine: Make, llm: LLM, adapters: dict[str, Path], tmp_path: Path) -> None:

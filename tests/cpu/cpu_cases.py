@@ -11,10 +11,20 @@ from icc.compiler.backends.cpu.layouts.affine import AffineTiles
 from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES
 from icc.compiler.backends.cpu.layouts.reduced import ReducedTiles
 from icc.compiler.backends.cpu.layouts.split import SplitTiles
+from icc.compiler.ops.body import Body
 from icc.compiler.program.layout import Stored
 from icc.compiler.program.steps.base import STEPS, QuantizedRows
 from icc.compiler.program.steps.embedding import Embedding, SelectRows
-from icc.compiler.program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
+from icc.compiler.program.steps.linear import (
+    AdapterChange,
+    Columns,
+    Epilogue,
+    ExpertLinear,
+    ExpertLinearQ,
+    Linear,
+    LinearQ,
+    QuantizeRows,
+)
 from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.formats.reduced import ReducedInt8
 from icc.runtime.format.operands import BufferOperand, InputOperand
@@ -194,6 +204,54 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
             chosen = a[index.name][t, slot]
             if 0 <= chosen < e:
                 out[t, slot] = exact[chosen] @ x[t, slot] + bias[chosen]
+        return {y.name: out}
+
+    b.cases.append(Case(name, feeds, expect, 1e-5))
+
+
+def add_changed(b: Builder, rng: np.random.Generator, fmt: str, codes: bool) -> None:
+    """A product of values or codes that ends in what adapters of two pieces add, in runs of rows that share one."""
+    e, k, n, rank, ends, group = 3, 48, 53, 5, (32, 53), 16
+    name = f"changed_{fmt}_{'codes' if codes else 'values'}"
+    slot = b.buffer(f"{name}.slot", [1], "i32")
+    y, low = b.buffer(f"{name}.y", [n]), b.buffer(f"{name}.low", [2 * rank])
+    feeds: dict[str, Any] = {
+        slot.name: lambda rng, rows: np.sort(rng.integers(-1, e + 1, (rows, 1)), axis=0),
+        low.name: normal(2 * rank),
+    }
+    ups = [rng.standard_normal((e, end - begin, rank)).astype(np.float32) for begin, end in ((0, 32), (32, 53))]
+    packed = [TILES[fmt].pack({"values": up}) for up in ups]
+    exact_up = [TILES[fmt].unpack(p, up.shape)["values"].astype(np.float64) for p, up in zip(packed, ups, strict=True)]
+    shift = [rng.standard_normal((e, up.shape[1])).astype(np.float32) for up in ups]
+    change = AdapterChange(ends, rank, e, Stored(fmt, "product"))
+    facts: dict[str, Any] = {
+        "low": tuple(BufferOperand(low.name, "f32", 2 * rank, i * rank) for i in range(2)),
+        "up": tuple(b.weight(f"{name}.up{i}", p, f"tile_{fmt}", ups[i].shape) for i, p in enumerate(packed)),
+        "shift": tuple(b.plain(f"{name}.shift{i}", values) for i, values in enumerate(shift)),
+        "epilogue": Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), change), n),
+        "slot": slot,
+    }
+    if codes:
+        wide, exact = quantized_weight(rng, n, k, "q4", group)
+        w, x = b.weight(f"{name}.w", wide, "q4", (n, k)), add_quantize(b, name, k, group, False)
+        b.step(LinearQ(x=x, w=w, y=y, k=k, n=n, stored=quantized_storage("q4", group), **facts))
+    else:
+        wide = TILES["f32"].pack({"values": rng.standard_normal((n, k)).astype(np.float32)})
+        exact = TILES["f32"].unpack(wide, (n, k))["values"].astype(np.float64)
+        w, x = b.weight(f"{name}.w", wide, "tile_f32", (n, k)), b.buffer(f"{name}.x", [k])
+        feeds[x.name] = normal(k)
+        b.step(Linear(x=x, w=w, y=y, k=k, n=n, stored=Stored("f32", "product"), **facts))
+
+    def expect(a: Arrays) -> Arrays:
+        x = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64)) if codes else a[f"{name}.x"]
+        out = x.astype(np.float64) @ exact.T
+        for row, chosen in enumerate(a[slot.name][:, 0]):
+            if 0 <= chosen < e:
+                parts = (
+                    up[chosen] @ a[low.name][row, i * rank : (i + 1) * rank].astype(np.float64) + shift[i][chosen]
+                    for i, up in enumerate(exact_up)
+                )
+                out[row] += np.concatenate(list(parts))
         return {y.name: out}
 
     b.cases.append(Case(name, feeds, expect, 1e-5))

@@ -6,7 +6,7 @@ import os
 import re
 
 import numpy as np
-from cpu_cases import add_embedding, add_experts, add_linear, add_linear_q, add_norm, add_select_rows
+from cpu_cases import add_changed, add_embedding, add_experts, add_linear, add_linear_q, add_norm, add_select_rows
 from cpu_harness import Batch, Builder
 from cpu_pointwise_cases import add_pointwise
 from cpu_rowwise_cases import add_all_rowwise
@@ -38,6 +38,8 @@ def all_ops() -> Builder:
     for bits in (0, 4, 8):
         for topk, per_slot in ((3, False), (3, True), (150, False), (1, True)):
             add_experts(b, rng, bits, topk, per_slot)
+    add_changed(b, rng, "bf16", codes=False)
+    add_changed(b, rng, "f16", codes=True)
     for kind in ("rms_norm", "layer_norm"):
         for d, groups, add, weight in (
             (1, 1, False, True),

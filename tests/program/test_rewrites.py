@@ -61,10 +61,52 @@ graph(%token_ids: i64[T], %positions: i64[T] < 24, %logit_rows: i64[L]):
 """
 
 
-def text_after(graph: str, *rewrites: StepRewrite) -> str:
-    """The steps of a graph for an H100, after these rewrites."""
+GATED = """\
+graph(%token_ids: i64[T], %positions: i64[T] < 24, %logit_rows: i64[L]):
+  %0: f32[T, 32] = icc.embedding(%token_ids, @table: bf16[16, 32])
+  %1: f32[T, 1, 32] = aten.view(%0, [-1, 1, 32])
+  %2: i64[T, 1] = aten.view(%positions, [-1, 1])
+  %3: f32[T, 1, 16] = icc.expert_linear(%1, @A: bf16[4, 16, 32], None, %2)
+  %4: f32[T, 1, HALF] = icc.expert_linear(%3, @B0: bf16[4, HALF, 16], @bias0: f32[4, HALF], %2)
+  %5: f32[T, 1, HALF] = icc.expert_linear(%3, @B1: bf16[4, HALF, 16], @bias1: f32[4, HALF], %2)
+  %6: f32[T, HALF] = aten.view(%4, [-1, HALF])
+  %7: f32[T, HALF] = aten.view(%5, [-1, HALF])
+  %8: f32[T, WHOLE] = icc.linear(%0, @up: bf16[WHOLE, 32], None)
+  %9: f32[T, HALF] = aten.slice.Tensor(%8, 1, 0, HALF, 1)
+  %10: f32[T, HALF] = aten.slice.Tensor(%8, 1, HALF, WHOLE, 1)
+  %11: f32[T, HALF] = icc.pointwise([%9, %6, %10, %7], "t0 = add a0 a1; t1 = silu t0; t2 = add a3 a2; t3 = mul t1 t2")
+  %12: f32[L, HALF] = icc.select_rows(%11, %logit_rows)
+  return %12
+"""
+
+
+JOINED = """\
+graph(%token_ids: i64[T], %positions: i64[T] < 24, %logit_rows: i64[L]):
+  %0: f32[T, 32] = icc.embedding(%token_ids, @table: bf16[16, 32])
+  %1: f32[T, 1, 32] = aten.view(%0, [-1, 1, 32])
+  %2: i64[T, 1] = aten.view(%positions, [-1, 1])
+  %3: f32[T, 1, 16] = icc.expert_linear(%1, @A: bf16[4, 16, 32], None, %2)
+  %4: f32[T, 1, 32] = icc.expert_linear(%3, @B0: bf16[4, 32, 16], @bias0: f32[4, 32], %2)
+  %5: f32[T, 1, 16] = icc.expert_linear(%3, @B1: bf16[4, 16, 16], @bias1: f32[4, 16], %2)
+  %6: f32[T, 32] = aten.view(%4, [-1, 32])
+  %7: f32[T, 16] = aten.view(%5, [-1, 16])
+  %8: f32[T, 48] = icc.linear(%0, @up: bf16[48, 32], None)
+  %9: f32[T, 48] = aten.cat([%6, %7], 1)
+  %10: f32[T, 48] = icc.pointwise([%8, %9], "t0 = add a0 a1")
+  %11: f32[L, 48] = icc.select_rows(%10, %logit_rows)
+  return %11
+"""
+
+
+def gated(half: int) -> str:
+    """Two linears in one, of `half` columns each, both with a change."""
+    return GATED.replace("HALF", str(half)).replace("WHOLE", str(2 * half))
+
+
+def text_after(graph: str, *rewrites: StepRewrite, target: str = "h100") -> str:
+    """The steps of a graph for an H100 or another target, after these rewrites."""
     found: list[str] = []
-    options = LowerOptions("bf16", backend_for(find_target("h100"), "bf16").profile, block_size=16)
+    options = LowerOptions("bf16", backend_for(find_target(target), "bf16").profile, block_size=16)
     lower(parse_graph(graph), options, lambda report, program: found.append(steps_text(program)), rewrites)
     return found[-1]
 
@@ -126,6 +168,67 @@ def test_join_adapters() -> None:
     )
     assert "low.0" not in text_after(read_twice, *rewrites)
     assert "low.0" not in text_after(ADAPTED.replace("@bias: f32[4, 64]", "None"), *rewrites)
+
+
+def added(graph: str) -> str:
+    """The steps of a graph for CPUs after add-changes."""
+    return text_after(graph, find_rewrite("add-changes"), target="cpu")
+
+
+def test_add_changes() -> None:
+    assert_expected_inline(
+        added(ADAPTED),
+        """\
+  b0 = embedding(ids=token_ids, table=@table) {n=32, table_rows=16, stored={format=bf16, role=table}}
+  b1 = expert_linear(x=b0, w=@A, index=positions) {k=32, n=16, stored={format=bf16, role=product}, experts=4, topk=1, x_per_slot=True}
+  b4 = linear(x=b0, w=@up, low.0=b1, up.0=@B, shift.0=@bias, slot=positions) {k=32, n=64, stored={format=bf16, role=product}, epilogue={body="t0 = add a0 a1", inputs=[{offset=0, stride=1}, {ends=[64], rank=16, slots=4, stored={format=bf16, role=product}}], width=64}}
+  b5 = select_rows(x=b4) {rows=logit_rows, n=64}
+  logits = pointwise(args.0=b5) {rows=logit_rows, body="t0 = copy a0", shape=[64], walks=[[1], [1]]}
+""",
+    )
+    assert_expected_inline(
+        added(JOINED),
+        """\
+  b0 = embedding(ids=token_ids, table=@table) {n=32, table_rows=16, stored={format=bf16, role=table}}
+  b1 = expert_linear(x=b0, w=@A, index=positions) {k=32, n=16, stored={format=bf16, role=product}, experts=4, topk=1, x_per_slot=True}
+  b6 = linear(x=b0, w=@up, low.0=b1, low.1=b1, up.0=@B0, up.1=@B1, shift.0=@bias0, shift.1=@bias1, slot=positions) {k=32, n=48, stored={format=bf16, role=product}, epilogue={body="t0 = add a0 a1", inputs=[{offset=0, stride=1}, {ends=[32, 48], rank=16, slots=4, stored={format=bf16, role=product}}], width=48}}
+  b7 = select_rows(x=b6) {rows=logit_rows, n=48}
+  logits = pointwise(args.0=b7) {rows=logit_rows, body="t0 = copy a0", shape=[48], walks=[[1], [1]]}
+""",
+    )
+    assert_expected_inline(
+        added(gated(32)),
+        """\
+  b0 = embedding(ids=token_ids, table=@table) {n=32, table_rows=16, stored={format=bf16, role=table}}
+  b1 = expert_linear(x=b0, w=@A, index=positions) {k=32, n=16, stored={format=bf16, role=product}, experts=4, topk=1, x_per_slot=True}
+  b4 = linear(x=b0, w=@up, low.0=b1, low.1=b1, up.0=@B0, up.1=@B1, shift.0=@bias0, shift.1=@bias1, slot=positions) {k=32, n=64, stored={format=bf16, role=product}, epilogue={body="t0 = add a0 a1", inputs=[{offset=0, stride=1}, {ends=[32, 64], rank=16, slots=4, stored={format=bf16, role=product}}], width=64}}
+  b5 = pointwise(args.0=b4, args.1=b4+32) {body="t0 = copy a0; t1 = silu t0; t2 = copy a1; t3 = mul t1 t2", shape=[32], walks=[[1], [1], [1]]}
+  b6 = select_rows(x=b5) {rows=logit_rows, n=32}
+  logits = pointwise(args.0=b6) {rows=logit_rows, body="t0 = copy a0", shape=[32], walks=[[1], [1]]}
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "instead"),
+    [
+        ('"t0 = add a0 a1")', '"t0 = mul a0 a1")'),  # no sum
+        ('"t0 = add a0 a1")', '"t0 = add a0 a1; t1 = mul t0 a0")'),  # that reads the product alone, too
+        ('"t0 = add a0 a1")', '"t0 = add a0 a1; t1 = mul t0 a1")'),  # or the change
+        ("@bias: f32[4, 64]", "None"),
+        ("%7, %logit_rows)", "%6, %logit_rows)"),  # the product goes on without it
+        ("%7, %logit_rows)", "%5, %logit_rows)"),
+    ],
+)
+def test_what_is_no_change_of_a_product(part: str, instead: str) -> None:
+    assert part in ADAPTED
+    assert "low.0" not in added(ADAPTED.replace(part, instead))
+
+
+def test_changes_of_pieces_that_share_a_tile_stay() -> None:
+    """Columns 24 to 31 of the product would be written by two threads at once."""
+    assert "low.1" in added(gated(48))
+    assert "low.0" not in added(gated(24))
 
 
 def test_join_norms() -> None:

@@ -25,7 +25,7 @@ from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
 
 SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
-CPU_PROFILE = Profile(LAYOUTS.find, adds=True, screened_bytes=SCREENED_BYTES)
+CPU_PROFILE = Profile(LAYOUTS.find, adds=True, adapts=True, screened_bytes=SCREENED_BYTES)
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,16 @@ class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="extra"
     stride: int
 
 
-class AdapterChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="change"):
+class AdapterChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="change"):
     """What the adapter of a row adds (S-LoRA): up[slot] low + shift[slot], with `up` [slots, columns, rank] and `low`
     [rank]; 0 where the row's slot is none. ends: the product's next operands of these names are for the columns up to
-    the first end, those behind them for the columns up to the second, and so on."""
+    the first end, those behind them for the columns up to the second, and so on. stored: how `up` lies in memory where
+    it is bytes to all but a kernel that knows; None where it is rows of floats."""
 
     ends: tuple[int, ...]
     rank: int
     slots: int
+    stored: Stored | None = None
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -56,7 +58,7 @@ class Product(Step, frozen=True, kw_only=True):
 
     DTYPES: ClassVar = {
         "x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES,
-        "x_coded": CODED, "norm_out": (*FLOATS, *CODED), "slot": ("i32",),
+        "x_coded": CODED, "norm_out": (*FLOATS, *CODED), "slot": ("i32",), "up": (*FLOATS, "u8"),
     }  # fmt: skip
     x: Operand | QuantizedRows
     w: Operand

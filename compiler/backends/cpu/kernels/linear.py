@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from ....program.added_changes import adds_changes
 from ....program.epilogue import adds_in_place
 from ....program.steps.base import QuantizedRows
 from ....program.steps.linear import (
@@ -14,6 +15,7 @@ from ....program.steps.linear import (
     LinearQ,
     Product,
     QuantizeRows,
+    RowProduct,
 )
 from ..arithmetic import Arithmetic
 from ..isa import Block, Isa
@@ -25,6 +27,7 @@ from .base import KernelParams
 from .matrix import with_matrices
 
 P = TypeVar("P", bound=Product)
+R = TypeVar("R", bound=RowProduct)
 
 SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
 
@@ -54,13 +57,20 @@ def _vector_blocks(reader: Reader, isa: Isa) -> tuple[Block, ...]:
     return isa.quant_blocks
 
 
+def refuse_epilogue(step: Product) -> str:
+    """Why a product cannot end as it says; "" if it can."""
+    if step.epilogue is None or adds_in_place(step) or (isinstance(step, RowProduct) and adds_changes(step)):
+        return ""
+    return "products end in what adapters add, and in nothing else"
+
+
 @dataclass(frozen=True)
 class DenseParams(KernelParams[P]):
     """Common to products with a weight in tiles of values."""
 
     @classmethod
     def refusal(cls, step: P) -> str:
-        return LAYOUTS.refusal(step.stored, ValueTiles) or super().refusal(step)
+        return LAYOUTS.refusal(step.stored, ValueTiles) or refuse_epilogue(step) or super().refusal(step)
 
     @property
     def layout(self) -> ValueTiles:
@@ -87,7 +97,7 @@ class QuantParams(KernelParams[P]):
             return "products with codes need rows of int8"
         if reason := LAYOUTS.refusal(step.stored, CodeTiles):
             return reason
-        return LAYOUTS.of(step.stored).misfit(step.n, step.k) or super().refusal(step)
+        return LAYOUTS.of(step.stored).misfit(step.n, step.k) or refuse_epilogue(step) or super().refusal(step)
 
     @property
     def layout(self) -> CodeTiles:
@@ -109,15 +119,66 @@ class QuantParams(KernelParams[P]):
 
 
 @dataclass(frozen=True)
-class LinearParams(DenseParams[Linear]):
-    """y = x W^T."""
+class ChangeParams:
+    """What adapters of so many slots add to columns [begin, end) of a product, with C++ expressions of the operands."""
+
+    begin: int
+    end: int
+    rank: int
+    slots: int
+    low: str
+    up: str
+    shift: str
+
+
+class RowParams(KernelParams[R]):
+    """Common to products of rows: what adapters add."""
+
+    @property
+    def headers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("linear/changes.h",) if self.step.changes else ()
+
+    @property
+    def changes(self) -> list[ChangeParams]:
+        """What adapters add, in the order of the columns."""
+        step, numbers = self.step, {name: number for number, name in enumerate(self.step.inputs)}
+        [change] = step.changes or (None,)
+        if change is None or change.stored is None:
+            return []
+        up_type = LAYOUTS.of(change.stored).ctype
+
+        def pointer(name: str, element: str) -> str:
+            return f"c.input<const {element}>({numbers[name]})"
+
+        return [
+            ChangeParams(
+                begin,
+                end,
+                change.rank,
+                change.slots,
+                f"{{{pointer(f'low.{i}', 'float')}, {low.stride}}}",
+                pointer(f"up.{i}", up_type),
+                pointer(f"shift.{i}", "float"),
+            )
+            for i, ((begin, end), low) in enumerate(zip(change.spans, step.low, strict=True))
+        ]
+
+    @property
+    def slot(self) -> int:
+        """The number of the input that says which adapter a row has."""
+        return list(self.step.inputs).index("slot")
+
+
+@dataclass(frozen=True)
+class LinearParams(RowParams[Linear], DenseParams[Linear]):
+    """y = x W^T, with what adapters add."""
 
     template: ClassVar[str] = "cpp/linear/linear.cpp.jinja"
 
 
 @dataclass(frozen=True)
-class LinearQParams(QuantParams[LinearQ]):
-    """y = x W^T; a greedy batch may want only the largest of them, see screen.h."""
+class LinearQParams(RowParams[LinearQ], QuantParams[LinearQ]):
+    """y = x W^T, with what adapters add; a greedy batch may want only the largest of them, see screen.h."""
 
     template: ClassVar[str] = "cpp/linear/linear_q.cpp.jinja"
 
@@ -139,11 +200,6 @@ class LinearQParams(QuantParams[LinearQ]):
 @dataclass(frozen=True)
 class ExpertLinearParams(DenseParams[ExpertLinear]):
     """Dense experts."""
-
-    @classmethod
-    def refusal(cls, step: ExpertLinear) -> str:
-        ends_otherwise = step.epilogue is not None and not adds_in_place(step)
-        return "only products that add in place have an epilogue" if ends_otherwise else super().refusal(step)
 
     @property
     def template(self) -> str:  # type: ignore[override]

@@ -1,0 +1,207 @@
+"""Joins what adapters add to a product to the product, for back ends whose products end in that sum and nothing else.
+
+change = expert_linear(low, B, bias, slot); y = linear(x, W); z = pointwise(y, change, body that begins with y + change)
+    ->   y = linear(x, W, epilogue=y + change(low, B, bias, slot)); z = pointwise(y, body)
+
+The pointwise step vanishes where all that it does is to add. Each step that is left out saves a barrier of all threads,
+which cost more than what an adapter's steps do for a few rows (benchmarks/results/adapters.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import ClassVar
+
+import msgspec
+
+from ...runtime.format.operands import BufferOperand
+from ..ops.body import Argument, Body, Instruction
+from .adapted_products import COPY, change_of, joined
+from .builder import ProgramBuilder, Record
+from .epilogue import ADD
+from .profile import Profile
+from .rewrite import StepRewrite
+from .steps.base import Step
+from .steps.linear import Columns, Epilogue, ExpertLinear, Extra, RowProduct
+from .steps.pointwise import Pointwise
+from .strides import view_strides
+
+TILE = 16  # columns that one thread writes: a piece that begins between two would be written by two
+
+
+def adds_changes(product: RowProduct) -> bool:
+    """Whether all that a product ends in is y = product + what the adapter of each row changes."""
+    epilogue = product.epilogue
+    if epilogue is None or len(product.changes) != 1 or product.extras or product.changes[0].stored is None:
+        return False
+    ends = (*product.changes[0].ends[:-1], 0)
+    plain = epilogue == Epilogue(ADD, (Columns(0, 1), product.changes[0]), product.n)
+    return plain and not any(end % TILE for end in ends) and product.changes[0].ends[-1] == product.n
+
+
+@dataclass(frozen=True)
+class Change:
+    """A product with B of each row's adapter, which writes to where its columns lie in the end, and the records that do
+    that: the product, and a copy or none."""
+
+    step: ExpertLinear
+    records: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AddChanges(StepRewrite):
+    """Products add what adapters change, where pointwise steps would do it."""
+
+    name: ClassVar[str] = "add-changes"
+
+    def applies(self, profile: Profile) -> bool:
+        return profile.adapts and not profile.epilogues
+
+    def run(self, builder: ProgramBuilder, profile: Profile) -> int:
+        records = builder.records
+        found = _Found.of(builder)
+        removed: set[int] = set()
+        count = 0
+        for at, record in enumerate(records):
+            if not isinstance(record.step, Pointwise):
+                continue
+            for name in dict.fromkeys(operand.name for operand in record.step.args):
+                point, place = records[at].step, found.products.get(name, at)
+                if place >= at or at in removed or not isinstance(point, Pointwise):
+                    continue
+                product = records[place].step
+                assert isinstance(product, RowProduct)
+                sums = found.sums(point, product)
+                pieces = found.pieces(point, product, sums)
+                makers = {maker for piece in pieces for maker in piece.records}
+                sections = {records[i].section for i in (*makers, place, at)}
+                if not pieces or len(sections) > 1 or any(piece.records[0] > place for piece in pieces):
+                    continue
+                product = joined(_with_extra(product), {_EXTRA: [piece.step for piece in pieces]})
+                rest = _without(point, sums)
+                if rest.body == COPY and prod(rest.shape) == product.n and _walks_columns(rest, 0, 1):
+                    product = msgspec.structs.replace(product, y=rest.y)
+                    removed.add(at)
+                records[place], records[at] = replace(records[place], step=product), replace(record, step=rest)
+                removed |= makers
+                count += 1
+        builder.records = [r for i, r in enumerate(records) if i not in removed]
+        return count
+
+
+@dataclass(frozen=True)
+class _Found:
+    """By the names of buffers: how often steps name them, the products that make them, and the changes in them."""
+
+    uses: Counter[str]
+    products: dict[str, int]
+    changes: dict[str, list[Change]]
+
+    @staticmethod
+    def of(builder: ProgramBuilder) -> _Found:
+        """What there is in a program."""
+        records = builder.records
+        uses = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
+        uses.update(builder.given_out)
+        named = ((_plain_product(record.step), at) for at, record in enumerate(records))
+        products = {product.y.name: at for product, at in named if product is not None}
+        return _Found(uses, products, _changes(records, uses))
+
+    def sums(self, point: Pointwise, product: RowProduct) -> dict[int, tuple[int, int]]:
+        """The instructions that add a change to columns of the product, with the numbers of both arguments; none where
+        anything else reads the product."""
+        read = Counter(o.index for i in point.body.instructions for o in i.operands if isinstance(o, Argument))
+        mine = {i for i, operand in enumerate(point.args) if operand.name == product.y.name}
+        found: dict[int, tuple[int, int]] = {}
+        for number, instruction in enumerate(point.body.instructions):
+            pair = [operand.index for operand in instruction.operands if isinstance(operand, Argument)]
+            if instruction.opcode != "add" or len(pair) != 2 or any(read[i] != 1 for i in pair):
+                continue
+            pair.sort(key=lambda i: i not in mine)
+            if pair[0] in mine and point.args[pair[1]].name in self.changes:
+                found[number] = (pair[0], pair[1])
+        everywhere = self.uses[product.y.name] == 1 + len(mine) and {own for own, _ in found.values()} == mine
+        return found if everywhere else {}
+
+    def pieces(self, point: Pointwise, product: RowProduct, sums: dict[int, tuple[int, int]]) -> list[Change]:
+        """The changes in the order of the product's columns, all of which they cover; else none."""
+        width, at = prod(point.shape), dict[int, Change]()
+        reads = Counter(point.args[change].name for _, change in sums.values())
+        for own, change in sums.values():
+            operand = point.args[change]
+            made = self.changes[operand.name]
+            whole = sum(piece.step.n for piece in made) == width and self.uses[operand.name] == len(made) + 1
+            if not whole or reads[operand.name] > 1 or not _walks_columns(point, own, change):
+                return []
+            for piece in made:
+                column = point.args[own].offset - product.y.offset + piece.step.y.offset - operand.offset
+                placed = msgspec.structs.replace(piece.step, y=msgspec.structs.replace(_EXTRA, offset=column))
+                at[column] = Change(placed, piece.records)
+        pieces = [at[column] for column in sorted(at)]
+        ends = [0, *accumulate(piece.step.n for piece in pieces)]
+        facts = {(p.step.k, p.step.experts, p.step.rows, p.step.index, p.step.stored) for p in pieces}
+        fits = sorted(at) == ends[:-1] and ends[-1] == product.n and not any(end % TILE for end in ends[:-1])
+        return pieces if fits and len(facts) == 1 and {product.rows, point.rows} == {pieces[0].step.rows} else []
+
+
+_EXTRA = BufferOperand("", "f32", 0)  # what stands for the sum of all changes until `joined` takes their makers
+
+
+def _with_extra(product: RowProduct) -> RowProduct:
+    """The product with one operand more, which it adds."""
+    epilogue = Epilogue(ADD, (Columns(0, 1), Extra(1)), product.n)
+    return msgspec.structs.replace(product, extras=(_EXTRA,), epilogue=epilogue)
+
+
+def _plain_product(step: Step) -> RowProduct | None:
+    """The step, if it is a product of rows that ends in nothing, and writes a buffer."""
+    if not isinstance(step, RowProduct) or not isinstance(step.y, BufferOperand):
+        return None
+    return None if step.epilogue is not None or step.norm or step.screened else step
+
+
+def _walks_columns(point: Pointwise, *operands: int) -> bool:
+    """Whether these operands of a pointwise step, y the last, are columns side by side, in rows of their own."""
+    walks = (view_strides(point.shape, point.walks[i], (prod(point.shape),)) for i in operands)
+    return all(walk == (1,) for walk in walks) and all((*point.args, point.y)[i].stride for i in operands)
+
+
+def _changes(records: list[Record], uses: Counter[str]) -> dict[str, list[Change]]:
+    """The changes by the buffer that they are written to, at once or by a copy to where others lie beside them."""
+    found: dict[str, list[Change]] = defaultdict(list)
+    for at, record in enumerate(records):
+        if (change := change_of(record.step)) is not None:
+            found[change.y.name].append(Change(change, (at,)))
+        point = record.step
+        if not isinstance(point, Pointwise) or point.body != COPY or not isinstance(point.y, BufferOperand):
+            continue
+        [source] = point.args
+        made = found.get(source.name, [])
+        alone = len(made) == 1 and uses[source.name] == 2 and prod(point.shape) == made[0].step.n
+        if alone and _walks_columns(point, 0, 1) and source.offset == made[0].step.y.offset:
+            moved = msgspec.structs.replace(made[0].step, y=point.y)
+            found[point.y.name].append(Change(moved, (*made[0].records, at)))
+    return found
+
+
+def _without(point: Pointwise, sums: dict[int, tuple[int, int]]) -> Pointwise:
+    """The step, which takes what products have added already."""
+    gone = {change for _, change in sums.values()}
+    left = [i for i in range(len(point.args)) if i not in gone]
+    numbers = {old: new for new, old in enumerate(left)}
+
+    def moved(number: int, instruction: Instruction) -> Instruction:
+        if number in sums:
+            return Instruction("copy", (Argument(numbers[sums[number][0]]),))
+        operands = (Argument(numbers[o.index]) if isinstance(o, Argument) else o for o in instruction.operands)
+        return Instruction(instruction.opcode, tuple(operands))
+
+    return msgspec.structs.replace(
+        point,
+        args=tuple(point.args[i] for i in left),
+        walks=(*(point.walks[i] for i in left), point.walks[-1]),
+        body=Body(tuple(moved(number, i) for number, i in enumerate(point.body.instructions))),
+    )
