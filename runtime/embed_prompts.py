@@ -47,7 +47,7 @@ def encode_prompted(
 
 
 def cut(ids: list[int], manifest: Manifest, options: EmbedOptions) -> list[int]:
-    """Token ids of a text as they are given, whose prompt is in them."""
+    """Token ids of a text as they are given, whose prompt is in them: RequestError if `options` name one."""
     if options.get("prompt") is not None or options.get("prompt_name") is not None:
         raise RequestError("token ids have their prompt in them", "give a text", field="prompt")
     longest = _longest(manifest, options)

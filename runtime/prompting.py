@@ -277,7 +277,8 @@ class Prompting:
         return params.resolve(defaults or self._manifest.sampling.of_conversations())
 
     def compiled(self, grammar: str) -> Constrain | None:
-        """The grammar of a query, compiled; None where there is none."""
+        """The grammar of a query, compiled; None where there is none. RequestError if the engine cannot follow one,
+        MissingExtraError without the library that compiles it."""
         if not grammar:
             return None
         if self.grammars is None:

@@ -36,7 +36,7 @@ class PoolWriter(Protocol):
     """What writes pools; see `Device.write_pool`."""
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Put `values` at byte `offset` of the pool `name`, of one rank or of all (-1)."""
+        """Put `values` of any shape at byte `offset` of the pool `name`, of one rank or of all (-1)."""
         ...
 
 

@@ -56,7 +56,7 @@ class Folder:
         return _content(name, self.path / name)
 
     def map(self, name: str) -> memoryview:
-        """A file, mapped."""
+        """A file, mapped. EngineFormatError if it is missing or empty."""
         try:
             with _opened(self.path / name) as stream:
                 return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

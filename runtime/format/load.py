@@ -76,7 +76,7 @@ class Engine(msgspec.Struct, frozen=True):
         return None if raw is None else Vocabulary(raw)
 
     def tokenizer_file(self, name: str) -> bytes | None:
-        """The content of another file of the tokenizer, if there is one of this name."""
+        """The content of another file of the tokenizer; None if there is none of this name."""
         file = f"{self.manifest.tokenizer_dir}/{name}"
         return self.files.read(file) if file in self.manifest.files else None
 
@@ -160,13 +160,14 @@ def open_verified(path: Path) -> tuple[Container, Manifest]:
 
 
 def read_targets(path: Path) -> Targets | None:
-    """`targets_in`, of the engine at a path. EngineFormatError if there is none, too."""
+    """`targets_in`, of the engine at a path; None for an engine of one. EngineFormatError if there is no engine."""
     check_present(path)
     return targets_in(open_container(path))
 
 
 def verify_all(path: Path) -> list[tuple[Container, Manifest]]:
-    """`open_verified`, of each target of an engine of several."""
+    """`open_verified`, of each target of an engine of several. EngineFormatError, too, for a target that is not the one
+    they were put together with."""
     targets = read_targets(path)
     if targets is None:
         return [open_verified(path)]

@@ -83,7 +83,7 @@ def counts_every_row(facts: EmbeddingFacts) -> bool:
 
 
 def shortened(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """The first numbers of a vector, at length 1 where that leaves any out."""
+    """The first `dimensions` numbers of a vector, at length 1 where that leaves any out; all for None."""
     return vector if dimensions is None or dimensions >= len(vector) else scaled(vector[:dimensions])
 
 
@@ -105,7 +105,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: EmbeddingFacts) -> list[Ranked]:
-    """The documents by their scores, the best first."""
+    """The documents by their scores, the best first. vectors: `[labels]` of each, see `score_of`."""
     found = [
         Ranked(index, score_of(vector, facts), document)
         for index, (document, vector) in enumerate(zip(documents, vectors, strict=True))
@@ -114,8 +114,8 @@ def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: Embed
 
 
 def score_of(vector: np.ndarray, facts: EmbeddingFacts) -> float:
-    """The score of a pair of texts. With two labels, the second means that the texts belong together; the score is its
-    probability, if scores are within 0..1."""
+    """The score of a pair of texts, of its logits `[labels]`. With two labels, the second means that the texts belong
+    together; the score is its probability, if scores are within 0..1."""
     value = float(vector[0]) if len(vector) == 1 else float(vector[1]) - float(vector[0])
     if facts.scores != "sigmoid":
         return value

@@ -51,7 +51,7 @@ class Intake:
         return facts
 
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""
+        """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token; else RequestError."""
         model, limits = self._manifest.model, self._manifest.limits
         token_ids = tuple(map(int, prompt))
         if not token_ids:
@@ -78,7 +78,8 @@ class Intake:
         return extras
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the engine's defaults filled in."""
+        """The parameters with the engine's defaults filled in. RequestError for tokens that the vocabulary does not
+        have, and for stop words where there is no text."""
         params = params.resolve(self._manifest.sampling)
         vocab_size = self._manifest.model.vocab_size
         given = {

@@ -38,7 +38,7 @@ class SearchRequest(Request, eq=False, kw_only=True):
         return StepOutcome(self.request_id, None, Verdict.CONTINUE if found else Verdict.ERROR, beam=beam)
 
     def advance(self, scheduler: Scheduler) -> str | None:
-        """Go on by one token where the logits of all beams have come; why it ends, if it does."""
+        """Go on by one token where the logits of all beams have come; why it ends, None if it goes on."""
         if not self.search.ready:
             return None
         try:

@@ -48,7 +48,8 @@ class Job:
     the tools that may be called. prompt_texts: of completions that begin with their prompts. prompt_logprobs: how many
     of the likeliest tokens are wanted per position of the prompt. best: so many of the completions of each prompt are
     given, None for all; questions: what is asked by each, for whoever judges the answers then. prices: what its tokens
-    cost, None where nobody says. kept: of one conversation, the tokens that it asks to keep by marks.
+    cost, None where nobody says. deadline: seconds after which it ends, None for no end. kept: of one conversation, the
+    tokens that it asks to keep by marks.
     """
 
     submits: list[Submit]
@@ -129,7 +130,8 @@ class Jobs:
         return request
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
-        """The job of a completion request: a Submit per prompt."""
+        """The job of a completion request: a Submit per prompt. RequestError if `prompt` is of no kind
+        of PROMPT_SCHEMA."""
         try:
             given = prompts(request.prompt)
         except (ValueError, msgspec.ValidationError) as error:
@@ -160,7 +162,8 @@ class Jobs:
         return replace(job, prompt_texts=texts)
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
-        """The job of an embedding request: a Submit per input."""
+        """The job of an embedding request: a Submit per input. RequestError if one is empty, too long or no input, or
+        for more dimensions than the model has."""
         try:
             given = prompts(request.input, limits.INPUTS)
         except (ValueError, msgspec.ValidationError) as error:

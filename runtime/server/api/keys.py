@@ -27,7 +27,8 @@ class ApiKeys:
 
     @classmethod
     def read(cls, file: Path, secret: bytes | None = None) -> ApiKeys:
-        """One key per line; empty lines and lines that start with # do not count."""
+        """One key per line; empty lines and lines that start with # do not count. UsageError if the file
+        cannot be read, has no key, or a short one."""
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:

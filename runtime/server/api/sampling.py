@@ -57,8 +57,9 @@ def check_best(request: Common) -> None:
 
 
 def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
-    """How a request's answers are marked: as the server says, or else as the request does. HttpError 400 where both
-    do, for several answers that the mark would make equal, and for beam search, which does not sample."""
+    """How a request's answers are marked: as the server says, or else as the request does; None: not at all. HttpError
+    400 where both do, for several answers that the mark would make equal, and for beam search, which does not
+    sample."""
     asked = request.watermark
     if served is not None and asked is not None:
         raise conflict("watermark: this server marks every answer by itself", "watermark")

@@ -109,7 +109,7 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine."""
+        """Process id of the engine; None before it is started."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:

@@ -94,7 +94,7 @@ class PromptTable:
     # -- who is where ------------------------------------------------------------------------------------------------
 
     def find(self, prompt_id: int) -> Prompt | None:
-        """A prompt that has not ended."""
+        """A prompt that has not ended; None if there is none of this id."""
         return next((found for stage in self._stages.values() if (found := stage.get(prompt_id)) is not None), None)
 
     def all_in(self, stage: PromptStage) -> list[Prompt]:

@@ -42,7 +42,8 @@ def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | Non
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, within its limits of size and time. ClientGone if the client did not stay to send it.
+    """The body of a request, within its limits of size and time, or HttpError 413 or 408. ClientGone if the client did
+    not stay to send it.
 
     Some of what is too much is read and thrown away: a client that is still sending would not see the answer.
     """

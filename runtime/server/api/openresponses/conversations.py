@@ -46,7 +46,7 @@ class Conversations:
     async def compact(
         self, request: CompactRequest, client: str
     ) -> tuple[Job, Callable[[EngineStream], CompactAnswer]]:
-        """The job that summarizes a conversation, and what makes the answer of it."""
+        """The job that summarizes a conversation, and what makes the answer of it. HttpError 400 if it is empty."""
         items = self._before(request.previous_response_id, client, None)
         given = request.input or []
         items += [InputMessage("user", given)] if isinstance(given, str) else given
