@@ -196,7 +196,7 @@ class Prompting:
     def queries(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Query]:
-        """Every prompt with its parameters."""
+        """Every prompt with its parameters; None: the engine's."""
         given = params_for(len(prompts), params)
         return [self.completion(self.encode(prompt), one) for prompt, one in zip(prompts, given, strict=True)]
 
@@ -215,7 +215,7 @@ class Prompting:
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
     ) -> list[Query]:
-        """Every conversation with its parameters."""
+        """Every conversation with its parameters; None: the engine's."""
         given = [None] * len(conversations) if params is None else params_for(len(conversations), params)
         return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
 

@@ -52,7 +52,7 @@ class Loaded:
     users: int = 0
 
     def rows(self, begin: int | None, longest: int) -> bytes:
-        """The input of a request, int32 [longest]: the slot from `begin` on, -1 before."""
+        """The input of a request, int32 [longest]: the slot from `begin` on, -1 before; None: -1 everywhere."""
         start = longest if begin is None else begin
         return (array("i", [-1]) * start + array("i", [self.slot]) * (longest - start)).tobytes()
 

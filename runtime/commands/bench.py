@@ -47,7 +47,8 @@ def run_bench(
     """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
 
     An engine that embeds is measured with outputs of no tokens. progress: called with what is measured next, and how
-    much of about how much work is done. threads: what the results shall say that the engine was loaded with.
+    much of about how much work is done. threads: what the results shall say that the engine was loaded with; None:
+    nothing.
     """
     if llm.manifest.embedding is not None:
         options = replace(options, output_tokens=0)

@@ -88,7 +88,8 @@ def shortened(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
 
 
 def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: int | None) -> np.ndarray:
-    """Vectors as one array [n, dimensions], each `shortened`. RequestError if they are not as long."""
+    """Vectors as one array [n, dimensions], each `shortened`; dimensions None: all of them. RequestError if they are
+    not as long."""
     width = facts.dimension if dimensions is None else dimensions
     if not 1 <= width <= facts.dimension:
         raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")

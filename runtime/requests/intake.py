@@ -113,7 +113,7 @@ class Intake:
     def generation(
         self, spec: RequestSpec, params: SamplingParams, index: int, constraint: Constraint | None
     ) -> Generation:
-        """Completion `index` of a checked prompt."""
+        """Completion `index` of a checked prompt. constraint: None for any tokens."""
         prompt = spec.token_ids
         model, tokenizer = self._manifest.model, self._tokenizer
         end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
@@ -130,7 +130,7 @@ class Intake:
     def search(
         self, spec: RequestSpec, generations: Sequence[Generation], constraint: Constraint | None
     ) -> SearchRequest:
-        """What searches for the completions of a checked prompt."""
+        """What searches for the completions of a checked prompt. constraint: None for any tokens."""
         first = generations[0]
         params = first.params
         sampler = Sampler(params, spec.token_ids, self._manifest.model.vocab_size, first.end_ids, 0, constraint)

@@ -269,7 +269,7 @@ class Sampler:
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float, marking: Marking | None = None) -> int:
     """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark.
 
-    logits: float32 `[vocab]`."""
+    logits: float32 `[vocab]`. marking: the watermark's; None: there is none."""
     candidates, weights = _weights(logits, params)
     if marking is not None:
         weights = marking.weighed(candidates, weights, uniform)

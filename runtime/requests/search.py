@@ -65,7 +65,8 @@ class SearchRequest(Request, eq=False, kw_only=True):
         self.search.restart()
 
     def deliver(self, reason: str | None = None) -> list[Output]:
-        """Nothing before the end; then all tokens of all completions, the best of what there is."""
+        """Nothing before the end, which has a reason, None before; then all tokens of all completions, the best of what
+        there is."""
         if reason is None:
             return []
         self.end(reason)

@@ -296,7 +296,7 @@ def exchanges(plan: LaunchPlan) -> bool:
 
 
 def introduce(peers: Peers, said: Meet, nccl: Nccl | None, cuda: Cuda) -> None:
-    """Open what the others have, and meet them by the communicator."""
+    """Open what the others have, and meet them by the communicator of `nccl`; None: without one."""
     peers.meet(said.handles)
     if nccl is not None:
         peers.communicator = join(nccl, said.unique_id, peers.rank, len(said.handles), cuda.enter)

@@ -106,7 +106,7 @@ class Jobs:
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     def check_model(self, name: str | None) -> None:
-        """HttpError 404 for a model that is not served here, and no adapter of it."""
+        """HttpError 404 for a model that is not served here, and no adapter of it; None is the model itself."""
         if name is None or name in self.model.names:
             return
         if self.adapters is None or not self.adapters.knows(name):
@@ -118,7 +118,7 @@ class Jobs:
             )
 
     def salt(self, client: str, name: str | None) -> bytes:
-        """What sets a client's cached beginnings apart, and those under this name."""
+        """What sets a client's cached beginnings apart, and those under this name, None for no name."""
         return self._keys.salt(client, name)
 
     def named(self, request: R) -> R:

@@ -67,7 +67,8 @@ class Prompts:
             raise context_overflow(self.model.max_len, longest, field)
 
     def truncate(self, tokens: list[int], most: int | None) -> list[int]:
-        """The last of the tokens: at most so many, or with -1 as many as leave room for one more."""
+        """The last of the tokens: at most so many, all with None or 0, or with -1 as many as leave room for one
+        more."""
         keep = self.model.max_len - 1 if most == -1 else most or 0
         return tokens[-keep:] if most is not None and most and len(tokens) > keep else tokens
 

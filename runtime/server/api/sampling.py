@@ -9,7 +9,8 @@ from .requests import Common
 
 
 def sampling(request: Common, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    """How a request is sampled. HttpError 400 for fields that contradict each other."""
+    """How a request is sampled. logprobs: of how many of the likeliest tokens beside the sampled one; None: of no
+    token. HttpError 400 for fields that contradict each other."""
     stop = request.stop
     beams = width(request) if request.use_beam_search else 1
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):

@@ -105,7 +105,7 @@ class Costs:
         while it runs; the sequences that go on there, each of whose steps takes a chunk of it; prompts for which the
         site is kept; prompts that come (arrivals: per second) while every replica has some to compute.
 
-        answers: the site that takes its KV, if another one answers: it and its sequences wait for that.
+        answers: the site that takes its KV, if another one answers: it and its sequences wait for that; else None.
         """
         run = site.tokens * self.prompt
         none_free = min(one.load.waiting * self.prompt + (run if one is site else 0.0) for one in sites)

@@ -31,7 +31,7 @@ def json_response(
 
 
 def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | None = None) -> Response:
-    """An error in the form that the clients of the path know."""
+    """An error in the form that the clients of the path know. headers: more than its own, None for none."""
     request = current_request.get()
     body: msgspec.Struct = error.body()
     if scope["path"].startswith("/v1/messages"):

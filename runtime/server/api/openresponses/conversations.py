@@ -30,8 +30,8 @@ class Conversations:
     async def begin(
         self, request: ResponsesRequest, client: str, local: ResponseStore | None = None
     ) -> tuple[Job, Callable[[EngineStream], ResponsesAnswer]]:
-        """The job, and what makes its answer. local: where a connection keeps what is not to be stored. HttpError or
-        RequestError for what a client has wrong."""
+        """The job, and what makes its answer. local: where a connection keeps what is not to be stored; None: nowhere.
+        HttpError or RequestError for what a client has wrong."""
         items, chat = await self._chat(request, client, local)
         job = await self._jobs.chat(chat, client)
         given = len(items_of(request))
