@@ -1,8 +1,9 @@
 """What a docstring tells beside what its function does: shapes, errors, units, and when there is no result.
 
 A rule asks for one word, not for a section: a function with an array states a shape (`[rows, width]`, or in words); one
-that raises an error names it, or says what it raises or refuses; a quantity has its unit in its name or in the words; a
-result that may be None says when it is. "As `step`" and "see Device" count: that docstring tells it.
+that raises an error names it, or says what it raises or refuses; a quantity has its unit in its name or in the words;
+of a result that may be None it is said when it is, and of an argument what that means. "As `step`" and "see Device"
+count: that docstring tells it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-SHAPE, ERROR, UNIT, NONE = (
+SHAPE, ERROR, UNIT, NONE, ARGUMENT = (
     "the docstring states no shape",
     "the docstring does not tell of the error it raises:",
     "neither name nor docstring tells the unit of",
     "the docstring does not say when the result is None",
+    "the docstring does not say what None means for",
 )
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 Classes = dict[str, list[ast.ClassDef]]
@@ -29,6 +31,7 @@ RAISED = {"IccError", "KeyError", "TypeError", "ValueError"}  # and what derives
 RAISES = re.compile(r"\b([Rr]ais(es?|ed)|[Rr]efus(es?|ed|al))\b")
 
 NOTHING = re.compile(r"\bNone\b")
+NOT_GIVEN = re.compile(r"\bNone\b|\b(is|are|if|not|where) given\b|\b[Dd]efault|\b[Uu]nless\b")
 
 TIME = {"age", "deadline", "delay", "duration", "elapsed", "interval", "latency", "period", "timeout", "ttl"}
 MEMORY = {"bandwidth", "memory"}
@@ -54,9 +57,10 @@ def of_function(item: AnyFunction, text: str, above: str, classes: Classes) -> I
     arguments = [*item.args.posonlyargs, *item.args.args, *item.args.kwonlyargs]
     annotations = [item.returns, *(argument.annotation for argument in arguments)]
     elsewhere = ELSEWHERE.search(text) is not None
+    command = "command" in map(name_of, item.decorator_list)  # of the command line: the docstring is its help
     if any(map(_is_array, annotations)) and not (elsewhere or SHAPES.search(text)):
         yield SHAPE
-    if not (elsewhere or RAISES.search(text) or _is_command(item)):
+    if not (elsewhere or RAISES.search(text) or command):
         for name in sorted(set(_raised(item.body, frozenset(), classes))):
             known = ancestry(name, classes)
             if known & RAISED and not re.search(rf"\b({'|'.join(known)})s?\b", text + above):
@@ -64,6 +68,8 @@ def of_function(item: AnyFunction, text: str, above: str, classes: Classes) -> I
     for argument in arguments:
         if _lacks_unit(argument.arg, argument.annotation, text + above):
             yield f"{UNIT} {argument.arg}"
+        if _may_be_none(argument.annotation) and not (elsewhere or command or NOT_GIVEN.search(text + above)):
+            yield f"{ARGUMENT} {argument.arg}"
     if _may_be_none(item.returns) and not (elsewhere or NOTHING.search(text + above)):
         yield NONE
 
@@ -159,11 +165,6 @@ def name_of(node: ast.expr) -> str:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
     return ""
-
-
-def _is_command(item: AnyFunction) -> bool:
-    """Whether a function is a command of the command line, whose docstring is its help."""
-    return "command" in map(name_of, item.decorator_list)
 
 
 def _lacks_unit(name: str, annotation: ast.expr | None, told: str) -> bool:

@@ -135,7 +135,7 @@ def main(root: Path, folders: Iterable[str] = ()) -> int:
 
 def count(root: Path) -> None:
     """Print how many faults there are of each rule in each package, if all rules held everywhere."""
-    kinds = (MISSING, OPENS, rules.SHAPE, rules.ERROR, rules.UNIT, rules.NONE)
+    kinds = (MISSING, OPENS, rules.SHAPE, rules.ERROR, rules.UNIT, rules.NONE, rules.ARGUMENT)
     counts = Counter(
         ("/".join(path.parts[:2]), next(kind for kind in kinds if fault.startswith(kind)))
         for path, _, fault in found(root, ("",))

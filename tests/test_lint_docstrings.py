@@ -147,6 +147,12 @@ def command():
     """A command."""
     raise ValueError
 
+def nothing(one: int | None, two: "str | None" = None):
+    """A function: one of them."""
+
+def something(one: int | None):
+    """A function of a number, 1 by default."""
+
 def quantities(timeout: float | None, rate: float, page: int, delay_s: float, size: str):
     """Some tokens."""
 
@@ -162,10 +168,14 @@ def test_rules() -> None:
         (f"{rules.SHAPE} of spread", "Thing"),
         (f"{rules.UNIT} host_memory", "Thing"),
         (rules.SHAPE, "arrays"),
+        (f"{rules.ARGUMENT} rows", "arrays"),
         (rules.SHAPE, "several"),
         (f"{rules.ERROR} Refused", "unnamed"),
         (f"{rules.ERROR} TypeError", "again"),
+        (f"{rules.ARGUMENT} one", "nothing"),
+        (f"{rules.ARGUMENT} two", "nothing"),
         (f"{rules.UNIT} timeout", "quantities"),
+        (f"{rules.ARGUMENT} timeout", "quantities"),
         (f"{rules.UNIT} rate", "quantities"),
         (rules.NONE, "maybe"),
     ]

@@ -217,11 +217,11 @@ def open_engine(
 ) -> Engine:
     """Open an engine directory or a one-file engine.
 
-    verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes.
-    isa (or the environment variable ICC_ISA): take this library instead of the best one. load_digests: makes, of that
-    library's content and name, what makes BLAKE3 digests, once the library is verified: for those who run it anyway.
-    Without it the weights are compared with the sha256 of the whole file.
-    Raises EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
+    verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes. isa
+    (or the environment variable ICC_ISA): take this library instead of the best one; None: that one. load_digests:
+    makes, of that library's content and name, what makes BLAKE3 digests, once the library is verified: for those who
+    run it anyway. Without it (None) the weights are compared with the sha256 of the whole file. Raises
+    EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
     """
     manifest = read_manifest(Path(path))
     return begin_opening(path, manifest, verify=verify, isa=isa, load_digests=load_digests).finish()

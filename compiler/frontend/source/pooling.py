@@ -90,7 +90,7 @@ class Pooling:
 
 
 def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
-    """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count.
+    """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count, unless it is None.
 
     modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, then others.
     Without it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
