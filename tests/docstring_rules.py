@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 SHAPE, ERROR, UNIT, NONE, ARGUMENT = (
     "the docstring states no shape",
@@ -33,11 +33,11 @@ RAISES = re.compile(r"\b([Rr]ais(es?|ed)|[Rr]efus(es?|ed|al))\b")
 NOTHING = re.compile(r"\bNone\b")
 NOT_GIVEN = re.compile(r"\bNone\b|\b(is|are|if|not|where) given\b|\b[Dd]efault|\b[Uu]nless\b")
 
-TIME = {"age", "deadline", "delay", "duration", "elapsed", "interval", "latency", "period", "timeout", "ttl"}
+TIME = "age deadline delay duration elapsed interval latency now period started timeout ttl".split()
 MEMORY = {"bandwidth", "memory"}
 SPEED = {"rate", "speed"}
 COUNT = {"budget", "capacity", "limit", "size"}
-OF_TIME = r"s|ms|us|ns|seconds?|milliseconds?|microseconds?|nanoseconds?|minutes?|hours?|days?"
+OF_TIME = r"s|monotonic|ms|us|ns|seconds?|milliseconds?|microseconds?|nanoseconds?|minutes?|hours?|days?"
 OF_MEMORY = r"bytes?|[kmgtKMGT]i?[bB]|bits?"
 OF_COUNT = (
     r"blocks?|characters?|codes?|elements?|entries|experts?|lines?|nodes?|numbers?|positions?|ranks?|requests?|rows?|"
@@ -66,7 +66,7 @@ def of_function(item: AnyFunction, text: str, above: str, classes: Classes) -> I
             if known & RAISED and not re.search(rf"\b({'|'.join(known)})s?\b", text + above):
                 yield f"{ERROR} {name}"
     for argument in arguments:
-        if _lacks_unit(argument.arg, argument.annotation, text + above):
+        if not command and _lacks_unit(argument.arg, argument.annotation, text + above):
             yield f"{UNIT} {argument.arg}"
         if _may_be_none(argument.annotation) and not (elsewhere or command or NOT_GIVEN.search(text + above)):
             yield f"{ARGUMENT} {argument.arg}"
@@ -74,7 +74,7 @@ def of_function(item: AnyFunction, text: str, above: str, classes: Classes) -> I
         yield NONE
 
 
-def of_fields(item: ast.ClassDef, text: str, lines: list[str]) -> Iterator[str]:
+def of_fields(item: ast.ClassDef, text: str, lines: Sequence[str]) -> Iterator[str]:
     """What neither the docstring of a class nor a comment or a text at a field tells. lines: the file's."""
     for field in item.body:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
@@ -89,7 +89,7 @@ def of_fields(item: ast.ClassDef, text: str, lines: list[str]) -> Iterator[str]:
             yield f"{UNIT} {name}"
 
 
-def _at(field: ast.AnnAssign, lines: list[str]) -> str:
+def _at(field: ast.AnnAssign, lines: Sequence[str]) -> str:
     """The comments and texts in the lines of a field."""
     within = lines[field.lineno - 1 : field.end_lineno]
     comments = [line.partition("  #")[2] for line in within]

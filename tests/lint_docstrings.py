@@ -15,7 +15,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import docstring_rules as rules
@@ -40,7 +40,7 @@ def classes_of(trees: Iterable[ast.Module]) -> Classes:
     return found
 
 
-def faults(tree: ast.Module, classes: Classes, lines: list[str] | None = None) -> Iterator[Fault]:
+def faults(tree: ast.Module, classes: Classes, lines: Sequence[str] | None = None) -> Iterator[Fault]:
     """What is wrong with the docstrings of a module, its classes, functions and methods.
 
     classes: where bases are. lines: of the file, if its docstrings must tell shapes, errors, units and None."""
@@ -49,7 +49,11 @@ def faults(tree: ast.Module, classes: Classes, lines: list[str] | None = None) -
 
 
 def _inside(
-    node: ast.Module | ast.ClassDef, within: str, told: dict[str, str] | None, classes: Classes, lines: list[str] | None
+    node: ast.Module | ast.ClassDef,
+    within: str,
+    told: dict[str, str] | None,
+    classes: Classes,
+    lines: Sequence[str] | None,
 ) -> Iterator[Fault]:
     """told: functions that need no docstring, with that of the base; None: none does."""
     above = ast.get_docstring(node) or "" if isinstance(node, ast.ClassDef) else ""

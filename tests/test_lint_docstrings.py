@@ -83,6 +83,7 @@ class Thing(Base):
 
     interval: float
     delay: float  # seconds
+    started: float  # by time.monotonic
     shift: np.ndarray = field(help="of shape (3,)")
     spread: np.ndarray
     host_memory: int

@@ -112,7 +112,7 @@ class PromptTable:
         return len(self._stages[stage])
 
     def late(self, now: float) -> Iterator[Prompt]:
-        """The prompts whose deadline is over and that have not ended."""
+        """The prompts whose deadline is over and that have not ended. now: seconds, by the clock of `arrive`."""
         while self._deadlines and self._deadlines[0][0] <= now:
             found = self.find(heappop(self._deadlines)[1])
             if found is not None:
