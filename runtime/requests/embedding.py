@@ -92,7 +92,9 @@ def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: in
     not as long."""
     width = facts.dimension if dimensions is None else dimensions
     if not 1 <= width <= facts.dimension:
-        raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
+        raise RequestError(
+            f"dimensions: must be from 1 to the {facts.dimension} of the model's vectors", field="dimensions"
+        )
     found = [shortened(vector, dimensions) for vector in vectors]
     return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 

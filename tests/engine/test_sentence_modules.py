@@ -133,7 +133,7 @@ def test_vectors_are_cut_to_dimensions() -> None:
     assert stacked(vectors, facts, None).tolist() == stacked(vectors, facts, 3).tolist() == [[3, 4, 12]]
     assert stacked([], facts, 2).shape == (0, 2)
     for dimensions in (0, 4):
-        with pytest.raises(RequestError, match="vectors have 3"):
+        with pytest.raises(RequestError, match="must be from 1 to the 3 of the model's vectors"):
             stacked(vectors, facts, dimensions)
 
 

@@ -163,7 +163,7 @@ def _layer(name: str, folder: Path) -> LayerBehind:
         return LayerBehind(_NAMES[name], folder)  # type: ignore[arg-type]
     function = str(config.get("activation_function", "torch.nn.Tanh")).rsplit(".", 1)[-1]
     if function not in _ACTIVATIONS:
-        raise UnsupportedModel(f"{path} has the activation function {function}")
+        raise UnsupportedModel(f"{path} has the activation function {function}", f"icc has {', '.join(_ACTIVATIONS)}")
     return LayerBehind("dense", folder, _ACTIVATIONS[function], config.get("use_residual") is True)
 
 

@@ -171,7 +171,9 @@ class Jobs:
         facts = self.model.manifest.embedding
         assert facts is not None
         if request.dimensions is not None and request.dimensions > facts.dimension:
-            raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
+            raise RequestError(
+                f"dimensions: must be from 1 to the {facts.dimension} of the model's vectors", field="dimensions"
+            )
         options, prompted = request.options, list[Query]()
         for item in given:
             prompted.append(await self.prompts.embedded(item, options))

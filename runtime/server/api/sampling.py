@@ -67,7 +67,7 @@ def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
     found = served
     if asked is not None:
         if asked.method != "synthid" and isinstance(asked.key, list) and len(asked.key) > 1:
-            raise conflict(f"watermark: key: {asked.method} has one", "watermark")
+            raise conflict(f"watermark: key: {asked.method} takes one, not several", "watermark")
         found = Watermark(one_or_all(asked.key), asked.method, asked.ratio, asked.bias, asked.alpha)
     if found is not None and request.use_beam_search:
         raise conflict("watermark: beam search does not sample, which is what a mark is in", "watermark")
