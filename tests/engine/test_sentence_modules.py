@@ -183,7 +183,7 @@ def test_a_whole_folder(tmp_path: Path) -> None:
         np.testing.assert_allclose(cut, wanted("b a b", 0), atol=1e-5)
         given = llm.embed([[2, 4, 3]])[0]
         np.testing.assert_allclose(given, wanted("which", 0), atol=1e-5)
-        with pytest.raises(RequestError, match="their prompt in them"):
+        with pytest.raises(RequestError, match="taken as they are"):
             llm.embed([[2, 4, 3]], prompt_name="query")
 
 
