@@ -59,8 +59,8 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @traced
 def gated_scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, delta: bool) -> Tensor:
-    """icc::gated_scan as the models call it: q, k[1, T, Hk, K], v[1, T, H, V], decay[1, T, H] or [1, T, H, K], beta[1,
-    T, H] or None for 1."""
+    """icc::gated_scan as the models call it: q, k[1, T, Hk, K], v[1, T, H, V], decay[1, T, H] or [1, T, H, K], and
+    beta[1, T, H] or None for 1."""
     return torch.empty_like(v)
 
 
