@@ -31,12 +31,16 @@ NO_CODE = {"ABC", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "StrEn
 
 
 def classes_of(trees: Iterable[ast.Module]) -> Classes:
-    """All classes in the trees, by their names; several files may have one of a name."""
+    """All classes in the trees, by their names; several files may have one of a name. A function that returns an error
+    counts as a class that derives from it, so that `raise refused(..)` is understood; not one that returns several."""
     found: Classes = {}
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
+            elif isinstance(node, Function) and isinstance(node.returns, ast.Name) and node.returns.id != "IccError":
+                made = ast.ClassDef(name=node.name, bases=[node.returns], keywords=[], body=[], decorator_list=[])
+                found.setdefault(node.name, []).append(made)
     return found
 
 

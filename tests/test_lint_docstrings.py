@@ -121,6 +121,12 @@ def told():
     """It refuses what it must."""
     raise ValueError
 
+def _refused() -> Refused: ...
+
+def helped():
+    """A function."""
+    raise _refused()
+
 def elsewhere():
     """As `named`."""
     raise ValueError
@@ -172,6 +178,7 @@ def test_rules() -> None:
         (f"{rules.ARGUMENT} rows", "arrays"),
         (rules.SHAPE, "several"),
         (f"{rules.ERROR} Refused", "unnamed"),
+        (f"{rules.ERROR} _refused", "helped"),
         (f"{rules.ERROR} TypeError", "again"),
         (f"{rules.ARGUMENT} one", "nothing"),
         (f"{rules.ARGUMENT} two", "nothing"),

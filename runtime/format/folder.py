@@ -45,7 +45,7 @@ class Folder:
         return found
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Bytes of a file. EngineFormatError if it is missing."""
         try:
             return (self.path / name).stat(follow_symlinks=False).st_size
         except OSError as error:

@@ -62,7 +62,7 @@ class Prompts:
         return list(tokens)
 
     def check_length(self, longest: int, field: str, generates: bool) -> None:
-        """That a prompt leaves room, if anything is to be generated."""
+        """HttpError 400 for a prompt that is too long, or leaves no room if anything is to be generated."""
         if longest > self.model.max_len or (generates and longest == self.model.max_len):
             raise context_overflow(self.model.max_len, longest, field)
 
