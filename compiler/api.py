@@ -95,7 +95,7 @@ def compile_model(
     """
     unknown = set(options) - set(CompileOptions.__dataclass_fields__)
     if unknown:
-        raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}")
+        raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}", "options are the fields of CompileOptions")
     paths = {name: _path(options[name]) for name in _path_fields() if options.get(name) is not None}  # type: ignore[literal-required]
     source = Path(model)
     target = Path(output) if output is not None else default_output(source)

@@ -30,7 +30,7 @@ of one weight set to zero made 0.16 to 1.1, and a sixteenth of its codes flipped
 
 def make_canaries(graph: Graph, tokenizer: Path | None, kept: Sequence[str]) -> Canaries:
     """The canaries of a graph whose weights are as they will be stored, and whose caches will hold numbers `kept` so.
-    tokenizer: its tokenizer.json, if there is one; else the prompts are drawn."""
+    tokenizer: its tokenizer.json, None if there is none: the prompts are drawn."""
     prompts = [_fitted(graph, ids) for ids in _prompts(graph, tokenizer)]
     found = [_canary(ids, rows) for ids, rows in zip(prompts, logits_of(graph, prompts), strict=True)]
     return Canaries(ALLOWED + max(find_kv_format(kind).tolerance for kind in kept), found)

@@ -59,8 +59,9 @@ def _parse(text: str) -> Gate:
 def gate_sequences(
     path: Path | None, tokenizer: Path | None, vocab_size: int, bos: int | None, max_seq_len: int
 ) -> list[list[int]]:
-    """The token ids to measure on, in windows that do not overlap: the whole text of `path`, or parts of the bundled
-    one that lie between those that calibration reads. UsageError for a text that cannot be used."""
+    """The token ids to measure on, in windows that do not overlap: the whole text of `path`, or, if it is None, parts
+    of the bundled one that lie between those that calibration reads. bos: the token that each begins with, None for
+    none. UsageError for a text that cannot be used, and without a tokenizer."""
     if tokenizer is None:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json")
     if path is not None:

@@ -69,7 +69,8 @@ class KVFormat(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, beside: Tensor | None, dim: int) -> Tensor:
-        """The vectors float32 [..., dim] that `encode`'s results stand for, as kernels read them."""
+        """The vectors float32 [..., dim] that `encode`'s results stand for, as kernels read them. beside: None where
+        there is nothing beside the codes."""
 
     def kept(self, x: Tensor) -> Tensor:
         """What a cache holds of vectors [..., dim] of any float type; float32."""

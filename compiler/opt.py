@@ -94,7 +94,8 @@ def is_text(source: Path) -> bool:
 
 
 def read_graph(source: Path, max_seq_len: int | None = None, task: str = "generate") -> tuple[Graph, str]:
-    """The graph of a model for a task, or of a text file, and the passes that the file names."""
+    """The graph of a model for a task, or of a text file, and the passes that the file names. max_seq_len: in tokens,
+    None for the default."""
     if not is_text(source):
         from .frontend.load import load_graph
 

@@ -161,14 +161,20 @@ def _check_ranks(options: CompileOptions) -> None:
     target = find_target(options.target)
     most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
     if options.ranks > most:
-        raise UsageError(f"{options.ranks} ranks are more than the {most} that --target {options.target} can have")
+        raise UsageError(
+            f"{options.ranks} ranks are more than the {most} that --target {options.target} can have",
+            f"compile for {most} ranks or fewer",
+        )
     if options.tune:
         raise UsageError("--tune does not work with several ranks", "leave it out, or compile for one rank")
     if target.backend != "cpu" and options.spec.partition(":")[0] in (*LAYERS, "medusa", "layer-skip"):
         hint = "leave it out, or compile for one rank, or for CPUs"
         raise UsageError(f"--spec {options.spec} does not work with several ranks of a GPU", hint)
     if target.backend != "cpu" and not target.link:
-        raise UsageError(f"several ranks: nothing is known of links between GPUs of --target {options.target}")
+        raise UsageError(
+            f"several ranks: nothing is known of links between GPUs of --target {options.target}",
+            "compile for one rank, or give another --target",
+        )
 
 
 def _check_rows(options: CompileOptions) -> None:
@@ -185,7 +191,10 @@ def _check_stages(options: CompileOptions) -> None:
     if (options.pipeline_parallel or 1) == 1:
         return
     if find_target(options.target).backend != "cpu":
-        raise UsageError(f"--pipeline-parallel is for CPUs: there are no kernels of it for --target {options.target}")
+        raise UsageError(
+            f"--pipeline-parallel is for CPUs: there are no kernels of it for --target {options.target}",
+            "use --target cpu, or leave --pipeline-parallel out",
+        )
     if (options.pipeline_parallel or 1) > MAX_STAGES and options.ranks > (options.pipeline_parallel or 1):
         said = f"--pipeline-parallel {options.pipeline_parallel}: at most {MAX_STAGES} stages of several ranks"
         raise UsageError(said, "give fewer stages, of more ranks each")

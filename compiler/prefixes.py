@@ -21,8 +21,8 @@ from .targets import Target
 def compiled_prompts(
     prompts: Sequence[PromptTokens], kept: EarlierEngine | None, lowered: Lowered, limits: Limits, reporter: Reporter
 ) -> list[CompiledPrompt]:
-    """The prompts whose KV the engine has: those of the engine whose prompts it keeps, and those of --prefix.
-    UsageError for one that does not fill a block of the engine's cache, or a sequence."""
+    """The prompts whose KV the engine has: those of the engine whose prompts it keeps, if that is not None, and those
+    of --prefix. UsageError for one that does not fill a block of the engine's cache, or a sequence."""
     multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
     found = [] if kept is None else kept.prompts()
     for prompt in prompts:

@@ -148,7 +148,7 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
             )
     _check_device(options)
     if options.dump_passes is not None and options.dump_passes.exists() and not options.dump_passes.is_dir():
-        raise UsageError(f"--dump-passes {options.dump_passes} is not a directory")
+        raise UsageError(f"--dump-passes {options.dump_passes} is not a directory", "give another path")
     check_output(options.output, options.force)
     if target.backend == "cpu":
         find_compiler()
@@ -162,7 +162,9 @@ def _check_device(options: CompileOptions) -> None:
         return
     chosen = find_quantization(options.quant)
     if not (chosen and chosen.calibrated):
-        raise UsageError(f"--device is where calibration computes, and --quant {options.quant} needs none")
+        raise UsageError(
+            f"--device is where calibration computes, and --quant {options.quant} needs none", "leave --device out"
+        )
     import torch
 
     _, _, number = options.device.partition(":")

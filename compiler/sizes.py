@@ -24,7 +24,7 @@ def read_size(text: str) -> int:
 
 
 def check_auto(quant: str, size: int | None, bits: float | None) -> None:
-    """UsageError where --size and --bits do not go with the rest."""
+    """UsageError where --size and --bits do not go with the rest; None: not given."""
     if quant != "auto":
         for name, value in (("--size", size), ("--bits", bits)):
             if value is not None:

@@ -34,8 +34,11 @@ def trace(
     earlier: EarlierEngine | None = None,
     kept: EarlierEngine | None = None,
 ) -> Compilation:
-    """The model as it is traced, and what its engine will be made for. MismatchError where that is an earlier engine's
-    program, and the model has other sizes."""
+    """The model as it is traced, and what its engine will be made for.
+
+    earlier: an engine whose program it must fit, else MismatchError; kept: one whose prompts it keeps; None for none.
+    UsageError where the model has no tokenizer that --prefix, --schema or --grammar needs.
+    """
     if request.options.gate:
         measure.check_device(request.target)
     with reporter.stage("trace"):

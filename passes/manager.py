@@ -46,7 +46,8 @@ def run_passes(
     ctx: PassContext,
     dump_dir: Path | None = None,
 ) -> list[PassReport]:
-    """Run `passes` in order; raises PassError or VerifyError naming the pass.
+    """Run `passes` in order; raises PassError or VerifyError naming the pass. dump_dir: takes the graph behind each,
+    None for nowhere.
 
     What a pass requires must show in the graph, however it came to be true; the order that the pipelines keep is
     `check_order`'s business. `graph.facts` are those that passes ensured and that still hold.

@@ -79,8 +79,9 @@ def fuse() -> list[Pass]:
 def parallel(
     tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None, rows: bool = False
 ) -> list[Pass]:
-    """Columns, heads and words, and whole experts, divided among so many ranks each, and layers, by what calls cost;
-    empty for one rank. rows: what they would compute alike is divided by rows."""
+    """Columns, heads and words, and whole experts, divided among so many ranks each, and layers, by what calls cost
+    (None: by the bytes of their weights); empty for one rank. rows: what they would compute alike is divided by
+    rows."""
     found: list[Pass] = []
     if (ranks := max(tensors, experts)) > 1:
         from .parallel.divide import DivideAmongRanks
@@ -104,7 +105,8 @@ def adapters(slots: AdapterSlots) -> list[Pass]:
 def speculate(
     heads: Sequence[Any], layers: int, quant: str, head: str, draft_layer: DraftLayer | None = None
 ) -> list[Pass]:
-    """Draft heads, an early exit behind `layers` layers, or a layer that guesses, if they are wanted.
+    """Draft heads, an early exit behind `layers` layers, or a layer that guesses, if they are wanted: none, 0 and None
+    for no such part.
 
     They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
     which leaves the model as it is without them; so what is added is quantized here, without calibration.
@@ -143,9 +145,9 @@ def quantize(
 ) -> list[Pass]:
     """What --quant and the options beside it ask for; empty for "none".
 
-    calibration: token sequences, for methods that read. group: values per scale, where the user says so. plans: the
-    graph only has to look as it will; nothing is read or computed. encodes: the engine computes many tokens at a time
-    on CPUs and never one, which the method's formats for that are for. cpu: the engine is for CPUs.
+    calibration: token sequences, for methods that read. group: values per scale, None where the user does not say.
+    plans: the graph only has to look as it will; nothing is read or computed. encodes: the engine computes many tokens
+    at a time on CPUs and never one, which the method's formats for that are for. cpu: the engine is for CPUs.
     """
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq

@@ -47,9 +47,11 @@ def encode_prompted(
 
 
 def cut(ids: list[int], manifest: Manifest, options: EmbedOptions) -> list[int]:
-    """Token ids of a text as they are given, whose prompt is in them."""
+    """Token ids of a text as they are given, whose prompt is in them: RequestError if `options` name one."""
     if options.get("prompt") is not None or options.get("prompt_name") is not None:
-        raise RequestError("token ids have their prompt in them", "give a text", field="prompt")
+        raise RequestError(
+            "token ids are taken as they are, so that no prompt can be put before them", "give a text", field="prompt"
+        )
     longest = _longest(manifest, options)
     if longest is None or len(ids) <= longest:
         return ids

@@ -30,7 +30,7 @@ class FirstText:
         self._lock = Lock()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int] | None:
-        """Token ids of the text; None if that takes all tokens."""
+        """Token ids of the text; None if that takes all tokens. EngineFormatError if they make no tokenizer."""
         if len(text) > _LOOKUPS // 2:
             return None
         with self._lock:

@@ -255,7 +255,8 @@ class LLM:
     def iter_logits(
         self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS, adapter: str = ""
     ) -> Iterator[np.ndarray]:
-        """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
+        """The rows of `logits` in chunks, float32 `[rows, vocab]`, so that a long text needs no more memory than a
+        short one."""
         return self.driver.scores(Query(self.prompting.ids(token_ids), extras=extras, adapter=adapter))
 
     def embed(

@@ -27,7 +27,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 def begin(options: LoadOptions) -> Begun:
     """Begin to load an engine; `loading.open_llm` ends it. Files are hashed in threads while the caller imports
-    modules."""
+    modules. UsageError for a device of a CPU engine, or cores of a GPU engine."""
     options = of_this_machine(options)
     manifest = read_manifest(Path(options.path))
     if options.require_signature is not None:

@@ -196,7 +196,7 @@ class Prompting:
     def queries(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Query]:
-        """Every prompt with its parameters."""
+        """Every prompt with its parameters; None: the engine's."""
         given = params_for(len(prompts), params)
         return [self.completion(self.encode(prompt), one) for prompt, one in zip(prompts, given, strict=True)]
 
@@ -215,7 +215,7 @@ class Prompting:
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
     ) -> list[Query]:
-        """Every conversation with its parameters."""
+        """Every conversation with its parameters; None: the engine's."""
         given = [None] * len(conversations) if params is None else params_for(len(conversations), params)
         return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
 
@@ -277,7 +277,8 @@ class Prompting:
         return params.resolve(defaults or self._manifest.sampling.of_conversations())
 
     def compiled(self, grammar: str) -> Constrain | None:
-        """The grammar of a query, compiled; None where there is none."""
+        """The grammar of a query, compiled; None where there is none. RequestError if the engine cannot follow one,
+        MissingExtraError without the library that compiles it."""
         if not grammar:
             return None
         if self.grammars is None:

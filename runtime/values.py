@@ -8,7 +8,7 @@ from typing import Any
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Integers like 1,2,3."""
+    """Integers like 1,2,3; else ValueError."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -16,7 +16,7 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Positive numbers like 1,2,4."""
+    """Positive numbers like 1,2,4; else ValueError."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -32,7 +32,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def lengths(text: str) -> tuple[int, int]:
-    """A length like 256, or a range like 64:512."""
+    """A length like 256, or a range like 64:512, of which both ends are returned; else ValueError."""
     low, _, high = text.partition(":")
     try:
         found = int(low), int(high or low)
@@ -44,7 +44,7 @@ def lengths(text: str) -> tuple[int, int]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
+    """A JSON object; else ValueError."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("must be a JSON object")
@@ -52,7 +52,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def json_schema(text: str) -> dict[str, Any]:
-    """A JSON schema, or @FILE that holds one."""
+    """A JSON schema, or @FILE that holds one; else ValueError."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def json_schema(text: str) -> dict[str, Any]:
 
 
 def stops_early(text: str) -> bool | str:
-    """Whether a beam search stops early: true, false or never."""
+    """Whether a beam search stops early: true, false or never; else ValueError."""
     found = {"true": True, "false": False, "never": "never"}.get(text.lower())
     if found is None:
         raise ValueError("must be true, false or never")

@@ -1,9 +1,12 @@
-"""Docstrings: every public class and function has one, and none opens with a word that needs the sentence before it.
+"""Docstrings: every public class and function has one, and it tells what a caller must know.
 
-    python tests/lint_docstrings.py            a line per fault, exit 1 if there are any
+    python tests/lint_docstrings.py                  a line per fault, exit 1 if there are any
+    python tests/lint_docstrings.py FOLDER ..        those of these folders, by all rules, HELD or not
+    python tests/lint_docstrings.py --count          how many there are of each rule in each package
 
-A method without a docstring says what the method of its base says: one that a base below ROOMS has needs none. Bases
-are found by their names; of a class with a base from elsewhere no method is asked for one.
+None opens with a word that needs the sentence before it, and those of HELD tell more (docstring_rules.py). A method
+without a docstring says what the method of its base says: one that a base below ROOMS has needs none. Bases are found
+by their names; of a class with a base from elsewhere no method is asked for one.
 """
 
 from __future__ import annotations
@@ -11,53 +14,77 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import docstring_rules as rules
+from docstring_rules import AnyFunction, Classes, name_of
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("compiler", "passes", "runtime")
+HELD = ("__init__.py", "__main__.py", "runtime")  # where docstrings tell shapes, errors, units and None
 OPENING = re.compile(r"(Of|So|Those|The same)\b")
 MISSING, OPENS = "there is no docstring", "the docstring opens with a word that needs another sentence"
-Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 Fault = tuple[str, str]  # what is wrong, and of which name
-Classes = dict[str, list[ast.ClassDef]]  # by their names; several files may have one of a name
 NO_CODE = {"ABC", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "StrEnum", "Struct", "TypedDict"}
 
 
 def classes_of(trees: Iterable[ast.Module]) -> Classes:
-    """All classes in the trees."""
+    """All classes in the trees, by their names; several files may have one of a name. A function that returns an error
+    counts as a class that derives from it, so that `raise refused(..)` is understood; not one that returns several."""
     found: Classes = {}
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
+            elif isinstance(node, Function) and isinstance(node.returns, ast.Name) and node.returns.id != "IccError":
+                made = ast.ClassDef(name=node.name, bases=[node.returns], keywords=[], body=[], decorator_list=[])
+                found.setdefault(node.name, []).append(made)
     return found
 
 
-def faults(tree: ast.Module, classes: Classes) -> Iterator[Fault]:
-    """What is wrong with the docstrings of a module, its classes, functions and methods. classes: where bases are."""
+def faults(tree: ast.Module, classes: Classes, lines: Sequence[str] | None = None) -> Iterator[Fault]:
+    """What is wrong with the docstrings of a module, its classes, functions and methods.
+
+    classes: where bases are. lines: of the file, if its docstrings must tell shapes, errors, units and None."""
     yield from _of(tree, "the module", needed=False)
-    yield from _inside(tree.body, "", frozenset(), classes)
+    yield from _inside(tree, "", {}, classes, lines)
 
 
-def _inside(body: list[ast.stmt], within: str, told: frozenset[str] | None, classes: Classes) -> Iterator[Fault]:
-    """told: functions that need no docstring; None: none does."""
-    for item in body:
+def _inside(
+    node: ast.Module | ast.ClassDef,
+    within: str,
+    told: dict[str, str] | None,
+    classes: Classes,
+    lines: Sequence[str] | None,
+) -> Iterator[Fault]:
+    """told: functions that need no docstring, with that of the base; None: none does."""
+    above = ast.get_docstring(node) or "" if isinstance(node, ast.ClassDef) else ""
+    for item in node.body:
         if isinstance(item, ast.ClassDef):
             needed = told is not None and not item.name.startswith("_")
             yield from _of(item, within + item.name, needed)
+            if needed and lines is not None:
+                found = rules.of_fields(item, ast.get_docstring(item) or "", lines)
+                yield from ((fault, within + item.name) for fault in found)
             inherited = _inherited(item, classes, {item.name}) if needed else None
-            yield from _inside(item.body, f"{within}{item.name}.", inherited, classes)
+            yield from _inside(item, f"{within}{item.name}.", inherited, classes, lines)
         elif isinstance(item, Function):
-            public = not item.name.startswith("_") and not _is_stub(item)
-            yield from _of(item, within + item.name, public and told is not None and item.name not in told)
+            public = not item.name.startswith("_") and not _is_stub(item) and told is not None
+            yield from _of(item, within + item.name, public and item.name not in (told or ()))
+            text = ast.get_docstring(item)
+            if public and lines is not None and text is not None:
+                found = rules.of_function(item, f"{text} {(told or {}).get(item.name, '')}", above, classes)
+                yield from ((fault, within + item.name) for fault in found)
 
 
-def _inherited(item: ast.ClassDef, classes: Classes, seen: set[str]) -> frozenset[str] | None:
-    """The names that the bases of a class define, but for those in `seen`; None if a base is from elsewhere."""
-    names: set[str] = set()
+def _inherited(item: ast.ClassDef, classes: Classes, seen: set[str]) -> dict[str, str] | None:
+    """The names that the bases of a class define, but for those in `seen`, and their docstrings; None if a base is from
+    elsewhere."""
+    names: dict[str, str] = {}
     for base in item.bases:
-        base = base.value if isinstance(base, ast.Subscript) else base
-        name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+        name = name_of(base)
         if name in seen or name in NO_CODE:
             continue
         seen.add(name)
@@ -67,21 +94,20 @@ def _inherited(item: ast.ClassDef, classes: Classes, seen: set[str]) -> frozense
             above = _inherited(found, classes, seen)
             if above is None:
                 return None
-            names |= above | set(_defined(found))
-    return frozenset(names)
+            for method, text in [*above.items(), *_defined(found)]:
+                names[method] = f"{names.get(method, '')} {text}"
+    return names
 
 
-def _defined(item: ast.ClassDef) -> Iterator[str]:
+def _defined(item: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for part in item.body:
         if isinstance(part, Function):
-            yield part.name
+            yield part.name, ast.get_docstring(part) or ""
         elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
-            yield part.target.id
+            yield part.target.id, ""
 
 
-def _of(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str, needed: bool
-) -> Iterator[Fault]:
+def _of(node: ast.Module | ast.ClassDef | AnyFunction, name: str, needed: bool) -> Iterator[Fault]:
     text = ast.get_docstring(node)
     if text is None:
         if needed:
@@ -90,28 +116,43 @@ def _of(
         yield OPENS, name
 
 
-def _is_stub(item: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_stub(item: AnyFunction) -> bool:
     """Whether a decorator says that another function is documented: an overload, a setter of a property."""
-    names = {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in item.decorator_list}
-    return bool(names & {"overload", "setter"})
+    return not {"overload", "setter"}.isdisjoint(map(name_of, item.decorator_list))
 
 
-def found(root: Path) -> Iterator[str]:
-    """Every fault below `root`: where, and what is wrong."""
-    files = sorted(file for room in ROOMS for file in (root / room).rglob("*.py"))
-    trees = {path: ast.parse(path.read_text()) for path in files}
+def found(root: Path, folders: Iterable[str] = ()) -> Iterator[tuple[Path, str, str]]:
+    """Every fault below `root`: the file, the name, and what is wrong; of `folders` alone, by all rules, if given."""
+    paths = sorted([*root.glob("*.py"), *(path for room in ROOMS for path in (root / room).rglob("*.py"))])
+    texts = {path.relative_to(root): path.read_text() for path in paths}
+    trees = {path: ast.parse(text) for path, text in texts.items()}
     classes = classes_of(trees.values())
     for path, tree in trees.items():
-        for fault, name in faults(tree, classes):
-            yield f"{path.relative_to(root)}: {name}: {fault}"
+        held = any(path.is_relative_to(folder) for folder in folders or HELD)
+        if held or not folders:
+            for fault, name in faults(tree, classes, texts[path].splitlines() if held else None):
+                yield path, name, fault
 
 
-def main(root: Path) -> int:
+def main(root: Path, folders: Iterable[str] = ()) -> int:
     """Print the faults below `root`; the exit code."""
-    faulty = list(found(root))
+    faulty = [f"{path}: {name}: {fault}" for path, name, fault in found(root, folders)]
     print(*faulty, sep="\n", end="\n" if faulty else "")
     return 1 if faulty else 0
 
 
+def count(root: Path) -> None:
+    """Print how many faults there are of each rule in each package, if all rules held everywhere."""
+    kinds = (MISSING, OPENS, rules.SHAPE, rules.ERROR, rules.UNIT, rules.NONE, rules.ARGUMENT)
+    counts = Counter(
+        ("/".join(path.parts[:2]), next(kind for kind in kinds if fault.startswith(kind)))
+        for path, _, fault in found(root, ("",))
+    )
+    for (folder, kind), number in sorted(counts.items()):
+        print(f"{number:5} {folder}: {kind}")
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).parents[1]))
+    if sys.argv[1:] == ["--count"]:
+        sys.exit(count(Path()))
+    sys.exit(main(Path(), sys.argv[1:]))

@@ -17,7 +17,7 @@ def backend_for(
     """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
 
     deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
-    isa, os: the levels and systems of a CPU target, where not those that it has. step_kernel: on CUDA, runs of launches
+    isa, os: the levels and systems of a CPU target; None: those that it has. step_kernel: on CUDA, runs of launches
     of a step of one sequence are also made as one.
     """
     if target.backend == "cpu":

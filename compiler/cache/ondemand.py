@@ -117,5 +117,5 @@ def _name(asked: str, model: Path) -> str:
     stem = re.sub(r"\.(gguf|onnx)$", "", model.resolve().name)
     name = path.name.partition("@")[0] if hub.is_hub_name(path) else stem
     if not name:
-        raise UsageError(f"{asked!r} names no model")
+        raise UsageError(f"{asked!r} names no model", "give a checkpoint's directory or file, or ORG/NAME of the hub")
     return name

@@ -14,7 +14,8 @@ Digest = Callable[[bytes], str]  # BLAKE3 of at most PIECE bytes, in hex
 
 
 def file_entry(path: Path, blake3: Digest | None = None) -> FileEntry:
-    """Size and digests of one file, read once; its pieces' by BLAKE3 where there is a function for that."""
+    """Size and digests of one file, read once; its pieces' by BLAKE3 where that function is not None, else by
+    sha256."""
     whole, pieces, size = hashlib.sha256(), [], 0
     with path.open("rb") as file:
         while piece := file.read(PIECE):

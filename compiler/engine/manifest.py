@@ -50,7 +50,8 @@ def make_manifest(
     embedding: EmbeddingFacts | None = None,
     canaries_file: str | None = None,
 ) -> Manifest:
-    """The manifest without its file table."""
+    """The manifest without its file table. tokenizer, canaries_file: where those lie in the engine, None where it has
+    none. embedding: None for an engine that generates."""
     config, generation = _stated(options.model)
     info = graph.info
     model = ModelFacts(

@@ -28,7 +28,7 @@ _ZIP64 = 0xFFFFFFFF  # bytes; from here on Python before 3.13 does not run an ar
 
 def write_one_file(container: Container, target: Path, beside: Mapping[str, bytes] | None = None) -> None:
     """Write the engine in a container to a file. beside: files that it gets, or has in place of its own, of those that
-    no manifest lists. EngineFormatError where it is damaged; contents are not compared."""
+    no manifest lists; None for none. EngineFormatError where it is damaged; contents are not compared."""
     mapped = _mapped(container)
     with target.open("w+b") as file:
         file.write(SHEBANG)

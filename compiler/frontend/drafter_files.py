@@ -117,7 +117,9 @@ class DrafterTensors:
         if weight is None:
             raise TensorError(name, f"is missing from {self._directory}", "config.json asks for it")
         if not weight.dtype.is_floating_point:
-            raise TensorError(self._stored[name][0], f"has dtype {str(weight.dtype).removeprefix('torch.')}")
+            raise TensorError(
+                self._stored[name][0], f"has dtype {str(weight.dtype).removeprefix('torch.')}, not floats"
+            )
         return weight
 
     def check_read(self) -> None:

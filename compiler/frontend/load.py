@@ -60,8 +60,9 @@ def load_graph(
 
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. For the task "embed"
     it ends with the hidden states behind the last norm, and the checkpoint needs no LM head; for "rerank" with scores.
-    ending: what comes behind the hidden states. policy: what will be kept of long texts. meant: for how many tokens the
-    model is meant where `max_seq_len` does not say it, as far as it has the positions.
+    ending: what comes behind the hidden states, None for nothing. policy: what will be kept of long texts, None for
+    all. meant: for how many tokens the model is meant where `max_seq_len` does not say it, as far as it has the
+    positions.
     """
     source = open_source(model, task) if isinstance(model, Path) else model
     words = read_words(source.files) if task == "rerank" and source.files.is_dir() else None

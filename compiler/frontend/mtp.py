@@ -60,7 +60,9 @@ def load_mtp(source: ModelSource, max_seq_len: int) -> Graph:
     except TensorError as error:  # of a model of one layer, in which that is the first
         raise TensorError(error.tensor, f"{error.problem} ({_WHERE})", error.hint) from error
     if found is None:
-        raise UsageError("--spec mtp: the checkpoint has no layer that predicts the token after the next one")
+        raise UsageError(
+            "--spec mtp: the checkpoint has no layer that predicts the token after the next one", "leave --spec mtp out"
+        )
     model = found.model
     module = NextToken(model).eval()
     own = {name: value for name, value in module.state_dict().items() if not name.startswith("model.")}

@@ -182,7 +182,7 @@ class Graph:
         return node
 
     def call(self, target: Any, *args: Any, origin: fx.Node | None = None) -> fx.Node:
-        """A new typed call at the insertion point; `origin` gives it its module path."""
+        """A new typed call at the insertion point; `origin` gives it its module path; None: it has none."""
         node = self.fx.call_function(target, args)
         node.meta["type"] = infer_type(node)
         if origin is not None and "module" in origin.meta:

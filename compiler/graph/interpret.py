@@ -59,8 +59,8 @@ def interpret(
 ) -> Tensor:
     """Logits float32 [T or L, vocab] of one sequence that starts at position 0.
 
-    `observer(node, args)` sees each call's evaluated arguments before it runs. extras: rows [T, ...] of declared
-    inputs, by name; others are filled as they say.
+    `observer(node, args)` sees each call's evaluated arguments before it runs. logit_rows: the L that are wanted; None:
+    all T. extras: rows [T, ...] of declared inputs, by name; others are filled as they say.
     """
     found = _run(graph, input_values(graph, token_ids, logit_rows, extras), observer)
     return found[HIDDEN if HIDDEN in found else LOGITS]

@@ -39,7 +39,8 @@ def step_cost(stage: Path, target: Target, built: Built, limits: Limits) -> Cost
 
 
 def tune_engine(engine: Path, file: Path | None, progress: Progress) -> tuple[Path, TuningFile]:
-    """`icc tune`: the fastest tilings of an engine's kernels on this machine's GPU, and the file that has them."""
+    """`icc tune`: the fastest tilings of an engine's kernels on this machine's GPU, and the file that has them. file:
+    None for TARGET.json here."""
     from ...runtime.format.load import open_engine
     from .gpu_tune import tune
 

@@ -20,7 +20,8 @@ CONTEXT = 64  # tokens in the cache behind which a timed step runs
 
 
 def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kernels: Path | None = None) -> Engine:
-    """The weights in `stage`, and the kernels there or below `kernels`, as an engine. The caller closes it."""
+    """The weights in `stage`, and the kernels there or, if it is not None, below `kernels`, as an engine. The caller
+    closes it."""
     model = ModelFacts(
         architecture="",
         vocab_size=built.program.vocab_size,

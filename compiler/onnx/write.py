@@ -36,7 +36,8 @@ class Written:
 def write_model(exported: Exported, path: Path, external: bool = False, progress: Progress | None = None) -> Written:
     """Write `path`, and `path`.data where `external` or the weights are above INLINE_LIMIT bytes.
 
-    Both are written to temporary siblings and renamed. Raises WriteError.
+    Both are written to temporary siblings and renamed. progress: called with bytes done and in all, unless it is None.
+    Raises WriteError.
     """
     total = sum(item.nbytes for stored in exported.stored for item in stored.initializers)
     external = external or total > INLINE_LIMIT

@@ -196,6 +196,7 @@ def op(
     """Declare `<namespace>::<function name>` and register it.
 
     A function with a ConstantArgument among its arguments is called as it is; any other becomes an op of torch.
+    instructions: None for one that the fusion does not draw in.
     """
 
     def declare(fn: Callable[..., Any]) -> Op:

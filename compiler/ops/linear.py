@@ -15,7 +15,7 @@ _COLUMNS, _ROWS = Division({"weight": 0, "bias": 0}, -1), Division({"x": -1, "we
 
 @op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2), by_line=True, divisions=(_ROWS, _COLUMNS)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y[..., N] = x[..., K] weight[N, K]^T + bias[N]."""
+    """y[..., N] = x[..., K] weight[N, K]^T + bias[N], which None leaves out."""
     return torch.nn.functional.linear(x, weight, bias).clone()
 
 
@@ -41,10 +41,11 @@ _EXPERT_DIVISIONS = (
 
 @op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2), divisions=_EXPERT_DIVISIONS))
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor | None) -> Tensor:
-    """y[T, S, N] = x[T, K] or x[T, S, K] times weight[E, N, K] of expert index[T, S], plus bias[E, N].
+    """y[T, S, N] = x[T, K] or x[T, S, K] times weight[E, N, K] of expert index[T, S], plus bias[E, N] unless that is
+    None.
 
-    An index outside [0, E) gives zeros (the token is not routed). Without one x[T, E, K] has a row for each expert, as
-    where these are the heads of attention.
+    An index outside [0, E) gives zeros (the token is not routed). Without one (None) x[T, E, K] has a row for each
+    expert, as where these are the heads of attention.
     """
     experts, n, _ = weight.shape
     if index is None:

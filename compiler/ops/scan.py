@@ -24,7 +24,7 @@ def gated_scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | No
 
     Per head and token, from S = 0 [K, V]:
         S <- exp(decay) S        decay[T, H], or [T, H, K]: one for each row
-        u  = beta v              beta[T, H], or 1; with `delta` u = beta (v - S^T k)
+        u  = beta v              beta[T, H], or 1 for None; with `delta` u = beta (v - S^T k)
         S <- S + k u^T
         o  = S^T q
     With `delta` this is the gated delta rule (Yang et al. 2024) or, with a decay per row, Kimi delta attention; without
@@ -103,9 +103,9 @@ def _selective_scan_samples() -> Iterator[tuple[object, ...]]:
 def channel_scan(x: Tensor, decay: Tensor | None, maximum: bool, start: float, layer: int) -> Tensor:
     """x, decay[T, C] -> [T, C]: a number per channel, as it is before each token; `start` before the first.
 
-    Per channel and token: h <- decay h + x, with `maximum` h <- max(decay + h, x), without a decay h <- x. The gated
-    linear recurrences (RG-LRU, De et al. 2024), and with a running maximum of exponents those of RWKV (Peng et al.
-    2023) and xLSTM (Beck et al. 2024); their values behind a token follow from those before it. `layer` numbers the
+    Per channel and token: h <- decay h + x, with `maximum` h <- max(decay + h, x), without a decay (None) h <- x. The
+    gated linear recurrences (RG-LRU, De et al. 2024), and with a running maximum of exponents those of RWKV (Peng et
+    al. 2023) and xLSTM (Beck et al. 2024); their values behind a token follow from those before it. `layer` numbers the
     state.
     """
     if x.device.type == "meta":

@@ -111,7 +111,7 @@ def make_plan(
     """What compiles of `options` would give on the targets, by name. A model of the hub gives its config.json only.
 
     memory: bytes to fit into, instead of the target's own. bandwidth: GB/s, likewise; both of one device. devices: how
-    many of them are to share the work. Raises what a compile would.
+    many of them are to share the work; None: nothing is said of that. Raises what a compile would.
     """
     model = find_model(options.model)
     check_found(model, options)

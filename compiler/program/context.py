@@ -110,7 +110,7 @@ class Lowerer:
         return op.name
 
     def new(self, node: fx.Node, index: int | None = None) -> Placed:
-        """The buffer for a node's result, or the logits output."""
+        """The buffer for a node's result, of several that of `index`, which is None else; or the logits output."""
         found = node.meta["type"]
         kind: TensorType = found if index is None else found[index]
         if node in self._in_output:

@@ -54,8 +54,8 @@ def lower(
     """Lower an optimized graph, rewrite its steps and plan its memory.
 
     observe: is told of the steps after the lowering and after each rewrite, see rewrites.py. adapted: the graph with
-    room for adapters, which becomes the section that runs in its place where a batch has some. Raises UnsupportedModel
-    naming an op that no kernel implements.
+    room for adapters, which becomes the section that runs in its place where a batch has some; None: no room. Raises
+    UnsupportedModel naming an op that no kernel implements.
     """
     low = Lowerer(graph, options)
     low.builder.declared = graph.declared

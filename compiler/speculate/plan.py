@@ -51,7 +51,7 @@ def speculation(
 
 
 def with_speculation(program: Program, found: Speculation | None) -> Program:
-    """The program that says so."""
+    """The program that says so; as it is for None."""
     return program if found is None else msgspec.structs.replace(program, speculation=found)
 
 

@@ -69,7 +69,7 @@ class TrainedHeads(nn.Module):
 def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor | None = None) -> list[list[float]]:
     """Train, write the heads, and return the held-out accuracy [head][rank]: the token is among the best rank + 1.
 
-    `windows`, int64 [n, length], are used as they are instead of windows of the text.
+    `windows`, int64 [n, length], are used as they are instead of windows of the text, unless they are None.
 
     Raises IccError. What is computed on the way lies in the output directory until the end, so that the same command
     goes on after it was cut off, and gives the same heads as if it had not been.

@@ -136,7 +136,7 @@ class PackedWeight(QuantizedWeight):
     def pack(
         cls, parts: Parts, storage: StorageFormat, shape: Sequence[int], snr_db: float | None = None
     ) -> PackedWeight:
-        """Take over `parts`."""
+        """Take over `parts`. snr_db: None where it is not known."""
         return cls(storage.hold(parts, shape), storage, tuple(shape), snr_db)
 
     def parts(self) -> Parts:

@@ -125,8 +125,8 @@ def solve(
     damping: float = 0.01,
     fitted: Parts | None = None,
 ) -> Solved:
-    """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes, if they are
-    not to be searched for.
+    """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes, None where
+    they are searched for.
 
     Rows do not know of each other: matrices that read one input are solved as one, their rows joined. sweeps: of
     descent.py, with that damping.

@@ -76,13 +76,13 @@ class LoraConfig(msgspec.Struct, frozen=True):
 
     @property
     def initial(self) -> bool | str | None:
-        """What A and B began as, by PEFT's name in lower case, as that compares it."""
+        """What A and B began as, by PEFT's name in lower case, as that compares it; None where the file says null."""
         found = self.init_lora_weights
         return found.lower() if isinstance(found, str) else found
 
     @property
     def start(self) -> Start | None:
-        """How the base was changed first; see `Change`."""
+        """How the base was changed first, see `Change`; None if it was not."""
         if self.initial not in _STARTS:
             return None
         loftq = self.loftq_config or LoftqConfig()

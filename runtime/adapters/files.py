@@ -16,8 +16,8 @@ _LEAST = 64 << 20
 def read_file(path: Path, most: int | None = None) -> bytes:
     """All of a regular file, which may be a link to one: hubs keep files so.
 
-    AdapterError where it is no such file (a pipe would block, a device may have no end), has more than `most` bytes (if
-    nothing is said: than fit beside all else in memory), or cannot be read.
+    AdapterError where it is no such file (a pipe would block, a device may have no end), has more than `most` bytes
+    (None: than fit beside all else in memory), or cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -45,7 +45,8 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def read_adapter(path: Path, names: GgufNames | None = None, digest: bytes = b"") -> Adapter:
-    """An adapter from a directory of PEFT's, or from a GGUF file, for which `names` must be known.
+    """An adapter from a directory of PEFT's, or from a GGUF file, for which `names` must be known; None will do for
+    PEFT's.
 
     digest: of an adapter whose files have not changed since it was read; it takes as long as the rest to compute.
     AdapterError where a file is missing or damaged, where the tuner or a field is one that icc does not do, and for the

@@ -36,7 +36,7 @@ class PoolWriter(Protocol):
     """What writes pools; see `Device.write_pool`."""
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Put `values` at byte `offset` of the pool `name`, of one rank or of all (-1)."""
+        """Put `values` of any shape at byte `offset` of the pool `name`, of one rank or of all (-1)."""
         ...
 
 
@@ -52,7 +52,7 @@ class Loaded:
     users: int = 0
 
     def rows(self, begin: int | None, longest: int) -> bytes:
-        """The input of a request, int32 [longest]: the slot from `begin` on, -1 before."""
+        """The input of a request, int32 [longest]: the slot from `begin` on, -1 before; None: -1 everywhere."""
         start = longest if begin is None else begin
         return (array("i", [-1]) * start + array("i", [self.slot]) * (longest - start)).tobytes()
 

@@ -55,7 +55,7 @@ class AdapterTensors:
         return list(self._entries)
 
     def load(self, name: str) -> np.ndarray:
-        """One tensor as float32. AdapterError where a value is not finite."""
+        """One tensor as float32, in the shape that the file tells. AdapterError where a value is not finite."""
         entry = self._entries[name]
         dtype, (first, _) = _DTYPES[entry.dtype], entry.data_offsets
         found = np.frombuffer(self.raw, dtype, prod(entry.shape), self._start + first).reshape(entry.shape)

@@ -13,7 +13,7 @@ from .terminal import Terminal
 
 
 def chat(llm: LLM, system: str = "", settings: dict[str, Any] | None = None, markdown: bool = True) -> int:
-    """Hold a conversation with a model until the user leaves: the exit code.
+    """Hold a conversation with a model until the user leaves: the exit code. settings: see `Session`.
 
     That is 0 at a terminal; through a pipe, that of the last line that failed. IccError if there can be none.
     """

@@ -92,7 +92,8 @@ class Cli(click.Group):
             ctx.exit(_say(said.message, said.hint, said.exit_code))
 
     def run(self, arguments: Sequence[str] | None, name: str | None, own: OwnEngine | None = None) -> int:
-        """Run the command that the arguments name and return its exit code."""
+        """Run the command that the arguments name and return its exit code. None: the arguments and the name of the
+        process. own: the engine that is implied, if it is not None."""
         gc.enable()
         gc.set_threshold(50_000, 20, 20)  # most of what a start makes stays: looking through it takes a tenth of that
         try:
@@ -108,7 +109,7 @@ class Cli(click.Group):
         return code if isinstance(code, int) else 0
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **more: Any) -> Any:
-        """Like click's: ends the process with the exit code."""
+        """Like click's: ends the process with the exit code. None: the arguments and the name of the process."""
         sys.exit(self.run(args, prog_name))
 
 

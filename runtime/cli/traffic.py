@@ -61,8 +61,10 @@ def plan_traffic(
     max_replicas: int,
     threads: int | None,
 ) -> None:
-    """Print what fleets of an engine's replicas make of the traffic, and which to take. path: the engine. UsageError
-    for files that cannot be read, a missing level, or no engine and no step costs."""
+    """Print what fleets of an engine's replicas make of the traffic, and which to take. path: the engine. step_costs,
+    write_step_costs: where the costs of steps are read, None where they are measured, and written, None for nowhere.
+    threads: None for all cores. UsageError for files that cannot be read, a missing level, or no engine and no step
+    costs."""
     from ..server.sizing.sizing import best, size
     from ..server.sizing.step_table import StepTable
     from ..server.sizing.traffic import read_traffic

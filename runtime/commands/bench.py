@@ -15,6 +15,7 @@ from ..llm import LLM
 from ..requests.params import SamplingParams
 from .options import BenchOptions
 
+SMALLER = "give a smaller --batch-size, or compile with a larger --max-batch-size"
 _WARMUP_TOKENS = 4
 
 
@@ -47,7 +48,8 @@ def run_bench(
     """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
 
     An engine that embeds is measured with outputs of no tokens. progress: called with what is measured next, and how
-    much of about how much work is done. threads: what the results shall say that the engine was loaded with.
+    much of about how much work is done. threads: what the results shall say that the engine was loaded with; None:
+    nothing.
     """
     if llm.manifest.embedding is not None:
         options = replace(options, output_tokens=0)
@@ -103,9 +105,12 @@ def check_room(llm: LLM, options: BenchOptions, batch_size: int) -> None:
             "lower --prompt-tokens or --output-tokens, or compile with a larger --max-seq-len",
         )
     if batch_size > executor.max_batch_size:
-        raise UsageError(f"batch size {batch_size} exceeds the engine's {executor.max_batch_size}")
+        raise UsageError(f"batch size {batch_size} exceeds the engine's {executor.max_batch_size}", SMALLER)
     if llm.loop.scheduler.kv.too_small([Demand(length)] * batch_size) is not None:
-        raise CapacityError(f"{batch_size} sequences of {length} tokens do not fit in the KV cache at once")
+        raise CapacityError(
+            f"{batch_size} sequences of {length} tokens do not fit in the KV cache at once",
+            "give a smaller --batch-size, or the KV cache more memory (--kv-mib)",
+        )
 
 
 def _round(

@@ -14,7 +14,7 @@ from ..llm import LLM
 from ..requests.params import SamplingParams
 from ..speculate.choose import NONE
 from ..speculate.speculator import Speculator
-from .bench import timed_generation
+from .bench import SMALLER, timed_generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def read_prompts(llm: LLM, path: Path) -> list[list[int]]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{path} is not a JSON list of texts")
+        raise UsageError(f"{path} is not a JSON list of texts", 'write ["one", "another"]')
     return [llm.encode(text) for text in texts]
 
 
@@ -68,9 +68,11 @@ def run_spec_bench(
     progress: as for run_bench.
     """
     longest = max(len(prompt) for prompt in options.prompts) + options.output_tokens
-    if longest > llm.manifest.limits.max_seq_len:
+    most = llm.manifest.limits.max_seq_len
+    if longest > most:
         raise UsageError(
-            f"a prompt and its output have {longest} tokens, the engine takes at most {llm.manifest.limits.max_seq_len}"
+            f"a prompt and its output have {longest} tokens, the engine takes at most {most}",
+            "give shorter prompts, lower --output-tokens, or compile with a larger --max-seq-len",
         )
     names = [name for name in options.drafters if name != NONE]
     speculators = {name: llm.speculator(name, adaptive=not options.always) for name in names}
@@ -88,7 +90,7 @@ def run_spec_bench(
     try:
         for batch_size in options.batch_sizes:
             if batch_size > llm.executor.max_batch_size:
-                raise UsageError(f"batch size {batch_size} exceeds the engine's {llm.executor.max_batch_size}")
+                raise UsageError(f"batch size {batch_size} exceeds the engine's {llm.executor.max_batch_size}", SMALLER)
             results += _measure(options.rounds, batch_size, speculators, partial(rate, batch_size=batch_size))
     finally:
         llm.loop.speculator = before

@@ -25,7 +25,7 @@ def run_best(
 ) -> RunResult:
     """Generate `params.n` completions; `show` gets the text of the best (token ids where there is no tokenizer).
 
-    judge: an engine that scores texts, and what was asked, as text or as token ids; without one the likeliest per token
+    judge: an engine that scores texts, and what was asked, as text or as token ids; None: the likeliest per token
     is the best. UsageError if the engine is another.
     """
     if judge is None and params.logprobs is None:

@@ -55,6 +55,8 @@ def evaluate_text(
     A window holds `window` tokens (default: 1024, or the engine's limit), starts with the bos token if the model has
     one, and moves by `stride` (default: half a window): but for the first, only its last `stride` tokens are scored,
     so that each has context. `progress` is called with (tokens done, tokens in all).
+    RequestError if the engine has no tokenizer, UsageError if the text has nothing to score, or the window does not fit
+    the engine or the stride.
     """
     if llm.tokenizer is None:
         raise RequestError("the engine has no tokenizer, so it cannot read a text")

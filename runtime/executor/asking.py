@@ -54,5 +54,5 @@ class AskedSection:
 
     @staticmethod
     def padded(rows: np.ndarray, count: int) -> np.ndarray:
-        """`count` rows, the first one again behind those that there are."""
+        """Rows `[n, ...]` as `[count, ...]`, the first one again behind those that there are."""
         return np.concatenate([rows, np.repeat(rows[:1], count - len(rows), 0)])

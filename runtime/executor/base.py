@@ -76,8 +76,8 @@ class AdaptingExecutor(Protocol):
         ...
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Put contiguous `values` at byte `offset` of a pool, of one rank or of all (-1), where no step that is under
-        way reads. Any thread may."""
+        """Put contiguous `values` of any shape at byte `offset` of a pool, of one rank or of all (-1), where no step
+        that is under way reads. Any thread may."""
         ...
 
 
@@ -155,7 +155,8 @@ class PipelinedExecutor(Protocol):
 
     def end(self, ticket: Any) -> tuple[list[int], np.ndarray | None]:
         """Wait for the oldest step that was begun: the token of the largest logit of each row, as `step_greedy` gives
-        it, or else no tokens and the logits, valid until as many steps are begun as may be under way."""
+        it, or else no tokens and the logits, float32 `[rows, vocab]`, valid until as many steps are begun as may be
+        under way."""
         ...
 
 
@@ -190,15 +191,16 @@ class LayeredExecutor(Executor, SectionExecutor, Protocol):
 
 
 def greedy(executor: Executor) -> GreedyExecutor | None:
-    """The executor, if it has a step of its own where only the largest logit of each row is wanted."""
+    """The executor, if it has a step of its own where only the largest logit of each row is wanted; else None."""
     return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None
 
 
 def pipelined(executor: Executor) -> PipelinedExecutor | None:
-    """The executor, if several steps may be under way."""
+    """The executor, if several steps may be under way; else None."""
     return executor if isinstance(executor, PipelinedExecutor) and executor.flights > 1 else None
 
 
 def merging(executor: Executor) -> MergingExecutor | None:
-    """The executor, if it has a step of its own where only some of the largest logits of each row are wanted."""
+    """The executor, if it has a step of its own where only some of the largest logits of each row are wanted;
+    else None."""
     return executor if isinstance(executor, MergingExecutor) and executor.most_wanted else None

@@ -128,17 +128,17 @@ class Device(Protocol):
         ...
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """Put rows where `SectionArray.at` says, behind a step of so many tokens: what the section that runs next is
-        given. Logit rows of the step are forgotten for those that it is asked for."""
+        """Put rows `[count, ...]` where `SectionArray.at` says, behind a step of so many tokens: what the section that
+        runs next is given. Logit rows of the step are forgotten for those that it is asked for."""
         ...
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Put contiguous `values` at byte `offset` of a pool, a weight of `Program.adapters`, which no step that is
-        under way may read there: of one rank, or of all (-1). From any thread."""
+        """Put contiguous `values` of any shape at byte `offset` of a pool, a weight of `Program.adapters`, which no
+        step that is under way may read there: of one rank, or of all (-1). From any thread."""
         ...
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """Wait for what a section gives, and lies there: a copy of the first bytes, uint8."""
+        """Wait for what a section gives, and lies there: a copy of the first bytes, uint8 `[nbytes]`."""
         ...
 
     def close(self) -> None:

@@ -35,7 +35,9 @@ def open_executor(
     engine: Engine, program: str = MAIN, section: str = "", resources: Resources | None = None
 ) -> Executor:
     """What runs a program of the engine on a GPU or CPU, or one section of it instead, as steps of their own.
-    EngineFormatError if the engine has no program of that name."""
+    resources: None for a CPU's, with what it may take by default. EngineFormatError if the engine has no program of
+    that name, UsageError for a GPU's engine without one in `resources`, and for memory to swap to where the CPU runs
+    it."""
     if program != engine.name:
         engine = engine.open_program(program)
     given = resources or Resources()

@@ -246,7 +246,8 @@ def run_rank(descriptor: int, kind: type[H], start: Callable[[H, int, socket.soc
 def open_rank(
     hello: RankHello, isa: str | None = None, load_digests: Callable[[bytes, str], DigestPieces] | None = None
 ) -> Engine:
-    """The engine's program of a rank. EngineFormatError where it is not the engine of rank 0."""
+    """The engine's program of a rank. isa, load_digests: see `open_engine`. EngineFormatError where it is not the
+    engine of rank 0."""
     manifest = read_manifest(Path(hello.path))
     if manifest.digest != hello.digest:
         raise EngineFormatError("the engine has changed since rank 0 opened it", "load it again")

@@ -85,7 +85,7 @@ class SamplingExecutor(Protocol):
 
 
 def sampling(executor: Executor) -> SamplingExecutor | None:
-    """The executor, if it samples."""
+    """The executor, if it samples; else None."""
     return executor if isinstance(executor, SamplingExecutor) and executor.samples else None
 
 

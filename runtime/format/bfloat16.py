@@ -6,7 +6,7 @@ import numpy as np
 
 
 def bf16_bits(array: np.ndarray) -> np.ndarray:
-    """float32 -> uint16 bf16 bits, rounded to nearest even; NaN stays NaN."""
+    """float32 of any shape -> uint16 bf16 bits of that shape, rounded to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = bits >> 16  # in place from here on: many megabytes of an adapter are converted while steps run
     rounded &= 1
@@ -20,5 +20,5 @@ def bf16_bits(array: np.ndarray) -> np.ndarray:
 
 
 def bf16_values(bits: np.ndarray) -> np.ndarray:
-    """uint16 bf16 bits -> float32."""
+    """uint16 bf16 bits of any shape -> float32 of that shape."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -37,7 +37,7 @@ Cpuid = Callable[[int, int], int]
 
 
 def macos_flags(machine: str, sysctl: Callable[[str], int] | None = None) -> frozenset[str]:
-    """sysctl: the number that a name of hw.optional has; 0 where there is none."""
+    """sysctl: the number that a name of hw.optional has; 0 where there is none. None: as this Mac says."""
     read = sysctl or mac_number
     found = {flag for flag, name in _SYSCTL.get(machine, {}).items() if read(f"hw.optional.{name}")}
     return frozenset(found) | (_APPLE if machine == "arm64" else frozenset())

@@ -74,8 +74,8 @@ class EngineFiles:
         """Start to compare the large files, on other threads: nothing to do without `verify`. Ends with `finish`.
 
         The contents of `used` are kept for `read`; a file that is mapped is hashed where it is mapped, in pieces if
-        they have digests that can be made here: by `digest`, those of BLAKE3. others: files that other processes use,
-        and compare.
+        they have digests that can be made here: by `digest`, those of BLAKE3; None: as a whole. others: files that
+        other processes use, and compare.
         """
         self._used = frozenset(used)
         self._compared = {path: entry for path, entry in self._files.items() if path not in others}

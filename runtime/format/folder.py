@@ -45,7 +45,7 @@ class Folder:
         return found
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Bytes of a file. EngineFormatError if it is missing."""
         try:
             return (self.path / name).stat(follow_symlinks=False).st_size
         except OSError as error:
@@ -56,7 +56,7 @@ class Folder:
         return _content(name, self.path / name)
 
     def map(self, name: str) -> memoryview:
-        """A file, mapped."""
+        """A file, mapped. EngineFormatError if it is missing or empty."""
         try:
             with _opened(self.path / name) as stream:
                 return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

@@ -43,7 +43,7 @@ class Footprint(msgspec.Struct, frozen=True):
 def footprint(program: Program, limits: Limits, backend: str, scratch: int | None = None) -> Footprint:
     """The bytes of a program within its limits on a back end: "cpu", "cuda" or "hip".
 
-    scratch: of a program whose launch plan is not made yet.
+    scratch: bytes, of a program whose launch plan is not made yet; None: those of its plan.
     """
     largest = batch_limits(program, limits, LOGITS_BYTES[backend])
     align = 1 if backend == "cpu" else GPU_ALIGN

@@ -62,8 +62,8 @@ def runs_here(library: Library, flags: frozenset[str]) -> bool:
 
 
 def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str | None = None) -> Library:
-    """The best library for this system whose flags are all there, or the one named by `isa`; they go from best to most
-    portable.
+    """The best library for this system whose flags are all there, or the one named by `isa` if that is not None; they
+    go from best to most portable.
 
     UsageError if the engine has no such level; MissingIsaError if the machine cannot run it (or any).
     """

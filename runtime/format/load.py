@@ -76,7 +76,7 @@ class Engine(msgspec.Struct, frozen=True):
         return None if raw is None else Vocabulary(raw)
 
     def tokenizer_file(self, name: str) -> bytes | None:
-        """The content of another file of the tokenizer, if there is one of this name."""
+        """The content of another file of the tokenizer; None if there is none of this name."""
         file = f"{self.manifest.tokenizer_dir}/{name}"
         return self.files.read(file) if file in self.manifest.files else None
 
@@ -160,13 +160,14 @@ def open_verified(path: Path) -> tuple[Container, Manifest]:
 
 
 def read_targets(path: Path) -> Targets | None:
-    """`targets_in`, of the engine at a path. EngineFormatError if there is none, too."""
+    """`targets_in`, of the engine at a path; None for an engine of one. EngineFormatError if there is no engine."""
     check_present(path)
     return targets_in(open_container(path))
 
 
 def verify_all(path: Path) -> list[tuple[Container, Manifest]]:
-    """`open_verified`, of each target of an engine of several."""
+    """`open_verified`, of each target of an engine of several. EngineFormatError, too, for a target that is not the one
+    they were put together with."""
     targets = read_targets(path)
     if targets is None:
         return [open_verified(path)]
@@ -216,11 +217,11 @@ def open_engine(
 ) -> Engine:
     """Open an engine directory or a one-file engine.
 
-    verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes.
-    isa (or the environment variable ICC_ISA): take this library instead of the best one. load_digests: makes, of that
-    library's content and name, what makes BLAKE3 digests, once the library is verified: for those who run it anyway.
-    Without it the weights are compared with the sha256 of the whole file.
-    Raises EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
+    verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes. isa
+    (or the environment variable ICC_ISA): take this library instead of the best one; None: that one. load_digests:
+    makes, of that library's content and name, what makes BLAKE3 digests, once the library is verified: for those who
+    run it anyway. Without it (None) the weights are compared with the sha256 of the whole file. Raises
+    EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
     """
     manifest = read_manifest(Path(path))
     return begin_opening(path, manifest, verify=verify, isa=isa, load_digests=load_digests).finish()

@@ -39,7 +39,10 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the runtime must know of the model. `architecture` is for people only; nothing branches on it."""
+    """What the runtime must know of the model. `architecture` is for people only; nothing branches on it.
+
+    vocab_size: in tokens. hidden_size: numbers per token.
+    """
 
     architecture: str
     vocab_size: int

@@ -46,7 +46,7 @@ class Vocabulary:
             start += size
             counts = (facts.tokens + 1, facts.slots, facts.tokens + 1, 3 * facts.merges)
             if start % 4 or min(counts) < 0 or facts.slots <= facts.tokens or sys.byteorder != "little":
-                raise ValueError("its sizes")
+                raise ValueError("its sizes make no sense")
             tables: list[memoryview] = []
             for count in counts:
                 tables.append(memoryview(raw)[start : start + 4 * count].cast("I"))  # TypeError: of half a number

@@ -108,7 +108,7 @@ class MappedWeights:
             self._below._check_known(program)
 
     def view(self, name: str) -> np.ndarray:
-        """The bytes of one weight, uint8, read-only, not copied. KeyError if there is none."""
+        """The bytes of one weight, uint8 `[nbytes]`, read-only, not copied. KeyError if there is none."""
         if name not in self._entries and self._below is not None:
             return self._below.view(name)
         offset, nbytes = self._entries[name]

@@ -51,7 +51,7 @@ class Characters:
 
     @property
     def single(self) -> int | None:
-        """The code point, if it is one."""
+        """The code point, if it is one; else None."""
         one = not self.named and not self.negated and not self.members and len(self.ranges) == 1
         return self.ranges[0][0] if one and self.ranges[0][0] == self.ranges[0][1] else None
 

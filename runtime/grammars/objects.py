@@ -53,7 +53,7 @@ class Members:
 
 
 def object_rules(values: ValueRules, view: ObjectView | None) -> list[Alternative]:
-    """The alternatives of a value that is an object; None for any."""
+    """The alternatives of a value that is an object; view None: of any. RequestError if there are too many."""
     if view is None:
         anything = Members((), (), (Unnamed(patterns.ANY, frozenset(), None),))
         return _written(values, anything, 0, None)

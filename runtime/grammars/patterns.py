@@ -15,7 +15,7 @@ _MAX_EXPRESSION = 200_000  # characters
 
 
 def between(least: int | None, most: int | None) -> str:
-    """Strings of so many characters."""
+    """Strings of so many characters; None: no bound."""
     if not least and most is None:
         return ANY
     return f"/{CHARACTER}{{{least or 0},{'' if most is None else most}}}/"

@@ -31,8 +31,8 @@ def of_regex(pattern: str) -> str:
 def of_lark(lark: str, schemas: Mapping[str, Schema] | None = None) -> str:
     """A text that a grammar in Lark's EBNF, as llguidance has it, derives from its rule `start`.
 
-    `schemas` are further rules: JSON that each schema allows. A `$ref` is resolved within its own schema. RequestError
-    if one is nested too deep or too large.
+    `schemas` are further rules: JSON that each schema allows; None for none. A `$ref` is resolved within its own
+    schema. RequestError if one is nested too deep or too large.
     """
     given = {name: checked(schema) for name, schema in (schemas or {}).items()}
     return json.dumps({"lark": lark, "schemas": given})

@@ -78,7 +78,8 @@ class ValueRules:
     # -- cases -------------------------------------------------------------------------------------------------------
 
     def cases(self, node: CanonicalSchema, within: frozenset[str] = frozenset()) -> list[CanonicalSchema]:
-        """Schemas of one type each, one of which a value must follow. `within`: the references that led here."""
+        """Schemas of one type each, one of which a value must follow. `within`: the references that led here.
+        RequestError if there are too many, or the schema asks for what is not supported."""
         self._check_time()
         view: Any = node.view()
         kind = type(view).__name__

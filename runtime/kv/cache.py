@@ -268,7 +268,8 @@ class KVCache:
         return adopted
 
     def reserve(self, sequence: CachedSequence, length: int) -> list[dict[int, int]] | None:
-        """As `adopt`, of blocks that are written before any step after `settle`: until then nobody finds them."""
+        """As `adopt`, of blocks that are written before any step after `settle`: until then nobody finds them. None if
+        there is no room, or nothing can be kept."""
         if self.whole or self.evicts:
             return None
         if not all(group.pool.can_allocate(group.prefixes.lacking(sequence, length)) for group in self.groups):

@@ -68,7 +68,7 @@ class Endpoint:
         self.model, self._chat, self._key, self._extra = model, chat, key, extra or {}
 
     async def find_model(self) -> str:
-        """The first model of the server, where none was named."""
+        """The first model of the server, where none was named. UsageError if it lists none."""
         reader, writer = await self._open()
         try:
             await self._send(writer, "GET", self._models, b"")

@@ -53,7 +53,7 @@ class Summary:
 
 
 def summarize(level: str, traces: Sequence[Trace], slo: Slo, price_per_hour: float | None = None) -> Summary:
-    """The summary of one load."""
+    """The summary of one load. price_per_hour: of the machine; None: nothing is said of costs."""
     good = [trace for trace in traces if trace.ok]
     seconds = max((trace.end for trace in traces), default=0.0) - min((trace.due for trace in traces), default=0.0)
     seconds = max(seconds, 1e-9)

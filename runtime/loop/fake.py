@@ -74,7 +74,8 @@ class FakeExecutor:
         return [memoryview(self.caches[group][block]).cast("B")]
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
-        """Check the batch against the limits, write its tokens to the cache, and give the rule's logits."""
+        """Check the batch against the limits, write its tokens to the cache, and give the rule's logits, float32
+        `[batch.num_logit_rows, vocab]`."""
         assert 0 < batch.num_tokens <= self.max_step_tokens
         assert len(batch.sequences) <= self.max_batch_size and batch.num_logit_rows <= self.max_logit_rows
         self.batches.append(batch)
@@ -208,7 +209,8 @@ class FakePipeline(FakeExecutor):
         return number
 
     def end(self, ticket: int) -> tuple[list[int], np.ndarray | None]:
-        """The second stage runs the oldest step. One that fails takes those behind it with it."""
+        """The second stage runs the oldest step, see PipelinedExecutor. One that fails takes those behind it with
+        it."""
         if not self._under_way:
             raise OSError("a step before this one has failed")
         number, batch, greedy = self._under_way.popleft()

@@ -70,7 +70,8 @@ class Stepper:
         typical: TypicalAcceptance | None = None,
         with_choices: bool = False,
     ) -> Flight:
-        """Start a step of some of the requests that have not ended."""
+        """Start a step of some of the requests that have not ended. typical: which guesses pass beside those that are
+        sampled; None: no others."""
         if self._pipeline is not None:
             self._tickets.append(self._pipeline.begin(batch, self._greedy is not None and _all_greedy(batch, requests)))
             return Flight(batch, (), self._tickets[-1], typical, with_choices)

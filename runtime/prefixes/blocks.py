@@ -22,7 +22,7 @@ def digest_of(manifest: Manifest) -> bytes:
 
 
 def in_reach(executor: Executor) -> KVExecutor | None:
-    """The executor, if the blocks of its cache can be read and written here."""
+    """The executor, if the blocks of its cache can be read and written here; else None."""
     return executor if isinstance(executor, KVExecutor) and executor.kv_in_reach else None
 
 

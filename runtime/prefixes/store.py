@@ -64,7 +64,8 @@ class PromptStore:
         threading.Thread(target=self._work, name="prompt store", daemon=True).start()
 
     def find(self, keys: Sequence[bytes]) -> int | None:
-        """The last of these keys, of blocks that follow each other, under which a prompt is stored."""
+        """The index of the last of these keys, of blocks that follow each other, under which a prompt is stored; None
+        if none is."""
         with self._lock:
             return next((n for n in range(len(keys) - 1, -1, -1) if self._name(keys[n]) in self._entries), None)
 

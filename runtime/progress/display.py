@@ -51,7 +51,7 @@ class Display:
 
 
 def status(estimate: TimeEstimate, left: float | None, now: float) -> str:
-    """`42 %, 1:05 elapsed, about 1:30 left`, as far as it is known."""
+    """`42 %, 1:05 elapsed, about 1:30 left`, as far as it is known. left, now: seconds; None: not known."""
     parts = [] if estimate.share is None else [f"{100 * estimate.share:.0f} %"]
     parts.append(f"{clock(now - estimate.start)} elapsed")
     if left is not None:

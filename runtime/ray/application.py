@@ -25,7 +25,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def read_args(args: dict[str, Any]) -> tuple[ServeOptions, RayOptions]:
-    """The options that arguments are."""
+    """The options that arguments are. UsageError names what is missing or unknown."""
     given = dict(args)
     if "engine" not in given:
         raise UsageError("args: no engine", "give its directory, engine: /engine")

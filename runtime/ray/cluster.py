@@ -15,14 +15,15 @@ from .resources import ReplicaPlace
 
 
 def address_of(given: str | None) -> str:
-    """The address of the cluster to join; "" where one is to be started here."""
+    """The address of the cluster to join, RAY_ADDRESS for None; "" where one is to be started here."""
     return given or os.environ.get("RAY_ADDRESS") or ""
 
 
 @contextlib.contextmanager
 def joined(given: str | None) -> Iterator[Any]:
-    """The package ray, while this process is of the cluster at an address, of RAY_ADDRESS, or of one that is started
-    here and ends with the block. UsageError where there is none at the address; MissingExtraError without Ray."""
+    """The package ray, while this process is of the cluster at an address, of RAY_ADDRESS for None, or of one that is
+    started here and ends with the block. UsageError where there is none at the address; MissingExtraError without
+    Ray."""
     address = address_of(given)
     with tempfile.TemporaryDirectory(prefix="icc-ray-") as folder:
         if not address:

@@ -123,7 +123,7 @@ def plain(value: Any) -> Any:
 
 
 def answered(llm: LLM, prompts: Sequence[Any], params: SamplingParams | None) -> list[RowAnswer]:
-    """The answers of prompts; one that is refused fails alone."""
+    """The answers of prompts; one that is refused fails alone. params: None for the engine's."""
     if not prompts:
         return []
     try:

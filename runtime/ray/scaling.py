@@ -20,13 +20,13 @@ def replica_load(stats: Stats, slots: int, blocks: int) -> float:
     return max((stats.running + stats.waiting) / max(slots, 1), stats.blocks_used / max(blocks, 1))
 
 
-def replicas_wanted(loads: Mapping[Any, float], now: int) -> int:
-    """How many replicas have TARGET of their work each, if they share what the `now` that are there have; the mean
+def replicas_wanted(loads: Mapping[Any, float], running: int) -> int:
+    """How many replicas have TARGET of their work each, if they share what the `running` ones have; the mean
     stands for one that has not said anything yet."""
     if not loads:
-        return now
+        return running
     mean = sum(loads.values()) / len(loads)
-    return max(ceil(round(mean * max(now, 1) / TARGET, 6)), 1)
+    return max(ceil(round(mean * max(running, 1) / TARGET, 6)), 1)
 
 
 def policy(context: Any) -> tuple[int, dict[str, Any]]:

@@ -54,7 +54,7 @@ class StoredAnswers:
                 ) from error
 
     def get(self, key: str) -> RowAnswer | None:
-        """The answer of a row, if there is one."""
+        """The answer of a row; None if there is none yet."""
         return self._found.get(key)
 
     def put(self, answers: Iterable[tuple[str, RowAnswer]]) -> None:

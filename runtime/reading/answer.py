@@ -29,7 +29,8 @@ class Answer:
         self._open: ToolCall | None = None  # a call whose arguments are coming
 
     def push(self, piece: str, reason: str | None) -> Told:
-        """What one more piece tells, and why the answer ends with it, if it does: the calls that are wanted end it."""
+        """What one more piece tells, and why the answer ends with it, None if it goes on: the calls that are wanted end
+        it."""
         parts = self._reader.push(piece)
         full = self._reader.full
         if reason is not None:

@@ -23,8 +23,9 @@ def tool_grammar(
     special_tokens: Mapping[str, int] | None = None,
     end_ids: Collection[int] = (),
 ) -> str:
-    """The source of a grammar for calls of tools, at least one and at most so many. schemas: of their parameters, by
-    name. special_tokens, end_ids: of the tokenizer. RequestError if a schema is nested too deep or too large."""
+    """The source of a grammar for calls of tools, at least one and at most so many, None for any number. schemas: of
+    their parameters, by name. special_tokens, end_ids: of the tokenizer. RequestError if a schema is nested too deep or
+    too large."""
     assert form.calls is not None
     try:
         writer = _Writer(form, form.calls, special_tokens or {}, end_ids)

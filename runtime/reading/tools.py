@@ -24,8 +24,9 @@ class Tools:
 
 
 def offered(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, parallel: bool) -> Tools:
-    """The tools that the model is shown; of several with one name, the last. choice: as in OpenAI's API, or the name of
-    the tool that must be called. RequestError if an entry is no tool, or the tool that must be called is missing."""
+    """The tools that the model is shown; of several with one name, the last. choice: as in OpenAI's API, None for
+    "auto", or the name of the tool that must be called. RequestError if an entry is no tool, or the tool that must be
+    called is missing."""
     functions = {function["name"]: function for function in map(_function, tools or ())}
     most = None if parallel else 1
     if choice == "none":

@@ -83,15 +83,18 @@ def counts_every_row(facts: EmbeddingFacts) -> bool:
 
 
 def shortened(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """The first numbers of a vector, at length 1 where that leaves any out."""
+    """The first `dimensions` numbers of a vector, at length 1 where that leaves any out; all for None."""
     return vector if dimensions is None or dimensions >= len(vector) else scaled(vector[:dimensions])
 
 
 def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: int | None) -> np.ndarray:
-    """Vectors as one array [n, dimensions], each `shortened`. RequestError if they are not as long."""
+    """Vectors as one array [n, dimensions], each `shortened`; dimensions None: all of them. RequestError if they are
+    not as long."""
     width = facts.dimension if dimensions is None else dimensions
     if not 1 <= width <= facts.dimension:
-        raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
+        raise RequestError(
+            f"dimensions: must be from 1 to the {facts.dimension} of the model's vectors", field="dimensions"
+        )
     found = [shortened(vector, dimensions) for vector in vectors]
     return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 
@@ -105,7 +108,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: EmbeddingFacts) -> list[Ranked]:
-    """The documents by their scores, the best first."""
+    """The documents by their scores, the best first. vectors: `[labels]` of each, see `score_of`."""
     found = [
         Ranked(index, score_of(vector, facts), document)
         for index, (document, vector) in enumerate(zip(documents, vectors, strict=True))
@@ -114,8 +117,8 @@ def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: Embed
 
 
 def score_of(vector: np.ndarray, facts: EmbeddingFacts) -> float:
-    """The score of a pair of texts. With two labels, the second means that the texts belong together; the score is its
-    probability, if scores are within 0..1."""
+    """The score of a pair of texts, of its logits `[labels]`. With two labels, the second means that the texts belong
+    together; the score is its probability, if scores are within 0..1."""
     value = float(vector[0]) if len(vector) == 1 else float(vector[1]) - float(vector[0])
     if facts.scores != "sigmoid":
         return value

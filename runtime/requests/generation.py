@@ -63,7 +63,7 @@ class Completion:
         return message
 
     def read_by(self, make: MakeReader | None) -> Completion:
-        """What it is as an answer that is read: words, thoughts and calls."""
+        """What it is as an answer that is read: words, thoughts and calls. make None: words alone."""
         if make is None:
             return self
         from ..reading.answer import Answer

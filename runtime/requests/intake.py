@@ -51,7 +51,7 @@ class Intake:
         return facts
 
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""
+        """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token; else RequestError."""
         model, limits = self._manifest.model, self._manifest.limits
         token_ids = tuple(map(int, prompt))
         if not token_ids:
@@ -78,7 +78,8 @@ class Intake:
         return extras
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the engine's defaults filled in."""
+        """The parameters with the engine's defaults filled in. RequestError for tokens that the vocabulary does not
+        have, and for stop words where there is no text."""
         params = params.resolve(self._manifest.sampling)
         vocab_size = self._manifest.model.vocab_size
         given = {
@@ -112,7 +113,7 @@ class Intake:
     def generation(
         self, spec: RequestSpec, params: SamplingParams, index: int, constraint: Constraint | None
     ) -> Generation:
-        """Completion `index` of a checked prompt."""
+        """Completion `index` of a checked prompt. constraint: None for any tokens."""
         prompt = spec.token_ids
         model, tokenizer = self._manifest.model, self._tokenizer
         end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
@@ -129,7 +130,7 @@ class Intake:
     def search(
         self, spec: RequestSpec, generations: Sequence[Generation], constraint: Constraint | None
     ) -> SearchRequest:
-        """What searches for the completions of a checked prompt."""
+        """What searches for the completions of a checked prompt. constraint: None for any tokens."""
         first = generations[0]
         params = first.params
         sampler = Sampler(params, spec.token_ids, self._manifest.model.vocab_size, first.end_ids, 0, constraint)

@@ -216,7 +216,8 @@ class Sampler:
         return found / found.sum()
 
     def take(self, logits: np.ndarray, token: int) -> SampledToken:
-        """Count a token that was chosen without the request's random stream. Requires `is_plain`."""
+        """Count a token that was chosen without the request's random stream, by float32 logits `[vocab]`. Requires
+        `is_plain`."""
         assert self.is_plain
         self._num_sampled += 1
         return self._sample(logits, token)
@@ -266,7 +267,9 @@ class Sampler:
 
 
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float, marking: Marking | None = None) -> int:
-    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark."""
+    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark.
+
+    logits: float32 `[vocab]`. marking: the watermark's; None: there is none."""
     candidates, weights = _weights(logits, params)
     if marking is not None:
         weights = marking.weighed(candidates, weights, uniform)
@@ -297,7 +300,7 @@ def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | N
 
 
 def largest_of(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest values, largest first, lower index first among equals."""
+    """Indices of the `count` largest of values `[n]`, largest first, lower index first among equals."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
     kept = np.argpartition(values, len(values) - count)[len(values) - count :]

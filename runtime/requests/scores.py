@@ -32,7 +32,7 @@ class ScoreRequest(Request, eq=False, kw_only=True):
     _given: int = 0  # rows taken, ever
 
     def push(self, rows: np.ndarray, start: int) -> StepOutcome:
-        """Take rows that are valid only now, those of the tokens from number `start` on."""
+        """Take rows `[rows, width]` that are valid only now, those of the tokens from number `start` on."""
         if self.finite and not np.isfinite(rows).all():  # nobody shares its KV
             self.fault = NotFinite("the model failed on this request: its hidden states are not numbers")
             return StepOutcome(self.request_id, None, Verdict.ERROR)
@@ -43,7 +43,7 @@ class ScoreRequest(Request, eq=False, kw_only=True):
         return StepOutcome(self.request_id, None)
 
     def take(self) -> list[np.ndarray]:
-        """The chunks that came since the last call. Raises what ended the request."""
+        """The chunks, `[rows, width]` each, that came since the last call. Raises what ended the request."""
         if self.fault is not None:
             raise self.fault
         chunks, self._chunks = self._chunks, []

@@ -38,7 +38,7 @@ class SearchRequest(Request, eq=False, kw_only=True):
         return StepOutcome(self.request_id, None, Verdict.CONTINUE if found else Verdict.ERROR, beam=beam)
 
     def advance(self, scheduler: Scheduler) -> str | None:
-        """Go on by one token where the logits of all beams have come; why it ends, if it does."""
+        """Go on by one token where the logits of all beams have come; why it ends, None if it goes on."""
         if not self.search.ready:
             return None
         try:
@@ -65,7 +65,8 @@ class SearchRequest(Request, eq=False, kw_only=True):
         self.search.restart()
 
     def deliver(self, reason: str | None = None) -> list[Output]:
-        """Nothing before the end; then all tokens of all completions, the best of what there is."""
+        """Nothing before the end, which has a reason, None before; then all tokens of all completions, the best of what
+        there is."""
         if reason is None:
             return []
         self.end(reason)

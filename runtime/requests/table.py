@@ -156,7 +156,7 @@ class RequestTable:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def generation(self, request_id: int) -> Generation | None:
-        """A request that samples and has not ended."""
+        """A request that samples and has not ended; None if there is none of this id."""
         request = self.live.get(request_id)
         return request if isinstance(request, Generation) else None
 
@@ -169,11 +169,11 @@ class RequestTable:
         return batch
 
     def schedule_ahead(self) -> ScheduledBatch | None:
-        """The step after the one under way, if that can be; see `Scheduler.schedule_ahead`."""
+        """The step after the one under way, None if it must wait; see `Scheduler.schedule_ahead`."""
         return self._run_more(self.scheduler.schedule_ahead())
 
     def schedule_beside(self, flights: int) -> ScheduledBatch | None:
-        """A step beside those under way, if that can be; see `Scheduler.schedule_beside`."""
+        """A step beside those under way, None if it must wait; see `Scheduler.schedule_beside`."""
         return self._run_more(self.scheduler.schedule_beside(flights))
 
     def _run_more(self, batch: ScheduledBatch | None) -> ScheduledBatch | None:
@@ -233,7 +233,7 @@ class RequestTable:
                 request.hold()
 
     def suspect(self, request_ids: Collection[int]) -> Request | None:
-        """A step of these requests failed, and everybody is held: the culprit, if there is but one."""
+        """A step of these requests failed, and everybody is held: the culprit; None if it may be one of several."""
         culprit = self.trial.failed(self.live.keys() & request_ids)
         return None if culprit is None else self.live[culprit]
 

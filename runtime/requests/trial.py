@@ -24,7 +24,8 @@ class Trial:
         return self.running and not self._uncleared
 
     def failed(self, stepped: Collection[int]) -> int | None:
-        """A step of these requests failed: the culprit, if there is but one. The others are to be tried apart."""
+        """A step of these requests failed: the culprit; None if it may be one of several, whose halves are tried apart
+        then."""
         self.running = True
         self._uncleared.clear()
         ordered = sorted(stepped)

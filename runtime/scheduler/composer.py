@@ -24,7 +24,7 @@ class StepComposer:
         self.config, self.kv, self._queues = config, kv, queues
 
     def new_step(self, tokens: int | None = None) -> StepBudget:
-        """A step without sequences, for as many tokens as a step can have, and at most `tokens`."""
+        """A step without sequences, for as many tokens as a step can have, and at most `tokens` if that is not None."""
         most = self.config.max_step_tokens
         return StepBudget(most if tokens is None else min(most, tokens), self.config.max_logit_rows, self.kv.whole)
 

@@ -85,10 +85,10 @@ class Scheduler:
     def schedule(self, drafts: Mapping[int, Draft] | None = None, flights: int = 1) -> ScheduledBatch:
         """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`.
 
-        `drafts` are guesses for requests that decode, by request id. They get what room is left: no request is
-        preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's guesses.
-        flights: so many steps are to be under way, of which `schedule_beside` gives the others; then there are no
-        guesses.
+        `drafts` are guesses for requests that decode, by request id, None for none. They get what room is left: no
+        request is preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's
+        guesses. flights: so many steps are to be under way, of which `schedule_beside` gives the others; then there are
+        no guesses.
         """
         assert not self._steps, "schedule() called twice without update()"
         if flights > 1 and self._composer.divides:

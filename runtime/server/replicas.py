@@ -19,8 +19,8 @@ def replica_loads(load: LoadOptions, manifest: Manifest, count: int, devices: st
     """The options of each of `count` replicas.
 
     On CPUs, --cores with as many parts as there are replicas gives each its own; otherwise cores and threads are
-    divided evenly, as is the memory that the KV caches of all may take. devices: GPUs by their numbers, in turns.
-    UsageError for a number of replicas, or devices, that cannot be.
+    divided evenly, as is the memory that the KV caches of all may take. devices: GPUs by their numbers, in turns; None:
+    `load.device` for all. UsageError for a number of replicas, or devices, that cannot be.
     """
     if not 1 <= count <= MOST:
         raise UsageError(f"--replicas {count} is not from 1 to {MOST}")

@@ -156,11 +156,11 @@ def _another_program(spec: str, engine: Engine, second: Engine, make_executor: M
     try:
         ours, theirs = engine.program.vocab_size, second.program.vocab_size
         if not second.program.samples:
-            raise UsageError(f"--spec {spec}: it was compiled for embeddings and generates no tokens")
+            raise UsageError(f"--spec {spec}: its engine was compiled for embeddings and generates no tokens")
         if ours != theirs:
-            raise UsageError(f"--spec {spec}: it has a vocabulary of {theirs} tokens, the engine has {ours}")
+            raise UsageError(f"--spec {spec}: its engine has a vocabulary of {theirs} tokens, the engine has {ours}")
         if engine.tokenizer_json() != second.tokenizer_json():
-            raise UsageError(f"--spec {spec}: it has another tokenizer than the engine")
+            raise UsageError(f"--spec {spec}: its engine has another tokenizer than the engine")
         limit = second.manifest.limits.max_seq_len
         return EngineDrafter(make_executor(second, second.name, ""), limit, second)
     except BaseException:

@@ -43,7 +43,7 @@ class HiddenRows:
 
 
 def extras(start: int, rows: np.ndarray) -> Extras:
-    """What a sequence gives of the positions from `start` on: `DeclaredRows` asks it for slices alone."""
+    """What a sequence gives of the positions from `start` on, rows [n, H]: `DeclaredRows` asks it for slices alone."""
     return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
 
 

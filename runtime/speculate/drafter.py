@@ -38,7 +38,7 @@ class Drafter:
     """
 
     name: str
-    first_rate: float  # the `rate` of the first request, of which nothing is known yet; above 0, at most 1
+    first_rate: float  # the `Account.rate` of the first request, of which nothing is known yet: a probability above 0
     observes = False  # whether it needs `observe`
     follows = False  # whether it needs `follow`
     needs_choices = False  # whether it needs `take_choices`

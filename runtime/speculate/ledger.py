@@ -108,7 +108,7 @@ class StepTimes:
 class Account:
     """One request's account: its balance in tokens, how often its guesses are right, and how long it pauses."""
 
-    rate: float
+    rate: float  # the probability that a guess is right, where all before it are
     balance: float = CREDIT
     idles: int = 0  # questions in a row that the drafter could not answer
     misses: int = 0  # drafts in a row of which nothing was accepted

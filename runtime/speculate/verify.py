@@ -19,7 +19,8 @@ from ..requests.sampler import AcceptedTokens, SampledToken
 def follow(
     draft: Draft | None, sample: Callable[[int], SampledToken | None], end_ids: Collection[int]
 ) -> AcceptedTokens:
-    """Walk the tree. `sample(row)` samples from logit row `row`: 0 is the last token's, 1 + i that of guess i."""
+    """Walk the tree; draft None: there are no guesses. `sample(row)` samples from logit row `row`: 0 is the last
+    token's, 1 + i that of guess i."""
     guesses = {} if draft is None else children(draft)
     samples: list[SampledToken | None] = []
     accepted: list[int] = []

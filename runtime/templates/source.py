@@ -44,7 +44,7 @@ class TemplateSource(msgspec.Struct, frozen=True):
         return "\n".join([self.text, *self.named.values()])
 
     def check(self, name: str | None) -> None:
-        """RequestError if this is the name of none of them."""
+        """RequestError if this is the name of none of them; None is no name."""
         if name is not None and name not in self.names:
             has = f"it has {', '.join(self.names)}" if self else "it has none"
             raise RequestError(

@@ -22,8 +22,8 @@ Words = Sequence["int | np.ndarray"]  # four of 32 bits each
 
 
 def uniforms(key: int, before: Sequence[int], vocab_size: int, tokens: np.ndarray | None = None) -> np.ndarray:
-    """A number in (0, 1) for each of `tokens`, or for all of the vocabulary, float32 `[tokens]`: the same for the same
-    key and tokens before, where -1 stands for those in front of the first."""
+    """A number in (0, 1) for each of `tokens`, or for all of the vocabulary where that is None, float32 `[tokens]`: the
+    same for the same key and tokens before, where -1 stands for those in front of the first."""
     low, high = key & _LOW, key >> 32
     state: Words = _CONTEXT, len(before), 0, 0
     for at in range(0, len(before), 4):

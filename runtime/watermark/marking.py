@@ -25,8 +25,8 @@ class Marking(Protocol):
         ...
 
     def weighed(self, candidates: np.ndarray | None, weights: np.ndarray, uniform: float) -> np.ndarray:
-        """The weights of the candidates, None for all tokens, by which one is drawn with a number `uniform` in
-        [0, 1)."""
+        """The weights `[n]` of the candidates `[n]`, token ids, None for all tokens, by which one is drawn with a
+        number `uniform` in [0, 1)."""
         ...
 
     def push(self, token: int) -> None:
@@ -35,7 +35,7 @@ class Marking(Protocol):
 
 
 def marking(watermark: Watermark, prompt: Sequence[int], vocab_size: int) -> Marking:
-    """The marking of one completion of a prompt."""
+    """The marking of one completion of a prompt. vocab_size: in tokens."""
     if watermark.method == "kgw":
         return GreenMarking(watermark, prompt, vocab_size)
     return TournamentMarking(watermark) if watermark.method == "synthid" else GumbelMarking(watermark, vocab_size)

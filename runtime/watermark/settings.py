@@ -68,7 +68,7 @@ class Watermark:
         if self.method not in get_args(Method):
             raise _wrong(f"method {self.method!r}: must be one of {', '.join(get_args(Method))}")
         if self.method != "synthid" and not isinstance(self.key, int):
-            raise _wrong(f"key: {self.method} has one")
+            raise _wrong(f"key: {self.method} takes one, not several")
         if not 1 <= len(self.keys) <= MOST_KEYS:
             raise _wrong(f"{len(self.keys)} keys: must be 1 to {MOST_KEYS}")
         for name in BOUNDS:

@@ -120,7 +120,7 @@ def test_more_tokens_than_rows(tmp_path: Path) -> None:
 
 
 WRONG_SIZES: dict[str, tuple[str, Any, type[IccError], str]] = {
-    "layers": ("block_count", 10**9, CheckpointError, "1000000000 layers are said to be in 1 tensors"),
+    "layers": ("block_count", 10**9, CheckpointError, "its metadata say 1000000000 layers, it has 1 tensors"),
     "epsilon": ("attention.layer_norm_rms_epsilon", None, CheckpointError, "layer_norm_rms_epsilon' is missing"),
     "kind": ("rope.scaling.type", "florp", UnsupportedModel, "rotary scaling of the kind 'florp'"),
     "base": ("rope.freq_base", float("nan"), CheckpointError, r"'llama\.rope\.freq_base' is nan"),

@@ -136,7 +136,7 @@ def test_layers_that_guess_are_left_out(tmp_path: Path) -> None:
     assert weights_of(found, model, config).keys() == weights_of(container, model, config).keys()
     for ahead in (-1, 4):
         wrong = found.metadata | {"llama.nextn_predict_layers": ahead}
-        with pytest.raises(CheckpointError, match=f"{ahead} of 3 layers are said to guess"):
+        with pytest.raises(CheckpointError, match=f"its metadata say that {ahead} of 3 layers guess"):
             read_config(GgufContainer(container.path, wrong, found.tensors))
 
 
@@ -147,7 +147,7 @@ def test_what_rules_ask_for_is_missed_in_words(tmp_path: Path) -> None:
         read_config(container)
     container = as_file("llama", tmp_path)
     container.metadata["llama.embedding_length"] = 2**27
-    with pytest.raises(CheckpointError, match="embeddings have 64 values, 134217728 are said"):
+    with pytest.raises(CheckpointError, match="embeddings have 64 values, its metadata say 134217728"):
         read_config(container)
 
 

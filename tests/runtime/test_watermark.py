@@ -197,7 +197,7 @@ def test_a_watermark_as_a_text(tmp_path: Path) -> None:
         "synthid:" + "+".join("1" * 65),
     ]
     for text in (*wrong, f"@{tmp_path}"):
-        with pytest.raises(ValueError, match=r"must be|cannot be read|no number|has one|no such option"):
+        with pytest.raises(ValueError, match=r"must be|cannot be read|no number|takes one|no such option"):
             watermark(text)
     with pytest.raises(RequestError, match="watermark"):
         SamplingParams(watermark="nonsense")  # type: ignore[arg-type]

@@ -55,7 +55,8 @@ def build_libraries(
 ) -> list[Library]:
     """Write source and library of each level into `kernels_dir`; libraries in the order of `isas`.
 
-    `sanitize` is the argument of -fsanitize (for tests). Paths in the result are relative to kernels_dir's parent.
+    `sanitize` is the argument of -fsanitize (for tests), None for none. Paths in the result are relative to
+    kernels_dir's parent.
     """
     kernels_dir.mkdir(parents=True, exist_ok=True)
     with Processes() as compilers, ThreadPoolExecutor(max_workers=jobs) as pool:

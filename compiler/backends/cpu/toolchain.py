@@ -58,8 +58,8 @@ IMPORTS = {
 
 
 def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, optimize: str) -> list[list[str]]:
-    """The calls that make the library `output`, in order, with paths relative to the directory they run in. Files
-    that they leave beside it end in `.o`.
+    """The calls that make the library `output`, in order, with paths relative to the directory they run in. Files that
+    they leave beside it end in `.o`. sanitize: the argument of -fsanitize, None for none.
 
     zig links without any library but the system's own: its libc and libc++ would be built for a minute first, and
     kernels need neither.

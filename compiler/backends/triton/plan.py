@@ -205,7 +205,7 @@ def make_plan(
     faults: Mapping[str, tuple[str, ...]] | None = None,
 ) -> LaunchPlan:
     """The plan with what is known of its objects; those that were not compiled have no resource figures. faults: found
-    besides those of loops."""
+    besides those of loops; None for none."""
     suffix = "cubin" if target.backend == "cuda" else "hsaco"
     objects = {}
     for key, spec in planned.specs().items():

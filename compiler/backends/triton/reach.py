@@ -159,7 +159,8 @@ class Reach:
         values: Values,
         sizes: Sizes,
     ) -> dict[int, Memory]:
-        """What the pointers of a launch point to, by their number."""
+        """What the pointers of a launch point to, by their number. call: the step that it is of; None where it has no
+        operands."""
         return {
             number: self._memory(arg.value, call, areas, values, sizes)
             for number, arg in enumerate(spec.args)

@@ -26,8 +26,8 @@ def causal_conv(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
 
 
 def convolve(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None, dims: Any) -> TracedValue:
-    """Emit icc::causal_conv of x[1, C, T] by weight[C, K], whose taps come first in the op. ValueError where the weight
-    depends on tokens."""
+    """Emit icc::causal_conv of x[1, C, T] by weight[C, K], whose taps come first in the op; bias[C] or None. ValueError
+    where the weight depends on tokens."""
     if weight.per_token:
         raise ValueError("a convolution whose weight is none")
     channels, taps = weight.dims

@@ -139,7 +139,7 @@ def expert_layer(
     """The substitution of modules whose `forward` takes these parameters and which compute `body`.
 
     sizes: AttributeError or ValueError of a module that has other weights. parts: where it is not `forward` that is
-    replaced, what is, by name. run: the call of a module that `body` is compared with.
+    replaced, what is, by name; None: `forward` is. run: the call of a module that `body` is compared with.
     """
 
     def find(candidate: Candidate) -> bool:

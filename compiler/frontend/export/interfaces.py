@@ -24,7 +24,8 @@ _BLOCK = 8  # dims of a head that kernels read at once
 
 
 def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
-    """The mask function for transformers: a MaskSpec, found by asking `mask_function` about small indices.
+    """The mask function for transformers: a MaskSpec, found by asking `mask_function` about small indices; None is
+    causal.
 
     It gives a MaskSpec with `refused` for a mask of another kind, which no attention may use; UnsupportedModel where
     the function cannot be asked.

@@ -36,7 +36,8 @@ def causal_conv1d(
     bias: Tensor | None,
     activation: str | None,
 ) -> Tensor:
-    """A convolution of each channel (package causal-conv1d, Dao): hidden_states[1, C, T], weight[C, K] -> [1, C, T]."""
+    """A convolution of each channel (package causal-conv1d, Dao): hidden_states[1, C, T], weight[C, K], bias[C] or None
+    -> [1, C, T]. activation: None for none."""
     from transformers.activations import ACT2FN
 
     out = ops.conv(hidden_states, weight, bias)
@@ -75,7 +76,7 @@ def mamba2_scan(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
     """Mamba-2's scan (package mamba_ssm): hidden_states[1, T, H, P], dt[1, T, H], A, D[H], B, C[1, T, G, N] -> as
-    hidden_states."""
+    hidden_states. D and dt_bias[H] may be None."""
     dt = _time_step(dt, dt_bias, dt_softplus)
     low, high = (float(limit) for limit in dt_limit)
     if low > 0 or not dt_softplus:
@@ -99,7 +100,8 @@ def mamba_scan(
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
 ) -> Tensor:
-    """Mamba's scan (package mamba_ssm): hidden_states, dt, z[1, C, T], A[C, N], D[C], B, C[1, N, T] -> [1, C, T]."""
+    """Mamba's scan (package mamba_ssm): hidden_states, dt, z[1, C, T], A[C, N], D[C], B, C[1, N, T] -> [1, C, T]. D, z
+    and delta_bias[C] may be None."""
     dt = _time_step(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus)
     out = ops.selective(hidden_states, dt, A, B, C)
     if D is not None:

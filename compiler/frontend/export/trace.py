@@ -123,8 +123,8 @@ def export(
     Where the code only asks for a few tokens more, it is traced for as many. What a causal model makes of its first
     tokens is the same whatever follows, so that shorter sequences are right as well; of others it is not known.
 
-    With `kinds`, one layer of each kind is traced. declared: more arguments of the model, by their names there, which
-    have one row per token.
+    With `kinds`, one layer of each kind is traced; None: all. declared: more arguments of the model, by their names
+    there, which have one row per token.
     """
     # A size of 1 is a case of its own, that of all tokens but one too; and so is, to code that slices a table of
     # max_tokens rows, the whole table.

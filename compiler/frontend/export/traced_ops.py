@@ -39,7 +39,8 @@ def attention(
 ) -> Tensor:
     """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv].
 
-    bias[.., T, T] is added to the scores. index[1, T, T]: of the visible keys, only the `picked` best by it are read.
+    bias[.., T, T] is added to the scores, sinks[Hq] are a score more of each head, of no key. None: without. index[1,
+    T, T]: of the visible keys, only the `picked` best by it are read.
     """
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
@@ -52,13 +53,14 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor)
 
 @traced
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """icc::causal_conv as the models call it: x[1, C, T], weight[C, K] -> [1, C, T]."""
+    """icc::causal_conv as the models call it: x[1, C, T], weight[C, K], bias[C] or None -> [1, C, T]."""
     return torch.empty_like(x)
 
 
 @traced
 def gated_scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, delta: bool) -> Tensor:
-    """icc::gated_scan as the models call it: q, k[1, T, Hk, K], v[1, T, H, V], decay[1, T, H] or [1, T, H, K]."""
+    """icc::gated_scan as the models call it: q, k[1, T, Hk, K], v[1, T, H, V], decay[1, T, H] or [1, T, H, K], and
+    beta[1, T, H] or None for 1."""
     return torch.empty_like(v)
 
 
@@ -70,7 +72,7 @@ def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Te
 
 @traced
 def channel_scan(x: Tensor, decay: Tensor | None, maximum: bool, start: float) -> Tensor:
-    """icc::channel_scan of one sequence: x, decay[1, T, C] -> [1, T, C]."""
+    """icc::channel_scan of one sequence: x, decay[1, T, C] or None -> [1, T, C]."""
     return torch.empty_like(x)
 
 

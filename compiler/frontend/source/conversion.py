@@ -71,7 +71,8 @@ def model_weights(
     """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
 
     `computed` holds the buffers that no checkpoint stores. `unplaced` takes the tensors that the model has no place
-    for, each with the name of the parameter that it would be. Raises TensorError for a missing or misshapen tensor.
+    for, each with the name of the parameter that it would be; None: they are not told. Raises TensorError for a missing
+    or misshapen tensor.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
     return completed(model, _rename_and_convert(model, tensors, expected, unplaced), computed)

@@ -84,7 +84,7 @@ def knows(path: Path) -> bool:
 def no_checkpoint(where: str, names: Iterable[str], path: Path | None = None) -> IccError:
     """The error for a directory, here or on the hub, that has no config.json but files of these names.
 
-    path: the directory, if it is here, for what stands in its files.
+    path: the directory, None if it is not here, for what stands in its files.
     """
     names = list(names)
     shown = [name for name in names if not Path(name).name.startswith((".", "_"))]

@@ -39,7 +39,7 @@ def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: b
 
 
 def check_length(config: dict[str, Any], wanted: int | None, endless: bool = False) -> None:
-    """SequenceLengthError where config.json, as it stands, says that `wanted` tokens are too many."""
+    """SequenceLengthError where config.json, as it stands, says that `wanted` tokens are too many; None never are."""
     text = config.get("text_config")
     sequence_length(SimpleNamespace(**(text if isinstance(text, dict) else config)), wanted, endless=endless)
 

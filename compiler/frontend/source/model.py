@@ -90,7 +90,7 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
             f"icc compiles what {builder.__name__} can load",
         )
     if getattr(config, "is_encoder_decoder", False) and builder.__name__ != "AutoModelForTextEncoding":
-        raise UnsupportedModel(f"model type {config.model_type!r} is an encoder-decoder")
+        raise UnsupportedModel(f"model type {config.model_type!r} is an encoder-decoder, which icc does not compile")
     register_interfaces()
     text = config.get_text_config()
     for part in {id(config): config, id(text): text}.values():

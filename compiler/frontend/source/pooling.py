@@ -90,7 +90,7 @@ class Pooling:
 
 
 def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
-    """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count.
+    """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count, unless it is None.
 
     modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, then others.
     Without it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
@@ -163,7 +163,7 @@ def _layer(name: str, folder: Path) -> LayerBehind:
         return LayerBehind(_NAMES[name], folder)  # type: ignore[arg-type]
     function = str(config.get("activation_function", "torch.nn.Tanh")).rsplit(".", 1)[-1]
     if function not in _ACTIVATIONS:
-        raise UnsupportedModel(f"{path} has the activation function {function}")
+        raise UnsupportedModel(f"{path} has the activation function {function}", f"icc has {', '.join(_ACTIVATIONS)}")
     return LayerBehind("dense", folder, _ACTIVATIONS[function], config.get("use_residual") is True)
 
 

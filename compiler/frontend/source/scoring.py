@@ -53,7 +53,9 @@ def read_scoring(model_dir: Path) -> Scoring:
     stated = stated or config.get("sbert_ce_default_activation_function") or "Sigmoid"
     name = str(stated).rsplit(".", 1)[-1].lower()
     if name not in ("sigmoid", "identity"):
-        raise UnsupportedModel(f"{model_dir} has the activation function {stated} for scores")
+        raise UnsupportedModel(
+            f"{model_dir} has the activation function {stated} for scores", "icc has Sigmoid, Identity"
+        )
     return Scoring(name, max_tokens(model_dir, model_dir), words, prompts.get(default, ""))  # type: ignore[arg-type]
 
 

@@ -132,7 +132,7 @@ def op_name(step: type[Step]) -> str:
 
 
 def begins_aligned(operand: Operand | None) -> bool:
-    """Whether an operand's rows begin at multiples of 16 bytes, if those of its buffer do."""
+    """Whether an operand's rows begin at multiples of 16 bytes, if those of its buffer do; None does."""
     return operand is None or operand.offset * ITEM_SIZE[operand.dtype] % 16 == 0
 
 

@@ -87,7 +87,7 @@ class StorageFormat(ABC):
 
     def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
         """Store float `values` [..., N, K]. clip [..., N, blocks of K] bounds each block's range to that part of its
-        largest magnitude. Misfit where a format is only read."""
+        largest magnitude; None: to all of it. Misfit where a format is only read."""
         raise Misfit(f"{self.name} is a format of files; nothing is encoded in it")
 
     def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:

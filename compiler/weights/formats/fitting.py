@@ -70,8 +70,8 @@ class BlockCoder:
 
 
 def fit_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None = None) -> Parts:
-    """All parts but the codes, for float values [..., N, K]; importance [K] >= 0 of columns. Misfit where the format is
-    only read."""
+    """All parts but the codes, for float values [..., N, K]; importance [K] >= 0 of columns, None for equal. Misfit
+    where the format is only read."""
     if not can_fit(form):
         raise Misfit(f"{form.name} is a format of files; nothing is encoded in it")
     k, lead = values.shape[-1], values.shape[:-1]
@@ -83,7 +83,7 @@ def fit_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None = No
 
 
 def encode_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None = None) -> Parts:
-    """The parts of float values [..., N, K], each value at its nearest level."""
+    """The parts of float values [..., N, K], each value at its nearest level. importance: see `fit_blocks`."""
     coder, k = BlockCoder(form), values.shape[-1]
     fitted = fit_blocks(form, values, importance)
     rows = values.reshape(-1, k)

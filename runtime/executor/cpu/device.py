@@ -218,8 +218,8 @@ class CpuDevice:
         return [token if isfinite(row[token]) else -1 for row, token in zip(self.logits, tokens, strict=False)]
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """Put `rows` into the buffer `at`, behind a step of `tokens` tokens; elsewhere they are the logit rows, and are
-        read where they are."""
+        """Put `rows` `[count, ...]` into the buffer `at`, behind a step of `tokens` tokens; elsewhere they are the
+        logit rows, and are read where they are."""
         if at in self._offsets:
             ctypes.memmove(self._arena.address + self._offsets[at] * tokens, rows.ctypes.data, rows.nbytes)
         else:
@@ -227,11 +227,11 @@ class CpuDevice:
             self._asked = rows.ctypes.data
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Copies at once: pools are host memory."""
+        """As `Device.write_pool`, at once: pools are host memory."""
         ctypes.memmove(self._pools[name].address + offset, values.ctypes.data, values.nbytes)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """A copy of the first `nbytes` bytes, uint8, of the buffer `at` behind a step of `tokens` tokens, or of the
+        """A copy of the first bytes, uint8 `[nbytes]`, of the buffer `at` behind a step of `tokens` tokens, or of the
         drafts."""
         if at in self._offsets:
             found = self._arena.address + self._offsets[at] * tokens

@@ -34,6 +34,7 @@ class IccBatch(Structure):
     _fields_ = tuple((name, c_void_p if name in _ARRAYS else c_int32) for name in BATCH_FIELDS)
 
 
+_GONE = "a process of the engine's ranks has ended", "load the engine again"
 _loaded: dict[str, str] = {}  # sha256 of a library -> the path by which the dynamic loader knows it
 _folders: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
@@ -169,7 +170,7 @@ class KernelLibrary:
         end = self._library.icc_end
         end.restype, end.argtypes = c_int32, (c_void_p, c_int32)
         if end(handle, turn):
-            raise IccError("a rank is gone")
+            raise IccError(*_GONE)
 
     def follow(self, handle: int, batches: Array[IccBatch], turns: int = 1) -> int:
         """Carry out what rank 0 posts, until it ends (0) or a rank is gone (2). batches: of each turn one for each KV
@@ -186,14 +187,14 @@ class KernelLibrary:
         zero = self._library.icc_rank_zero
         zero.restype, zero.argtypes = c_int32, (c_void_p, c_int64, c_int64)
         if zero(handle, offset, nbytes):
-            raise IccError("a rank is gone")
+            raise IccError(*_GONE)
 
     def copy_on_ranks(self, handle: int, source: int, target: int, nbytes: int) -> None:
         """Copy a part of the KV caches of all ranks to another. IccError where a rank is gone."""
         copy = self._library.icc_rank_copy
         copy.restype, copy.argtypes = c_int32, (c_void_p, c_int64, c_int64, c_int64)
         if copy(handle, source, target, nbytes):
-            raise IccError("a rank is gone")
+            raise IccError(*_GONE)
 
     def write_on_ranks(self, handle: int, weight: int, offset: int, nbytes: int, only: int = 0) -> None:
         """Other ranks copy the first bytes of the slots to byte `offset` of a weight, or of their arena (-1): all of
@@ -201,7 +202,7 @@ class KernelLibrary:
         write = self._library.icc_rank_write
         write.restype, write.argtypes = c_int32, (c_void_p, c_int32, c_int64, c_int64, c_int32)
         if write(handle, weight, offset, nbytes, only):
-            raise IccError("a rank is gone")
+            raise IccError(*_GONE)
 
     def want_of_ranks(self, handle: int, wanted: int) -> None:
         """Have the steps that follow give only so many of the largest of each logit row; 0: all."""

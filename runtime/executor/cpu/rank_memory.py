@@ -88,7 +88,8 @@ class RankMemory:
         return 2 * self.count * self.slot_bytes
 
     def caches(self, own: int, nbytes: int) -> RankCaches:
-        """The KV caches of all ranks, behind everything else; `own` is the number of this one. nbytes: of each."""
+        """The KV caches of all ranks, behind everything else; `own` is the number of this one. nbytes: of each.
+        CapacityError if the machine does not have them."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         whole = self._end + self.count * size
         try:

@@ -18,7 +18,8 @@ def open_gpu(backend: str, ordinal: int = 0) -> Cuda:
 
 
 def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:
-    """The GPU of this machine, if it can run engines of `target`; DeviceError otherwise."""
+    """The GPU of this machine, if it can run engines of `target`; DeviceError otherwise. cuda: None for one that is
+    opened here."""
     cuda = cuda or open_gpu("hip" if needs.arch.startswith("gfx") else "cuda")
     try:
         check_device(target, needs, cuda.facts())

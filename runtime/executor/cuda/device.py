@@ -211,14 +211,15 @@ class CudaDevice:
         self.cuda.wait_event(self._ended[turn])
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """The next step sends its own logit rows."""
+        """As `Device.write`. The next step sends its own logit rows."""
         self.cuda.enter()
         staged = self._staging.of(at, rows.nbytes)  # nothing that was written before is under way: `read` has waited
         staged[:] = rows.reshape(-1).view(np.uint8)
         self.cuda.to_device(self._place(at, tokens), staged)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """By way of pinned memory, in the order of the stream: what is under way ends before."""
+        """As `Device.write_pool`, by way of pinned memory, in the order of the stream: what is under way ends
+        before."""
         self.cuda.enter()
         staged = self._staging.of(f"pool:{name}", values.nbytes)
         staged[:] = values.reshape(-1).view(np.uint8)
@@ -228,7 +229,7 @@ class CudaDevice:
         self.cuda.wait_event(self._pool_written)  # the next one is staged in the same memory
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """Wait for the stream: a copy of the first `nbytes` bytes, uint8, of what a section left there."""
+        """Wait for the stream: a copy of the first bytes, uint8 `[nbytes]`, of what a section left there."""
         staged = self._staging.of(at, nbytes)
         self.cuda.to_host(staged, self._place(at, tokens))
         self.cuda.wait()

@@ -139,11 +139,11 @@ class Cuda:
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
 
     def to_device(self, pointer: int, host: np.ndarray, stream: Any = None) -> None:
-        """Copy a host array to the device, in the order of the stream, or of another one."""
+        """Copy a contiguous host array of any shape to the device, in the order of the stream, or of another one."""
         self.call("cuMemcpyHtoDAsync", pointer, host.ctypes.data, host.nbytes, stream or self.stream)
 
     def to_host(self, host: np.ndarray, pointer: int) -> None:
-        """Copy from the device into a host array, in the order of the stream."""
+        """Copy from the device into a contiguous host array of any shape, in the order of the stream."""
         self.call("cuMemcpyDtoHAsync", host.ctypes.data, pointer, host.nbytes, self.stream)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:

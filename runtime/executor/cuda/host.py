@@ -26,7 +26,7 @@ def choose_host_blocks(cache: KVMemory, most: tuple[int, ...], nbytes: int | Non
 
 
 def pin_blocks(cuda: Cuda, host: KVMemory) -> np.ndarray:
-    """Memory for these blocks, uint8; CapacityError if the driver cannot pin it."""
+    """Memory for these blocks, uint8 `[nbytes]`; CapacityError if the driver cannot pin it."""
     nbytes = host.nbytes
     try:
         return cuda.pinned(nbytes)

@@ -88,7 +88,7 @@ class PinnedArrays:
         self._cuda.to_host(self.first(rows), self._device)
 
     def first(self, rows: int) -> np.ndarray:
-        """The buffer up to so many rows of the last array."""
+        """The buffer, uint8 `[bytes]`, up to so many rows of the last array."""
         return self._host[: self._last_at + rows * self._row_bytes]
 
 

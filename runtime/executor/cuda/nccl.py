@@ -58,7 +58,7 @@ class Nccl:
         library.ncclGetErrorString.restype = c_char_p
 
     def call(self, name: str, *args: Any) -> None:
-        """Call a function of it."""
+        """Call a function of it. DeviceError if it fails."""
         if status := getattr(self._library, name)(*args):
             said = self._library.ncclGetErrorString(status)
             raise DeviceError(f"{name} failed: {said.decode()}", "NCCL_DEBUG=WARN in the environment says more")

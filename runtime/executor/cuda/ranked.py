@@ -170,12 +170,12 @@ class RankedCudaDevice(CudaDevice):
         self._check()
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """On all ranks."""
+        """As CudaDevice, on all ranks."""
         self._order(Write(at, tokens, rows.tobytes()))
         super().write(at, tokens, rows)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """On one rank, or on all (-1) the same values."""
+        """As CudaDevice, on one rank, or on all (-1) the same values."""
         raw = values.reshape(-1).view(np.uint8).data
         for first in range(0, len(raw) if only else 0, _PIECE):
             piece = bytes(raw[first : first + _PIECE])
@@ -184,7 +184,7 @@ class RankedCudaDevice(CudaDevice):
             super().write_pool(name, offset, values)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """What a section left on rank 0: a copy of the first `nbytes` bytes, uint8."""
+        """What a section left on rank 0: a copy of the first bytes, uint8 `[nbytes]`."""
         with self._watchdog.watching():
             found = super().read(at, tokens, nbytes)
         self._check()
@@ -296,7 +296,7 @@ def exchanges(plan: LaunchPlan) -> bool:
 
 
 def introduce(peers: Peers, said: Meet, nccl: Nccl | None, cuda: Cuda) -> None:
-    """Open what the others have, and meet them by the communicator."""
+    """Open what the others have, and meet them by the communicator of `nccl`; None: without one."""
     peers.meet(said.handles)
     if nccl is not None:
         peers.communicator = join(nccl, said.unique_id, peers.rank, len(said.handles), cuda.enter)

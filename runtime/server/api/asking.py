@@ -24,7 +24,7 @@ class Asking(OfModel, Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """Seconds after which it ends."""
+        """Seconds after which it ends; None where it does not say."""
         ...
 
 

@@ -26,7 +26,8 @@ class Judge(Protocol):
 
 
 async def best_of(job: Job, deltas: Sequence[Delta], judge: Judge | None) -> dict[int, list[int]]:
-    """For each prompt of a job, by id, the numbers of the `job.best` best of its completions, the best first."""
+    """For each prompt of a job, by id, the numbers of the `job.best` best of its completions, the best first; judge
+    None: the likeliest per token."""
     grouped: dict[int, dict[int, list[Delta]]] = {}
     for delta in deltas:
         grouped.setdefault(delta.id, {}).setdefault(delta.index, []).append(delta)

@@ -25,7 +25,7 @@ _FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def format_of(request: Common) -> ResponseFormat | None:
-    """The format that a request asks for, by whichever name; HttpError if it asks for several."""
+    """The format that a request asks for, by whichever name; None if for none, HttpError if for several."""
     asked: dict[str, tuple[str, Any]] = {}
     for field in ("json", "regex", "choice", "grammar"):
         if (value := getattr(request, f"guided_{field}")) is not None:

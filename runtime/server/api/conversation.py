@@ -38,7 +38,7 @@ class FunctionCall(Struct, frozen=True):
 
 
 def text_of(content: Content | None) -> str:
-    """The words of a content."""
+    """The words of a content; None has none."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content if isinstance(part, TextPart))

@@ -48,7 +48,8 @@ class Job:
     the tools that may be called. prompt_texts: of completions that begin with their prompts. prompt_logprobs: how many
     of the likeliest tokens are wanted per position of the prompt. best: so many of the completions of each prompt are
     given, None for all; questions: what is asked by each, for whoever judges the answers then. prices: what its tokens
-    cost, None where nobody says. kept: of one conversation, the tokens that it asks to keep by marks.
+    cost, None where nobody says. deadline: seconds after which it ends, None for no end. kept: of one conversation, the
+    tokens that it asks to keep by marks.
     """
 
     submits: list[Submit]
@@ -105,7 +106,7 @@ class Jobs:
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     def check_model(self, name: str | None) -> None:
-        """HttpError 404 for a model that is not served here, and no adapter of it."""
+        """HttpError 404 for a model that is not served here, and no adapter of it; None is the model itself."""
         if name is None or name in self.model.names:
             return
         if self.adapters is None or not self.adapters.knows(name):
@@ -117,7 +118,7 @@ class Jobs:
             )
 
     def salt(self, client: str, name: str | None) -> bytes:
-        """What sets a client's cached beginnings apart, and those under this name."""
+        """What sets a client's cached beginnings apart, and those under this name, None for no name."""
         return self._keys.salt(client, name)
 
     def named(self, request: R) -> R:
@@ -129,7 +130,8 @@ class Jobs:
         return request
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
-        """The job of a completion request: a Submit per prompt."""
+        """The job of a completion request: a Submit per prompt. RequestError if `prompt` is of no kind
+        of PROMPT_SCHEMA."""
         try:
             given = prompts(request.prompt)
         except (ValueError, msgspec.ValidationError) as error:
@@ -160,7 +162,8 @@ class Jobs:
         return replace(job, prompt_texts=texts)
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
-        """The job of an embedding request: a Submit per input."""
+        """The job of an embedding request: a Submit per input. RequestError if one is empty, too long or no input, or
+        for more dimensions than the model has."""
         try:
             given = prompts(request.input, limits.INPUTS)
         except (ValueError, msgspec.ValidationError) as error:
@@ -168,7 +171,9 @@ class Jobs:
         facts = self.model.manifest.embedding
         assert facts is not None
         if request.dimensions is not None and request.dimensions > facts.dimension:
-            raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
+            raise RequestError(
+                f"dimensions: must be from 1 to the {facts.dimension} of the model's vectors", field="dimensions"
+            )
         options, prompted = request.options, list[Query]()
         for item in given:
             prompted.append(await self.prompts.embedded(item, options))

@@ -27,7 +27,8 @@ class ApiKeys:
 
     @classmethod
     def read(cls, file: Path, secret: bytes | None = None) -> ApiKeys:
-        """One key per line; empty lines and lines that start with # do not count."""
+        """One key per line; empty lines and lines that start with # do not count. UsageError if the file
+        cannot be read, has no key, or a short one. secret: None for one that is drawn."""
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +56,8 @@ class ApiKeys:
         return self._client(digest) if accepted else None
 
     def salt(self, client: str, cache_salt: str | None) -> bytes:
-        """What sets a client's KV blocks apart from those of others: 32 bytes."""
+        """What sets a client's KV blocks apart from those of others: 32 bytes. cache_salt: what a request asks for,
+        None for nothing."""
         return self._keyed(
             b"salt", client.encode(), b"" if cache_salt is None else b"given", (cache_salt or "").encode()
         )

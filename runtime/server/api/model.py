@@ -97,8 +97,8 @@ class ServedModel:
 
 
 def open_model(path: Path, name: str | None = None, verify: bool = True) -> ServedModel:
-    """The model of an engine, under one name, or several with commas. EngineFormatError if a file is damaged
-    or changed."""
+    """The model of an engine, under one name, or several with commas; None: the engine's own. EngineFormatError if a
+    file is damaged or changed."""
     manifest = read_manifest(path)
     container = open_container(path)
     check_listing(container, manifest)

@@ -47,31 +47,33 @@ class Prompts:
         return prompting.embedding(text, options)
 
     async def pair(self, query: str, document: str, longest: int | None) -> Query:
-        """A query and a document, cut to `longest` tokens where that is given."""
+        """A query and a document, cut to `longest` tokens where that is given. RequestError where there is no
+        tokenizer."""
         if self.model.tokenizer is None:
             raise RequestError("the engine has no tokenizer, and takes no texts", field="documents")
         prompting = self.model.prompting
         return await asyncio.to_thread(prompting.pair, query, document, longest)
 
     def check(self, tokens: Sequence[int], field: str = "prompt") -> list[int]:
-        """Token ids that a client gives."""
+        """Token ids that a client gives. RequestError if one is not in the vocabulary."""
         wrong = next((token for token in tokens if token >= self.model.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"token id {wrong} is not in the vocabulary of {self.model.vocab_size}", field=field)
         return list(tokens)
 
     def check_length(self, longest: int, field: str, generates: bool) -> None:
-        """That a prompt leaves room, if anything is to be generated."""
+        """HttpError 400 for a prompt that is too long, or leaves no room if anything is to be generated."""
         if longest > self.model.max_len or (generates and longest == self.model.max_len):
             raise context_overflow(self.model.max_len, longest, field)
 
     def truncate(self, tokens: list[int], most: int | None) -> list[int]:
-        """The last of the tokens: at most so many, or with -1 as many as leave room for one more."""
+        """The last of the tokens: at most so many, all with None or 0, or with -1 as many as leave room for one
+        more."""
         keep = self.model.max_len - 1 if most == -1 else most or 0
         return tokens[-keep:] if most is not None and most and len(tokens) > keep else tokens
 
     async def fill(self, prompt: str | list[int], suffix: str) -> list[int]:
-        """A prompt for what is between it and the suffix."""
+        """A prompt for what is between it and the suffix. RequestError where the vocabulary has no tokens for that."""
         tokenizer = self.model.tokenizer
         marks = None if tokenizer is None else fill_marks(tokenizer)
         if marks is None:

@@ -9,7 +9,8 @@ from .requests import Common
 
 
 def sampling(request: Common, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    """How a request is sampled. HttpError 400 for fields that contradict each other."""
+    """How a request is sampled. logprobs: of how many of the likeliest tokens beside the sampled one; None: of no
+    token. HttpError 400 for fields that contradict each other."""
     stop = request.stop
     beams = width(request) if request.use_beam_search else 1
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
@@ -57,15 +58,16 @@ def check_best(request: Common) -> None:
 
 
 def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
-    """How a request's answers are marked: as the server says, or else as the request does. HttpError 400 where both
-    do, for several answers that the mark would make equal, and for beam search, which does not sample."""
+    """How a request's answers are marked: as the server says, or else as the request does; None: not at all. HttpError
+    400 where both do, for several answers that the mark would make equal, and for beam search, which does not
+    sample."""
     asked = request.watermark
     if served is not None and asked is not None:
         raise conflict("watermark: this server marks every answer by itself", "watermark")
     found = served
     if asked is not None:
         if asked.method != "synthid" and isinstance(asked.key, list) and len(asked.key) > 1:
-            raise conflict(f"watermark: key: {asked.method} has one", "watermark")
+            raise conflict(f"watermark: key: {asked.method} takes one, not several", "watermark")
         found = Watermark(one_or_all(asked.key), asked.method, asked.ratio, asked.bias, asked.alpha)
     if found is not None and request.use_beam_search:
         raise conflict("watermark: beam search does not sample, which is what a mark is in", "watermark")

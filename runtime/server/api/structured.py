@@ -7,7 +7,8 @@ from .formats import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFor
 
 
 def of_format(wanted: ResponseFormat | None) -> str:
-    """The source, "" for any text. RequestError if a schema is nested too deep or too large."""
+    """The source of a format, "" for any text, which None is. RequestError if a schema is nested too deep or too
+    large."""
     if isinstance(wanted, JsonObjectFormat):
         return of_schema({"type": "object"} if wanted.schema is None else wanted.schema)
     if isinstance(wanted, JsonSchemaFormat):

@@ -78,7 +78,7 @@ def has_texts(body: bytes) -> bool:
 async def vectors_answer(generator: Generator, job: Job, request: EmbedRequest, facts: EmbeddingFacts) -> bytes:
     """The vectors of a job as a JSON array of arrays. HttpError 400 where they cannot be as long as is asked for."""
     if facts.normalize and not request.normalize:
-        raise HttpError(400, "normalize: the model's vectors have length 1", "normalize")
+        raise HttpError(400, "normalize: false cannot be done, the model's vectors have length 1", "normalize")
     found = [np.frombuffer(raw, dtype="<f4") async for raw in vectors_of(generator, job)]
     vectors = [shortened(vector, request.dimensions) for vector in found]
     return msgspec.json.encode([(scaled(v) if request.normalize else v).tolist() for v in vectors])

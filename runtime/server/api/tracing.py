@@ -32,7 +32,8 @@ class Tracer:
 
     @classmethod
     def open(cls, model: str, endpoint: str) -> Tracer:
-        """Spans go to an OTLP collector over HTTP, such as http://127.0.0.1:4318/v1/traces."""
+        """Spans go to an OTLP collector over HTTP, such as http://127.0.0.1:4318/v1/traces. MissingExtraError without
+        the libraries."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ModuleNotFoundError as error:

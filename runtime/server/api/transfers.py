@@ -14,7 +14,7 @@ from .requests import KVTransferParams
 
 
 def with_transfer(submit: Submit, params: KVTransferParams | None) -> Submit:
-    """A prompt as it is sent whose KV goes to another server, or comes from one."""
+    """A prompt as it is sent whose KV goes to another server, or comes from one; None: neither."""
     if params is None:
         return submit
     named = params.remote_engine_id or ""

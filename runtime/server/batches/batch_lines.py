@@ -57,7 +57,8 @@ class LineResult(Struct):
 
 
 def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[BatchLine], list[tuple[int, str]]]:
-    """The lines of an input file, and what is wrong with it: line numbers from 1, and why."""
+    """The lines of an input file, and what is wrong with it: line numbers from 1, and why. endpoint: that all must ask,
+    None for any."""
     lines: list[BatchLine] = []
     wrong: list[tuple[int, str]] = []
     seen: set[str] = set()

@@ -32,7 +32,7 @@ def run_offline(
 ) -> None:
     """Answer every line of `source` that has no line in `target` yet, with an engine of this machine; see
     `answer_file`. adapters: those that lines may name, by name. judge: an engine that says which of several answers are
-    the best."""
+    the best; None: the likeliest."""
 
     def answer(lines: list[BatchLine], done: Done) -> None:
         core = Core(load, ApiKeys(), adapters=adapters)

@@ -109,7 +109,7 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine."""
+        """Process id of the engine; None before it is started."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -370,7 +370,8 @@ class _Pipe(asyncio.Protocol):
 
 
 def worker_command(options: LoadOptions, log_options: LogOptions, prompts: PromptFolder | None = None) -> list[str]:
-    """The command of the engine process. -P: nothing is imported from the current directory."""
+    """The command of the engine process. prompts: the folder that they are kept in, None for none. -P: nothing is
+    imported from the current directory."""
     module = f"{__package__}.worker_main"
     stored = [] if prompts is None else [prompts.to_json()]
     return [sys.executable, "-P", "-m", module, "{fd}", options.to_json(), log_options.to_text(), *stored]

@@ -12,7 +12,7 @@ from .prompt_folder import PromptFolder
 
 
 def kept_prompts(llm: LLM, folder: PromptFolder | None) -> KeptPrompts:
-    """For an engine that was loaded; in memory alone without a folder."""
+    """For an engine that was loaded; in memory alone where `folder` is None."""
     reach, blocks, store = in_reach(llm.executor), None, None
     if folder is not None and reach is not None:
         blocks = KVBlocks(digest_of(llm.manifest), reach)

@@ -246,7 +246,7 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The engine is loaded."""
 
     num_blocks: int  # of all KV groups
-    max_batch_size: int
+    max_batch_size: int  # sequences
     load_s: float
     prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
     moves_kv: bool = False  # whether it gives and takes KV

@@ -22,7 +22,7 @@ class PromptFolder(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path, most_bytes: int | None) -> PromptFolder:
-        """As options have it."""
+        """As options have it. most_bytes: None for 16 GiB."""
         return cls(str(path.absolute()), 16 << 30 if most_bytes is None else most_bytes)
 
     def to_json(self) -> str:

@@ -94,7 +94,7 @@ class PromptTable:
     # -- who is where ------------------------------------------------------------------------------------------------
 
     def find(self, prompt_id: int) -> Prompt | None:
-        """A prompt that has not ended."""
+        """A prompt that has not ended; None if there is none of this id."""
         return next((found for stage in self._stages.values() if (found := stage.get(prompt_id)) is not None), None)
 
     def all_in(self, stage: PromptStage) -> list[Prompt]:
@@ -112,7 +112,7 @@ class PromptTable:
         return len(self._stages[stage])
 
     def late(self, now: float) -> Iterator[Prompt]:
-        """The prompts whose deadline is over and that have not ended."""
+        """The prompts whose deadline is over and that have not ended. now: seconds, by the clock of `arrive`."""
         while self._deadlines and self._deadlines[0][0] <= now:
             found = self.find(heappop(self._deadlines)[1])
             if found is not None:

@@ -39,7 +39,7 @@ class StepCosts:
         self._arrivals, self._arrived = 0.0, 0.0  # per second, at a time
 
     def arrive(self, now: float) -> None:
-        """Count a prompt that this process will answer, at `now`."""
+        """Count a prompt that this process will answer, at `now`, in seconds by any clock."""
         self._arrivals, self._arrived = self.arrivals(now) + 1 / _ARRIVALS_S, now
 
     def arrivals(self, now: float) -> float:
@@ -105,7 +105,7 @@ class Costs:
         while it runs; the sequences that go on there, each of whose steps takes a chunk of it; prompts for which the
         site is kept; prompts that come (arrivals: per second) while every replica has some to compute.
 
-        answers: the site that takes its KV, if another one answers: it and its sequences wait for that.
+        answers: the site that takes its KV, if another one answers: it and its sequences wait for that; else None.
         """
         run = site.tokens * self.prompt
         none_free = min(one.load.waiting * self.prompt + (run if one is site else 0.0) for one in sites)
@@ -122,7 +122,7 @@ def place(
 ) -> Placement:
     """Where a prompt goes. prompt: where it can go, the best first, and the tokens that have to be computed there, as
     a Router has them. costs: None where nothing is known, or its KV is of use to no other replica. measured: by all
-    replicas, of which the first `prefills` compute for the others.
+    replicas, of which the first `prefills` compute for the others. now: seconds, as in `StepCosts.arrive`.
 
     A prompt that one step takes goes where the router says: it keeps others for that step wherever it runs. A longer
     one goes where all together wait the least, of equals to one of the first role. That answers it, too, unless it has

@@ -38,7 +38,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     core: Core
     gate: RequestGate
     kv: KVFeed | None
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.time)  # seconds since 1970
 
     def __post_init__(self) -> None:
         self._calls, self._running, self._loads = Calls(self.gate), RunningCalls(), loads.ReplicaLoads()

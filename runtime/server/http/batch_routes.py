@@ -145,7 +145,7 @@ def _add_batches(app: FastAPI, batches: Batches) -> None:
 
 def _found(value: T | None) -> T:
     if value is None:
-        raise HttpError(404, "there is no such thing", code="not_found")
+        raise HttpError(404, "there is no file or batch of this id", code="not_found")
     return value
 
 
@@ -158,7 +158,7 @@ async def _uploaded(request: Request) -> tuple[str, bytes]:
         async with asyncio.timeout(limits.BODY_S * 10):
             form = await request.form(max_files=1, max_fields=8)
     except (MultiPartException, HTTPException, ValueError, KeyError) as error:
-        raise HttpError(400, "the body is no form with a file", code="invalid_form") from error
+        raise HttpError(400, "the body is not a form with a file", code="invalid_form") from error
     except TimeoutError:
         raise HttpError(408, "the body came too slowly", code="body_timeout") from None
     try:

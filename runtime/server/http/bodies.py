@@ -31,7 +31,7 @@ def json_response(
 
 
 def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | None = None) -> Response:
-    """An error in the form that the clients of the path know."""
+    """An error in the form that the clients of the path know. headers: more than its own, None for none."""
     request = current_request.get()
     body: msgspec.Struct = error.body()
     if scope["path"].startswith("/v1/messages"):
@@ -42,7 +42,8 @@ def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | Non
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, within its limits of size and time. ClientGone if the client did not stay to send it.
+    """The body of a request, within its limits of size and time, or HttpError 413 or 408. ClientGone if the client did
+    not stay to send it.
 
     Some of what is too much is read and thrown away: a client that is still sending would not see the answer.
     """

@@ -80,7 +80,7 @@ class FetchAnswer:
         return bytes(found)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Its lines. Errors: those of `pieces`."""
+        """Its lines. ValueError for a long one, and errors as `pieces` has them."""
         rest = b""
         async for data in self.pieces():
             *whole, rest = (rest + data).split(b"\n")

@@ -23,7 +23,8 @@ _WAIT = re.compile(r"wait=(\d{1,4})")  # RFC 7240
 
 
 def add_kv(app: FastAPI, gifts: KVGifts, nixl: Nixl | None) -> None:
-    """Add the routes; who may ask is checked as for all others, and names cannot be guessed."""
+    """Add the routes; who may ask is checked as for all others, and names cannot be guessed. nixl: None where KV goes
+    over HTTP alone."""
 
     async def check(name: str, request: Request) -> None:
         """HttpError 404 where there is no such KV, at the latest after the seconds of `Prefer: wait`."""

@@ -57,7 +57,7 @@ class ServerParts:
         streamed: bool | None,
         framing: Framing = CHUNKS,
     ) -> Response:
-        """Run the job; its answer in one piece, or as events."""
+        """Run the job; its answer in one piece (streamed: None, False), or as events."""
         if streamed:
             return EventStream(self.generator, job, make, framing)
         answers: list[msgspec.Struct] = []

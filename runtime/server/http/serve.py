@@ -154,7 +154,8 @@ def check_bind(host: str, has_keys: bool) -> None:
 
 
 def check_certificate(certificate: Path | None, key: Path | None) -> None:
-    """UsageError if the files cannot be used for HTTPS. The key may be in the certificate's file."""
+    """UsageError if the files cannot be used for HTTPS, or there is a key alone. None: no file. The key may be in the
+    certificate's file."""
     if certificate is None:
         if key is not None:
             raise UsageError("--ssl-keyfile is given without --ssl-certfile", "give both, as PEM files")

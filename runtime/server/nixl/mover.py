@@ -99,7 +99,7 @@ class Mover:
                 self._agent.remove_remote_agent(peer)
 
     def fetch(self, asked: FetchBytes) -> Failure | None:
-        """Begin to read what another process has published; `finished` says how it went."""
+        """Begin to read what another process has published: None, and `finished` says how it went; or why it cannot."""
         transfer = None
         try:
             peer = self._agent.add_remote_agent(asked.agent)

@@ -65,7 +65,7 @@ class VirtualReplica:
         return ReplicaLoad(self.number, waiting, len(works), self._table.max_batch_size, usage, True, decoding)
 
     def send(self, work: ReplicaWork, now: float) -> None:
-        """A prompt comes; it is taken up before the next step."""
+        """A prompt comes at `now`, in seconds; it is taken up before the next step."""
         self._arrived.append(work)
         self._wake(now)
 
@@ -79,7 +79,7 @@ class VirtualReplica:
             self.next_at = now if self.next_at is None else min(self.next_at, now)
 
     def turn(self, now: float) -> None:
-        """End the step that ends now, if there is one, and begin the next."""
+        """End the step that ends at `now`, in seconds, if there is one, and begin the next."""
         self.next_at = None
         if self._batch is not None:
             self._end(self._batch, now)

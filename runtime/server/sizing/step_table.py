@@ -37,7 +37,7 @@ class TableGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def config(self) -> GroupConfig:
-        """The group as the scheduler has it."""
+        """The group as the scheduler has it. UsageError if it keeps what no policy does."""
         if self.keeps not in _POLICIES:
             raise UsageError(f"a KV group keeps {self.keeps!r}", f"give one of {', '.join(_POLICIES)}")
         kind = _POLICIES[self.keeps]

@@ -106,7 +106,8 @@ def most(one: Number, other: Number) -> Number:
 
 def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
     """A bound that a form does not exceed where every fact is at most 0, found by combining these facts and those of
-    the form's unknowns. The search ends early once the bound is `goal` or less in every sample."""
+    the form's unknowns. The search ends early once the bound is `goal` or less in every sample, if `goal` is not
+    None."""
     never: bool | np.ndarray = False  # where a fact does not hold, whatever the unknowns are
     for fact in facts:
         never = never | (fact.constant > 0) if fact.known else never

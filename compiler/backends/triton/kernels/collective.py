@@ -112,7 +112,7 @@ class CollectiveKernel(StepKernel[Any]):
         return replace(self, tokens=min(shape.max_tokens, limits.max_step_tokens))
 
     def kernel(self, target: Target, exchange: Exchange | None) -> LaunchSpec:
-        """Through memory that all ranks see."""
+        """Through memory that all ranks see. exchange: what a communicator may do instead, None where none may."""
         return replace(self.rendered(self.template, self.args, target), exchange=exchange)
 
     def rendered(self, template: str, args: tuple[Arg, ...], target: Target) -> LaunchSpec:

@@ -56,23 +56,24 @@ def _plausible(container: GgufContainer) -> None:
     arch = architecture_of(container)
     for name in ("block_count", "embedding_length"):
         if container.get(f"{arch}.{name}", int, 0) < 1:
-            raise CheckpointError(
-                f"{container.path}: metadata '{arch}.{name}' is {container.metadata.get(f'{arch}.{name}')}"
-            )
+            found = container.metadata.get(f"{arch}.{name}")
+            raise CheckpointError(f"{container.path}: metadata '{arch}.{name}' is {found}, not 1 or more")
     table, wide = container.tensors.get("token_embd.weight"), container.metadata[f"{arch}.embedding_length"]
     if table is not None and table.shape[-1] != wide:
-        raise CheckpointError(f"{container.path}: embeddings have {table.shape[-1]} values, {wide} are said")
+        raise CheckpointError(f"{container.path}: embeddings have {table.shape[-1]} values, its metadata say {wide}")
     layers, ahead = (container.get(f"{arch}.{name}", int, 0) for name in ("block_count", "nextn_predict_layers"))
     if layers > len(container.tensors):
-        raise CheckpointError(f"{container.path}: {layers} layers are said to be in {len(container.tensors)} tensors")
+        raise CheckpointError(
+            f"{container.path}: its metadata say {layers} layers, it has {len(container.tensors)} tensors"
+        )
     if not 0 <= ahead <= layers:
-        raise CheckpointError(f"{container.path}: {ahead} of {layers} layers are said to guess")
+        raise CheckpointError(f"{container.path}: its metadata say that {ahead} of {layers} layers guess")
     if not any(container.metadata.get(f"{arch}.{name}") is not None for name in _POSITIVE):
         raise CheckpointError(f"{container.path}: metadata '{arch}.{_POSITIVE[0]}' is missing")
     for name in _POSITIVE:
         value = container.get(f"{arch}.{name}", (int, float), 1.0)
         if not (isfinite(value) and value >= 0):
-            raise CheckpointError(f"{container.path}: metadata '{arch}.{name}' is {value}")
+            raise CheckpointError(f"{container.path}: metadata '{arch}.{name}' is {value}, not a number from 0 on")
     check_rope(container, arch)
 
 

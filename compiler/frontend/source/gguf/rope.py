@@ -21,7 +21,7 @@ def check_rope(container: GgufContainer, arch: str) -> None:
     for name in ("freq_base", "freq_base_swa", "scaling.factor", "scaling.attn_factor", "scale_linear"):
         value = container.get(f"{arch}.rope.{name}", (int, float), 1.0)
         if not (isfinite(value) and (value > 0 or (value == 0 and "base" not in name))):
-            raise CheckpointError(f"{container.path}: metadata '{arch}.rope.{name}' is {value}")
+            raise CheckpointError(f"{container.path}: metadata '{arch}.rope.{name}' is {value}, which it cannot be")
     kind = container.get(f"{arch}.rope.scaling.type", str, "none")
     if kind not in _SCALINGS:
         raise UnsupportedModel(f"{container.path} has rotary scaling of the kind {kind!r}", f"icc reads {_SCALINGS}")
@@ -83,7 +83,9 @@ def long_rope(container: GgufContainer, facts: Facts) -> None:
         return
     rope = facts.setdefault("rope_parameters", {"rope_theta": facts.pop("rope_theta", None) or 10000.0})
     if "factor" in rope:
-        raise UnsupportedModel(f"{container.path} has factors of rotary frequencies and scales these, too")
+        raise UnsupportedModel(
+            f"{container.path} has factors of rotary frequencies and scales these, too: icc does one of them"
+        )
     rope |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     original = key(container, "rope.scaling.original_context_length") or facts["max_position_embeddings"]
     facts["original_max_position_embeddings"] = rope["original_max_position_embeddings"] = int(original)

@@ -116,7 +116,7 @@ def open_container(path: Path) -> OnnxContainer:
     if bad := sorted(foreign & used):
         raise UnsupportedModel(f"{path} has ops of the domain {bad[0]!r}, which icc does not know")
     if model.graph.sparse_initializer:
-        raise UnsupportedModel(f"{path} has sparse tensors")
+        raise UnsupportedModel(f"{path} has sparse tensors, which icc does not read", "export it with dense ones")
     _check_values(path, model.graph)
     return OnnxContainer(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
 

@@ -108,7 +108,8 @@ def _fields(request: OllamaAsking, model: ServedModel) -> dict[str, Any]:
 
 
 def check_context(options: OllamaOptions | None, model: ServedModel) -> None:
-    """HttpError 400 where more tokens of context are asked for than the engine was compiled for."""
+    """HttpError 400 where more tokens of context are asked for than the engine was compiled for; options None ask for
+    none."""
     wanted = None if options is None else options.num_ctx
     if wanted is not None and wanted > model.max_len:
         raise HttpError(

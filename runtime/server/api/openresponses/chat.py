@@ -62,7 +62,8 @@ def chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReques
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """A conversation in chat's form. What the model did at a stretch (thought, said, called) is one message."""
+    """A conversation in chat's form. instructions: its system message, None for none. What the model did at a stretch
+    (thought, said, called) is one message."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         if isinstance(item, CompactionItem):

@@ -30,8 +30,8 @@ class Conversations:
     async def begin(
         self, request: ResponsesRequest, client: str, local: ResponseStore | None = None
     ) -> tuple[Job, Callable[[EngineStream], ResponsesAnswer]]:
-        """The job, and what makes its answer. local: where a connection keeps what is not to be stored. HttpError or
-        RequestError for what a client has wrong."""
+        """The job, and what makes its answer. local: where a connection keeps what is not to be stored; None: nowhere.
+        HttpError or RequestError for what a client has wrong."""
         items, chat = await self._chat(request, client, local)
         job = await self._jobs.chat(chat, client)
         given = len(items_of(request))
@@ -46,7 +46,7 @@ class Conversations:
     async def compact(
         self, request: CompactRequest, client: str
     ) -> tuple[Job, Callable[[EngineStream], CompactAnswer]]:
-        """The job that summarizes a conversation, and what makes the answer of it."""
+        """The job that summarizes a conversation, and what makes the answer of it. HttpError 400 if it is empty."""
         items = self._before(request.previous_response_id, client, None)
         given = request.input or []
         items += [InputMessage("user", given)] if isinstance(given, str) else given

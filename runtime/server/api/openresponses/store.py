@@ -64,7 +64,8 @@ class ResponseStore:
             self._bytes -= freed
 
     def find(self, client: str, response_id: str, param: str | None = None) -> StoredResponse:
-        """The response. HttpError 404 if there is none: it was never stored, is another's, or was forgotten."""
+        """The response. HttpError 404 if there is none: it was never stored, is another's, or was forgotten. param: the
+        field that names it, None where the path does."""
         found = self._kept.get((client, response_id))
         if found is None:
             code = "previous_response_not_found" if param else "not_found"
