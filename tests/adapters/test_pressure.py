@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import icc
 import pytest
 from icc import SamplingParams
+from icc.runtime.adapters.resident import ResidentAdapters
 from icc.runtime.llm import LLM
 from icc.runtime.loop.driver import EngineTask
 from icc.runtime.query import Query
@@ -96,3 +98,23 @@ def test_one_that_is_replaced_while_it_runs(llm: LLM, folders: dict[str, Path]) 
         llm.driver.step()
     assert [tuple(one.completion().token_ids) for _, one in first] == [old] * 3
     assert [tuple(one.completion().token_ids) for _, one in second] == [new] * 3
+
+
+def test_a_load_delays_no_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an adapter's weights are on their way to a slot, whoever has its own, or needs none, goes on to the end."""
+    prompt = tuple(range(5, 25))
+    expected = {name: answer(llm, query(prompt, name, None)) for name in ("two", "", "one")}  # "one" has a slot still
+    llm.loop.reset()
+    arrives, write = threading.Event(), ResidentAdapters._write
+    monkeypatch.setattr(ResidentAdapters, "_write", lambda *given: (arrives.wait(60), write(*given))[1])
+    late = llm.submit(query(prompt, "three", None))
+    others = {name: llm.begin(query(prompt, name, None)) for name in ("", "one")}
+    while not all(task.done for task, _ in others.values()):
+        llm.driver.step()
+    assert not late.done and not late.generations
+    for name, (_, one) in others.items():
+        assert tuple(one.completion().token_ids) == expected[name]
+    arrives.set()
+    while not late.done:
+        llm.driver.step()
+    assert late.error is None and len(late.generations[0].completion().token_ids) == TOKENS
