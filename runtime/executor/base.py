@@ -13,6 +13,8 @@ from ..kv.config import GroupConfig
 if TYPE_CHECKING:
     import numpy as np
 
+    from .rank_processes import RankProcesses
+
 
 class Executor(Protocol):
     """Owns the KV cache, and runs steps within its limits.
@@ -190,6 +192,19 @@ class LayeredExecutor(Executor, SectionExecutor, Protocol):
         ...
 
 
+@runtime_checkable
+class RankedExecutor(Protocol):
+    """An executor whose steps may be run by several processes.
+
+    ranks: those beside this one; None where it runs alone.
+    """
+
+    @property
+    def ranks(self) -> RankProcesses | None:
+        """The processes of ranks 1 and up; None of an engine that runs in this process alone."""
+        ...
+
+
 def greedy(executor: Executor) -> GreedyExecutor | None:
     """The executor, if it has a step of its own where only the largest logit of each row is wanted; else None."""
     return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None
@@ -204,3 +219,8 @@ def merging(executor: Executor) -> MergingExecutor | None:
     """The executor, if it has a step of its own where only some of the largest logits of each row are wanted;
     else None."""
     return executor if isinstance(executor, MergingExecutor) and executor.most_wanted else None
+
+
+def ranks(executor: Executor) -> RankProcesses | None:
+    """The other processes that run the executor's steps; None where it runs in this one alone."""
+    return executor.ranks if isinstance(executor, RankedExecutor) else None

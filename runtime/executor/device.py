@@ -13,6 +13,8 @@ from ..format.program import Program
 if TYPE_CHECKING:
     import numpy as np
 
+    from .rank_processes import RankProcesses
+
 
 class DeviceWork(NamedTuple):
     """One run of a program over the arrays that were sent last.
@@ -153,6 +155,16 @@ class Chooser(Protocol):
     def largest(self, rows: int) -> list[int]:
         """The token of the largest logit of each of the first rows (the first of equals), -1 where logits are not
         numbers; of the step that was waited for last."""
+        ...
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A device of several ranks, each of them a process."""
+
+    @property
+    def group(self) -> RankProcesses | None:
+        """The processes of ranks 1 and up; None as long as they are not started."""
         ...
 
 

@@ -17,7 +17,7 @@ from ..format.speculation import DRAFT_HIDDEN
 from ..kv.config import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
-from .device import Chooser, Device, DeviceWork, HostCache, Merger
+from .device import Chooser, Device, DeviceWork, Grouped, HostCache, Merger
 from .sampling import Sampled, SamplingRow, fill_rows
 from .swap import copies
 
@@ -73,6 +73,7 @@ class Player(Generic[D]):
         self.adapters = device.program.adapters
         self.samples = device.plan is not None
         self.flights = 1 if self.samples else device.turns
+        self.ranks = device.group if isinstance(device, Grouped) else None
         self._chooser = device if isinstance(device, Chooser) else None
         self.chooses = self._chooser is not None
         self.most_wanted = device.most_wanted if isinstance(device, Merger) else 0

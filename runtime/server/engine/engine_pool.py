@@ -97,7 +97,7 @@ class EnginePool:
         if self._moves_kv and not all(facts.moves_kv for facts in self.ready):
             raise UsageError(
                 f"{self._moves_kv}: the KV of this engine cannot go from one process to another",
-                "it can on CPUs, of engines that generate, without --kv-policy",
+                "it can on CPUs, of engines of one rank that generate, without --kv-policy",
             )
 
     async def stop(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 
 from ...errors import CapacityError, IccError, RequestError
+from ...executor.base import ranks
 from ...kv.sequence import CachedSequence
 from ...llm import LLM
 from ...loop.driver import LoopDriver, TaskListener
@@ -39,7 +40,7 @@ from .messages import (
     WatchKV,
 )
 from .prompts import Prompt, PromptStage, PromptTable
-from .pulse import Pulse
+from .pulse import Pulse, cpu_clocks
 
 log = logging.getLogger("icc.engine")
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
@@ -70,7 +71,7 @@ class Worker(TaskListener[Prompt]):
         kept: KeptPrompts | None = None,
     ) -> None:
         self._driver = LoopDriver(llm.loop, self, llm.adapters)
-        self._adapters = AdapterTable(llm.adapters)
+        self._adapters, self._ranks = AdapterTable(llm.adapters), ranks(llm.executor)
         llm.loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
         self._channel = channel
         self._grammars = grammars or GrammarService()
@@ -91,7 +92,8 @@ class Worker(TaskListener[Prompt]):
         room = None if self._driver.adapters is None else self._driver.adapters.plan.room
         facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity, room)
         self._channel.send(facts)
-        pulse = Pulse(self._channel) if self._driver.loop.manifest.backend == "cpu" else None
+        clocks = cpu_clocks(() if self._ranks is None else self._ranks.pids)
+        pulse = Pulse(self._channel, clocks) if self._driver.loop.manifest.backend == "cpu" else None
         try:
             while True:
                 self._turn()
@@ -103,6 +105,7 @@ class Worker(TaskListener[Prompt]):
 
     def _turn(self) -> None:
         """Messages, then a step; an idle turn waits for messages and says that the engine lives."""
+        self._check_ranks()
         busy = self._driver.has_work() or self.prompts.count(PromptStage.ARRIVED)
         soon = self.prompts.count(PromptStage.COMPILING) or self._adapters.busy or self._kept.busy
         wait = 0.0 if busy else 0.005 if soon else HEARTBEAT_S
@@ -126,6 +129,13 @@ class Worker(TaskListener[Prompt]):
         if (now := time.monotonic()) - self._swept >= _CHECK_S:
             self._swept = now
             self._kv.sweep()
+
+    def _check_ranks(self) -> None:
+        """Ends the process where a rank is gone: nothing runs any more, whether or not anybody asks. No request is to
+        blame: the server runs again what has sent nothing, or says that the engine died."""
+        if self._ranks is not None and self._ranks.lost:
+            log.error("%s: the engine ends", self._ranks.lost)
+            raise SystemExit(1)
 
     def _hear(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -203,6 +213,7 @@ class Worker(TaskListener[Prompt]):
 
     def _refuse(self, prompt: Prompt, error: Exception) -> None:
         """Say why nothing comes of a prompt."""
+        self._check_ranks()
         self.prompts.end(prompt)
         self._kv.drop(prompt.submit.takes_kv)
         if not isinstance(error, IccError):
@@ -258,6 +269,7 @@ class Worker(TaskListener[Prompt]):
         if fault is not None:
             self._refuse(task, fault)
             return
+        self._check_ranks()
         self.prompts.end(task)  # it was logged as a fault
         self._channel.send(Failed(task.id, 500, _FAILED))
 

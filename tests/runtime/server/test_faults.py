@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -80,8 +82,9 @@ def test_an_engine_that_only_works_is_given_up_too() -> None:
 
 
 def test_a_process_says_that_it_works_only_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one look to the next: one that waits uses a little all the time."""
     monkeypatch.setattr(pulse, "HEARTBEAT_S", 0.001)
-    used, read = [0.0, 0.002, 0.004, 0.006, 0.008, 0.01, 0.0115, 0.012], list[float]()
+    used, read = [0.0, 0.004, 0.008, 0.012, 0.016, 0.03, 0.034, 0.05, 0.0501], list[float]()
 
     def cpu_time() -> float:
         read.append(used[min(len(read), len(used) - 1)])
@@ -89,11 +92,24 @@ def test_a_process_says_that_it_works_only_where_it_does(monkeypatch: pytest.Mon
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        one = pulse.Pulse(Channel(theirs), cpu_time)
+        one = pulse.Pulse(Channel(theirs), [lambda: 1.0, cpu_time])
         while len(read) < 2 * len(used):
             time.sleep(0.001)
         one.stop()
         assert Frames().feed(ours.recv(1000)) == [msgspec.msgpack.encode(Working())] * 2
+
+
+def test_ranks_that_work_are_work() -> None:
+    """Rank 0 sleeps while it waits for another rank's long step: the time of the others counts, too."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rank:
+        _, clock = pulse.cpu_clocks([rank.pid])
+        before, end = clock(), time.monotonic() + 60
+        while clock() - before < 2 * pulse._WORK_S:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        rank.kill()
+        rank.wait()
+        assert clock() == 0  # it has ended
 
 
 def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(start_faulty: StartServer) -> None:

@@ -33,7 +33,7 @@ def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
 
     wanted = server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"]
     [rank] = ranks()
-    stream = server.stream("def f", max_tokens=100, temperature=0)
+    stream = server.stream("def f", max_tokens=900, temperature=0, ignore_eos=True)
     assert "choices" in stream.event()
     os.kill(rank, signal.SIGKILL)
     [*_, end] = stream.rest()
@@ -42,3 +42,8 @@ def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
     assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
     assert not psutil.pid_exists(rank)
     server.wait_until(server.idle)
+    [rank] = ranks()
+    os.kill(rank, signal.SIGKILL)  # nobody asks for anything: the next request finds all ranks
+    server.wait_until(lambda: server.ask("GET", "/ready").status == 200 and ranks() not in ([], [rank]), 60)
+    assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
+    assert "rank 1 has ended with -9: the engine ends" in server.log.read_text()

@@ -9,10 +9,12 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from icc.runtime.errors import DeviceError
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
@@ -51,6 +53,9 @@ class Peer:
 
     def turn(self) -> list[Any]:
         self.worker._turn()
+        return self.received()
+
+    def received(self) -> list[Any]:
         self.socket.setblocking(False)
         try:
             data = self.socket.recv(1 << 20)
@@ -195,6 +200,31 @@ def test_a_peer_that_goes_ends_the_worker(peer: Callable[..., Peer]) -> None:
     with pytest.raises(ChannelClosed):
         while True:
             side.worker._turn()
+
+
+def test_a_lost_rank_ends_the_engine_process(peer: Callable[..., Peer]) -> None:
+    """An idle one too. What a request fails of by that is not said of it: the server runs it again elsewhere."""
+    side = peer()
+    side.worker._ranks = group = SimpleNamespace(lost="", pids=[])
+    side.worker._driver.adapters = SimpleNamespace(place=fails, salt_of=lambda *given: (b"", 0), wait=time.sleep)
+    side.send(msgspec.structs.replace(submit(1), adapter="a"))
+    [failed] = [message for message in side.turn() if isinstance(message, Failed)]
+    assert failed.status == 500  # of an adapter that cannot be written, and all ranks are there
+    group.lost = "rank 1 has ended with -9"
+    with pytest.raises(SystemExit):
+        side.turn()
+    group.lost, side.worker._driver.adapters.place = "", lambda *given: fails(group)
+    side.send(msgspec.structs.replace(submit(2), adapter="a"))
+    with pytest.raises(SystemExit):
+        side.turn()
+    assert not side.received()
+
+
+def fails(group: Any = None, *given: Any) -> None:
+    """What is asked of a rank that is gone fails; of a group, from now on."""
+    if isinstance(group, SimpleNamespace):
+        group.lost = "rank 1 has ended with -9"
+    raise DeviceError("rank 1 has ended with -9: its part of the model is gone")
 
 
 def test_frames_come_whole_however_they_are_cut() -> None:
