@@ -265,3 +265,16 @@ def test_memory_counts_the_room(engine: Make, model: Callable[[str], Path]) -> N
     assert plan.targets[0].planned.memory.adapters == pools
     [row] = [line.split() for line in as_text(plan).splitlines() if line.startswith("adapters")]
     assert row == ["adapters", *size_text(pools).split()]
+
+
+def test_ranks_from_8_to_256(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
+    """The largest rank that there is beside a small one, in one batch: each row has the numbers of peft."""
+    ranks = (8, 256)
+    folders = [save_adapter(model("llama"), tmp_path / str(r), r, 0.1, r=r, target_modules=PROJECTIONS) for r in ranks]
+    with icc.load(engine("llama", adapters="2x256")) as llm:
+        for rank, folder in zip(ranks, folders, strict=True):
+            llm.load_adapter(str(rank), folder)
+        together = llm.generate([IDS] * 2, PARAMS, adapter=[str(rank) for rank in ranks])
+        for rank, folder, mixed in zip(ranks, folders, together, strict=True):
+            assert difference(adapted_logits(model("llama"), folder, IDS), llm.logits(IDS, adapter=str(rank))) < 2e-5
+            assert llm.generate([IDS], PARAMS, adapter=str(rank))[0].token_ids == mixed.token_ids
