@@ -67,7 +67,8 @@ class CpuBackend:
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
-        """One library per ISA level, best first; `native` builds only the best level of this machine."""
+        """One library per ISA level, best first; `native` builds only the best level of this machine. UsageError if
+        there is no such level."""
         isas = host_isas()[:1] if self.target.is_here else find_isas(self.target.arch, self.isa, self.os)
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")

@@ -140,7 +140,7 @@ class PackedLayer(QuantizedWeight):
     @property
     def bits(self) -> int:
         """Bits of a code. Layers of a model may differ, so that the tensors decide where they show it, and the
-        configuration elsewhere."""
+        configuration elsewhere. UnsupportedModel for another number of bits than GPTQ_BITS."""
         if self.packing.kind == "compressed":
             words, k = self.sizes("weight_packed")[1], self.shape[1]
             return next((bits for bits in (4, 8) if words == ceil(k * bits / 32)), self.packing.bits)

@@ -52,7 +52,7 @@ class Packing:
 
 def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
     """How a checkpoint is packed, by its config.json; None if it is not. UnsupportedModel names what icc cannot
-    read."""
+    read; CheckpointError if what config.json says of it is damaged."""
     facts = _stated(config) or _beside(path)
     if facts is None:
         return None

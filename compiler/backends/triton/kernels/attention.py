@@ -66,7 +66,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @cached_property
     def writer(self) -> KvWriteKernel | None:
-        """What writes new keys and values, where the step has some."""
+        """What writes new keys and values; None if the step has none."""
         return KvWriteKernel(self.step.write) if self.step.write else None
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:

@@ -122,7 +122,8 @@ class CollectiveKernel(StepKernel[Any]):
         return LaunchSpec(source, self.entry, args, (Extent(self.programs), ONE, ONE), num_warps=warps)
 
     def exchange_of(self, target: Target) -> Exchange | None:
-        """What a communicator does as well, where it takes less time; it has no order that ranks' lines need."""
+        """What a communicator does as well, if it takes less time, else None; None of a gather too, because a
+        communicator has no order that ranks' lines need."""
         nbytes = 4 * self.tokens * self.elements
         ranks = self.step.ranks
         faster = ring_seconds(nbytes, ranks, target) < one_shot_seconds(nbytes, ranks, target)

@@ -85,7 +85,7 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def codes(self) -> CodeGroups | None:
-        """How W lies in memory, where it has codes."""
+        """How W lies in memory; None if it has no codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
     def mode(self, level: int) -> ProductMode:
