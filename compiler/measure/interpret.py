@@ -69,7 +69,8 @@ class InterpretDevice:
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
 
     def join(self, rank: int, areas: Sequence[torch.Tensor], meeting: Meeting | None = None) -> None:
-        """Run as one of several ranks. areas: of all ranks, bytes [n]. meeting: their communicator, if there is one."""
+        """Run as one of several ranks. areas: of all ranks, bytes [n]. meeting: their communicator; None if they need
+        none."""
         self._rank, self._areas, self._meeting = rank, areas, meeting
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:

@@ -69,8 +69,8 @@ def expert_columns(x: Tensor, order: Tensor, index: Tensor) -> Tensor:
 
 @op(Traits(routes=True, by_line=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
-    """A copy of x [T, ..., n] where the last axis at `index` [T, ..., m] is set to (or has added) src, or `value` where
-    src is absent."""
+    """A copy of x [T, ..., n] where the last axis at `index` [T, ..., m] is set to (or has added) src, or `value` if
+    src is None."""
     source = torch.full_like(index, value, dtype=x.dtype) if src is None else src
     out = x.clone()
     return out.scatter_add(-1, index.long(), source) if accumulate else out.scatter(-1, index.long(), source)

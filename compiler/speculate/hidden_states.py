@@ -40,7 +40,7 @@ class WindowOptions:
 
 
 def cut_windows(model_dir: Path, text: Path, bos: int | None, options: WindowOptions) -> Tensor:
-    """int64 [n, length] windows of the text, in an order drawn by the seed; each starts with `bos`, if there is one.
+    """int64 [n, length] windows of the text, in an order drawn by the seed; each starts with `bos`, if it is not None.
     UsageError without a tokenizer.json, or for a text of fewer than two windows."""
     tokenizer = model_dir / "tokenizer.json"
     if not tokenizer.is_file():

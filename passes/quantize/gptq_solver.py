@@ -72,7 +72,8 @@ class Hessian:
 
     @classmethod
     def from_gram(cls, gram: Tensor, damping: float, act_order: bool) -> Hessian:
-        """Of a gram [K, K]: damp more until the factorization exists. Columns without any input stand alone."""
+        """The Hessian of a gram [K, K], damped more until the factorization exists. Columns without any input stand
+        alone."""
         diagonal = gram.diagonal()
         order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
         work = gram[order][:, order].to(torch.float64)

@@ -49,7 +49,7 @@ class CpuBackend:
         return "f32" if self.weights == "f32" else "f16"
 
     def pack(self, source: WeightSource) -> np.ndarray:
-        """Tiles of 16 rows, or plain rows."""
+        """The bytes, uint8 [nbytes], of tiles of 16 rows, or of plain rows."""
         return pack(source)
 
     def refusal(self, step: Step) -> str:

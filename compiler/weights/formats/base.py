@@ -91,7 +91,7 @@ class StorageFormat(ABC):
         raise Misfit(f"{self.name} is a format of files; nothing is encoded in it")
 
     def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:
-        """What `encode` would store of values, as float32 [..., N, K]. clip: as in `encode`."""
+        """What `encode` would store of values, as float32 [..., N, K]. clip: as `encode` has it."""
         return self.decode(self.encode(values, clip).parts)
 
     def coded_rows(self, rows: Tensor) -> Tensor:
