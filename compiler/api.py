@@ -19,7 +19,10 @@ PathLike = str | os.PathLike[str]
 
 
 class CompileFields(TypedDict, total=False):
-    """The fields of CompileOptions, which says what each is for, as keywords of icc.compile; a test compares them."""
+    """The fields of CompileOptions, which says what each is for, as keywords of icc.compile; a test compares them.
+
+    size is in bytes, group_size in weights, max_batch_size in sequences.
+    """
 
     target: str
     isa: str | None

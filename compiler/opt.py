@@ -144,7 +144,7 @@ def _incomplete(graph: Graph, item: Pass, missing: Sequence[Pass]) -> PassError:
 
 
 def difference(before: Tensor, after: Tensor) -> float:
-    """max |after - before| / max |before|."""
+    """max |after - before| / max |before| of logits [rows, vocabulary]. PassError if their shapes differ."""
     if before.shape != after.shape:
         raise PassError(f"the logits were {tuple(before.shape)} and are {tuple(after.shape)}")
     wide = before.to(torch.float64)

@@ -63,7 +63,7 @@ class Phases:
 
     @property
     def allocation(self) -> Allocation | None:
-        """What --quant auto has chosen."""
+        """What --quant auto has chosen; None without it."""
         return self._context.allocation
 
     @property

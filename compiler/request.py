@@ -30,7 +30,7 @@ _NEEDED = ("torch", "transformers", "safetensors", "jinja2")
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The tokenizer.json of a directory, if it has one."""
+    """The tokenizer.json of a directory; None if it has none."""
     file = folder / TOKENIZER
     return file if file.is_file() else None
 
@@ -90,7 +90,8 @@ def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
 
 
 def check_export(source: Path, output: Path, force: bool) -> Path:
-    """The model or text file that `icc export` is to write to `output`; a model from the hub is downloaded."""
+    """The model or text file that `icc export` is to write to `output`; a model from the hub is downloaded.
+    MissingExtraError without onnx, or what tracing needs."""
     if find_spec("onnx") is None:
         raise MissingExtraError("this needs onnx, which is not installed", install("onnx"))
     if lacking := lacking_module():
@@ -112,7 +113,8 @@ def find_model(model: Path) -> FoundModel:
 
 
 def check_found(found: FoundModel, options: CompileOptions) -> None:
-    """What config.json says against a compile with these options, or the header of a GGUF file."""
+    """Raise what config.json says against a compile with these options, or the header of a GGUF file; MissingExtraError
+    for an ONNX file without onnx."""
     policy = options.eviction
     check_length(found.config, options.max_seq_len, policy is not None and policy.endless)
     if found.is_onnx and find_spec("onnx") is None:

@@ -45,7 +45,7 @@ def read_secret_key(path: Path, password: Callable[[], bytes]) -> SecretKey:
 
 def sign_engine(engine: Path, key: SecretKey) -> None:
     """Put a signature beside the manifest, in place of one that is there, of each target; all files are verified first.
-    EngineFormatError and its kinds, WriteError."""
+    EngineFormatError and its kinds, WriteError; UsageError for an engine that is too old to be sealed."""
     signatures: dict[str, bytes] = {}
     for container, manifest in verify_all(engine):
         if not manifest.digest:

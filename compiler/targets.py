@@ -146,7 +146,8 @@ TARGETS = {target.name: target for target in _TABLE}
 
 
 def find_target(name: str) -> Target:
-    """The target of that name, or of this machine; UsageError if there is none."""
+    """The target of that name, or of this machine; UsageError if there is none, ExtensionError if a package gives
+    something else."""
     if name == AUTO:
         return this_machine()
     if name in TARGETS:

@@ -91,7 +91,7 @@ class Allocation:
 
 
 def check_smallest(nbytes: int, budget: int) -> None:
-    """UsageError where the smallest formats, which take `nbytes` in all, do not fit."""
+    """UsageError where the smallest formats, which take `nbytes` in all, do not fit into `budget` bytes."""
     if nbytes > budget:
         raise UsageError(
             f"the weights take {nbytes / 1e6:.4g} MB in the smallest formats, more than {budget / 1e6:.4g} MB",

@@ -50,7 +50,7 @@ class Clusters:
 
 
 def tapped(graph: Graph, taps: Taps) -> list[fx.Node]:
-    """The values [T, H] behind the layers that are tapped."""
+    """The values [T, H] behind the layers that are tapped. UsageError where there is no such layer or value."""
     ends, found, width = LayerEnds(graph), list[fx.Node](), taps.projection.shape[-1] // len(taps.layers)
     for layers in taps.layers:
         if not 0 < layers <= ends.count:
@@ -75,7 +75,7 @@ def projected(graph: Graph, taps: Taps, values: list[fx.Node]) -> fx.Node:
 
 
 def spread(graph: Graph, logits: fx.Node, vocabulary: torch.Tensor, tokens: int) -> fx.Node:
-    """Logits for all tokens; minus infinity for tokens outside the layer's vocabulary."""
+    """Logits for all `tokens`; minus infinity for those outside the layer's vocabulary, [n] token ids."""
     place = torch.zeros(tokens, dtype=torch.int32)
     place[vocabulary] = torch.arange(len(vocabulary), dtype=torch.int32)
     missing = torch.full((tokens,), float("-inf"))

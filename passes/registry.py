@@ -91,7 +91,7 @@ def pass_names() -> list[str]:
 
 
 def find_pass(name: str) -> type[Pass]:
-    """The pass class of that name; UsageError if there is none."""
+    """The pass class of that name; UsageError if there is none, ExtensionError if a package gives something else."""
     if name in PASSES:
         module, _, attribute = PASSES[name].partition(":")
         return getattr(import_module(f".{module}", __package__), attribute)

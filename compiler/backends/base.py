@@ -48,7 +48,7 @@ class Backend(Protocol):
         ...
 
     def pack(self, source: WeightSource) -> np.ndarray:
-        """The packed bytes of one weight, as uint8."""
+        """The packed bytes of one weight, uint8 [nbytes]."""
         ...
 
     def refusal(self, step: Step) -> str:

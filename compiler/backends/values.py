@@ -29,5 +29,5 @@ def _numpy(value: Tensor) -> np.ndarray:
 
 
 def pack(source: WeightSource) -> np.ndarray:
-    """The packed bytes of one weight."""
+    """The packed bytes of one weight, uint8 [nbytes]."""
     return source.layout.pack(source_parts(source))

@@ -107,7 +107,7 @@ class Cell:
             return False
 
     def engine(self) -> Path | None:
-        """The engine, if it is complete."""
+        """The engine; None if it is not complete."""
         facts = _read(self.path)
         return None if facts is None else self.path / facts.engine
 

@@ -85,7 +85,7 @@ class EarlierEngine:
                 (stage / name).write_bytes(self.engine.files.read(name))
 
     def has(self, name: str, packed: np.ndarray, rank: int = 0) -> bool:
-        """Whether a weight has these bytes, as a rank has it."""
+        """Whether a weight has these bytes, uint8 [nbytes], as a rank has it."""
         return np.array_equal(self._weights[rank].view(name), packed)
 
     @cached_property

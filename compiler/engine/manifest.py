@@ -167,7 +167,7 @@ def embedding_facts(
 
 
 def read_bos(model: Path) -> int | None:
-    """The token that begins a text, if the checkpoint says so."""
+    """The token that begins a text; None if the checkpoint names none."""
     return _first(_token_ids(*_stated(model), "bos_token_id"))
 
 

@@ -18,7 +18,8 @@ _FOLDER = "pooling"
 
 
 def write_tail(stage: Path, layers: Sequence[LayerBehind], width: int) -> tuple[list[TailLayer], int]:
-    """The layers behind a vector of `width`, their weights written as float32, and how wide the result is."""
+    """The layers behind a vector of `width`, their weights written as float32, and how wide the result is.
+    CheckpointError if a layer takes vectors of another width."""
     found = []
     for number, layer in enumerate(layers):
         if layer.kind == "normalize":

@@ -144,8 +144,8 @@ def check_numbers(weights: Iterable[Weight]) -> None:
 
 
 def shared(name: str, source: ModelSource, hidden: int, vocabulary: Tensor | None = None) -> Weight:
-    """The model's own EMBEDDING, or HEAD, of the tokens that the drafter has. UsageError where it has not `hidden`
-    columns."""
+    """The model's own EMBEDDING, or HEAD, [tokens, hidden], of the tokens that the drafter has. vocabulary: [tokens],
+    the rows of the head that these are; None: all. UsageError where it has not `hidden` columns."""
     whole: Any = source.build(False, "generate")
     part = whole.get_input_embeddings() if name == EMBEDDING else whole.get_output_embeddings()
     path = next((path for path, module in whole.named_modules() if module is part), None)

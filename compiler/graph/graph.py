@@ -79,7 +79,7 @@ class Graph:
         return replace(self, fx=fresh, weights=dict(self.weights), facts=set(self.facts))
 
     def input(self, name: str) -> fx.Node | None:
-        """The placeholder of that name: one of FIXED_INPUTS, or one that is declared."""
+        """The placeholder of that name: one of FIXED_INPUTS, or one that is declared. None if the graph has none."""
         return next((n for n in self.fx.nodes if n.op == "placeholder" and n.target == name), None)
 
     def fixed_input(self, name: str) -> fx.Node:

@@ -17,7 +17,7 @@ from .tensor_types import DRAFT_ROWS, LOGIT_ROWS, TOKENS, input_type
 
 
 def as_compute(value: Tensor) -> Tensor:
-    """Weights of any storage type compute in float32; integers and booleans stay."""
+    """Weights of any storage type and shape compute in float32; integers and booleans stay."""
     return value.to(torch.float32) if value.is_floating_point() else value
 
 

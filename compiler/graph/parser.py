@@ -44,7 +44,8 @@ def parse_graph(text: str, seed: int = 0) -> Graph:
 
 
 def seeded_values(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Values that depend on the name and the seed: normal floats; integers are 0 or 1, so that they index anything."""
+    """Values of `shape` that depend on the name and the seed: normal floats; integers are 0 or 1, so that they index
+    anything."""
     generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) + seed) % 2**63)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
@@ -186,7 +187,8 @@ class _Parser:
 
 
 def stored_weight(name: str, stored: str, shape: tuple[int, ...], seed: int) -> Weight:
-    """A weight of seeded values, stored as the printer shows it: an element type, or a storage format by its name."""
+    """A weight of seeded values, stored as the printer shows it: an element type, or a storage format by its name.
+    ValueError if `stored` is neither."""
     if stored in DTYPES:
         return Constant(seeded_values(name, shape, DTYPES[stored], seed))
     try:
@@ -196,7 +198,7 @@ def stored_weight(name: str, stored: str, shape: tuple[int, ...], seed: int) -> 
 
 
 def find_target(name: str) -> Any:
-    """What the printer calls `name`: getitem, icc.rms_norm, aten.mul.Tensor."""
+    """What the printer calls `name`: getitem, icc.rms_norm, aten.mul.Tensor. ValueError if there is no such op."""
     if name == "getitem":
         return operator.getitem
     OPS.extend()  # torch knows another package's ops once they are imported

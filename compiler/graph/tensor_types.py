@@ -41,7 +41,7 @@ class TensorType:
         return self.shape if self.rows is None else (-1, *self.shape)
 
     def meta(self) -> torch.Tensor:
-        """A meta tensor of this type with a sample row count."""
+        """A meta tensor of this type, `shape` behind a sample row count if it has rows."""
         lead = () if self.rows is None else (_ROW_SAMPLE[self.rows],)
         return torch.empty((*lead, *self.shape), dtype=self.dtype, device="meta")
 

@@ -78,7 +78,8 @@ def find_choices(engine: Engine, target: Target) -> list[Choice]:
 
 
 def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]) -> TuningFile:
-    """Measure all choices of an engine on its GPU; the tuning file, which holds after every choice what is known."""
+    """Measure all choices of an engine on its GPU; the tuning file, which holds after every choice what is known.
+    UsageError if the engine is not for CUDA, or as `measure`."""
     if engine.manifest.gpu is None or engine.manifest.backend != "cuda":
         raise UsageError("only engines for NVIDIA GPUs can be tuned", "compile with a CUDA target first")
     target = find_target(engine.manifest.target)
@@ -114,7 +115,8 @@ def measure(
     executor: Player[CudaDevice],
     target: Target,
 ) -> Config:
-    """The candidate of least median time; one that does not compile is out. plans: one per candidate."""
+    """The candidate of least median time; one that does not compile is out, and UsageError if none does. plans: one per
+    candidate."""
     times: list[tuple[float, int]] = []
     for i, plan in enumerate(plans):
         if all(key in compiled for key in plan.specs()):

@@ -69,7 +69,8 @@ class InterpretDevice:
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
 
     def join(self, rank: int, areas: Sequence[torch.Tensor], meeting: Meeting | None = None) -> None:
-        """Run as one of several ranks. areas: of all ranks, bytes. meeting: their communicator, if there is one."""
+        """Run as one of several ranks. areas: of all ranks, bytes [n]. meeting: their communicator; None if they need
+        none."""
         self._rank, self._areas, self._meeting = rank, areas, meeting
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
@@ -124,17 +125,18 @@ class InterpretDevice:
         """`run` has waited."""
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """Copy the bytes of `rows` to the buffer `at`, or to the logit rows, behind a step of `tokens` tokens."""
+        """Copy the bytes of `rows`, of any shape, to the buffer `at`, or to the logit rows, behind a step of `tokens`
+        tokens."""
         content = _memory_of(rows)
         self._memory_at(at, tokens)[: len(content)] = content
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Copy the bytes of `values` to byte `offset` of a pool of adapters."""
+        """Copy the bytes of `values`, of any shape, to byte `offset` of a pool of adapters."""
         content = _memory_of(values)
         self._weights[name][offset : offset + len(content)] = content
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """A copy of the first `nbytes` bytes, uint8, of what a section left there."""
+        """A copy of the first bytes, uint8 [nbytes], of what a section left there."""
         return self._memory_at(at, tokens)[:nbytes].numpy().copy()
 
     def _memory_at(self, at: str, tokens: int) -> torch.Tensor:

@@ -61,7 +61,7 @@ class RanksInterpreted(InterpretDevice):
             other.send(turn, num_seqs, num_tokens)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """On one rank, or on all (-1)."""
+        """As `InterpretDevice.write_pool`, on one rank, or on all (-1)."""
         for rank, device in enumerate((super(), *self._others)):
             if only in (-1, rank):
                 device.write_pool(name, offset, values)
@@ -71,7 +71,8 @@ class RanksInterpreted(InterpretDevice):
         self._lockstep.run([partial(super().run, work), *(partial(other.run, work) for other in self._others)])
 
     def all_logits(self, rows: int) -> list[np.ndarray]:
-        """What each rank has of the first rows: sampled from on its own device, they must be the same."""
+        """What each rank has of the first rows, float32 [rows, vocabulary]: sampled from on its own device, they must
+        be the same."""
         every = [self, *self._others]
         for device in every:
             InterpretDevice.fetch(device, 0, rows, True)

@@ -107,7 +107,7 @@ class Builder:
         return self.constant(float(value), torch.float32)
 
     def store(self, name: str, value: torch.Tensor) -> str:
-        """An initializer of values that are in memory anyway."""
+        """An initializer of values, of any shape, that are in memory anyway."""
         self.stored.append(StoredInitializers((Initializer(name, value.dtype, tuple(value.shape)),), lambda: [value]))
         return name
 

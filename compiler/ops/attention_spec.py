@@ -31,7 +31,8 @@ class AttentionMask(ConstantArgument):
         return self.allows(positions[:, None], positions[None, :])
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        """Boolean, broadcast: may queries at the positions q attend to keys at the positions k?"""
+        """Boolean, in the shape that q and k are broadcast to: may queries at the positions q attend to keys at the
+        positions k?"""
         allowed = torch.ones_like(k <= q) if self.ahead == ALL_AHEAD else k <= q + self.ahead
         if self.window:
             allowed = allowed & (k > q - self.window)

@@ -99,7 +99,8 @@ _ACROSS: dict[Any, Callable[..., list[Tensor]]] = {
 
 
 def across(target: Any, args: Sequence[tuple[Any, ...]], parts: int) -> list[Tensor]:
-    """The results of a collective op on all ranks, for the arguments of all ranks, of which `parts` are a stage."""
+    """The results [T, ..] of a collective op on all ranks, for the arguments of all ranks, of which `parts` are a
+    stage."""
     values = [own[0] for own in args]
     if target is transfer.overload:
         return _moved(values, args[0][1], parts)

@@ -14,7 +14,7 @@ MIN_BLOCK, MAX_BLOCK = 16, 1024  # the sizes that kernels have: powers of two
 
 
 def walsh_hadamard(x: Tensor) -> Tensor:
-    """x times the Hadamard matrix of Sylvester's order, orthonormal, along the last axis, a power of two; float32."""
+    """x [..., n] times the Hadamard matrix of Sylvester's order, orthonormal; float32. n is a power of two."""
     value, size, width = x.to(torch.float32), x.shape[-1], 1
     while width < size:
         a, b = value.unflatten(-1, (-1, 2, width)).unbind(-2)

@@ -27,7 +27,7 @@ def e4m3_codes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def e4m3_values(codes: Tensor, scales: Tensor) -> Tensor:
-    """Inverse of `e4m3_codes`, float32."""
+    """Inverse of `e4m3_codes`, float32 [..., dim]."""
     return codes.view(torch.float8_e4m3fn).to(torch.float32) * (scales / _E4M3_UNIT)
 
 

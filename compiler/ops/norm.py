@@ -17,14 +17,15 @@ def _norm_cost(x: Tensor, *rest: object) -> Cost:
 
 @op(Traits(weights=(1,), absorbs=(1,), by_line=True))
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis of x [T, ..., n] (Zhang and Sennrich 2019). A weight of
+    None is 1."""
     y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
     return y if weight is None else y * weight
 
 
 @op(Traits(weights=(2,)))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual)."""
+    """(rms_norm(x + residual), x + residual), both [T, ..., n] as x. A weight of None is 1."""
     total = x + residual
     y = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps)
     return (y if weight is None else y * weight), total
@@ -32,7 +33,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
 
 @op(Traits(weights=(1, 2), absorbs=(1, 2), by_line=True))
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Layer normalization over the last axis (Ba et al. 2016)."""
+    """Layer normalization over the last axis of x [T, ..., n] (Ba et al. 2016). A weight of None is 1, a bias of None
+    0."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
@@ -40,7 +42,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(layer_norm(x + residual), x + residual)."""
+    """(layer_norm(x + residual), x + residual), both [T, ..., n] as x. A weight of None is 1, a bias of None 0."""
     total = x + residual
     return torch.nn.functional.layer_norm(total, x.shape[-1:], weight, bias, eps), total
 

@@ -77,7 +77,7 @@ def _literal(value: Number, like: Tensor) -> Tensor:
 
 @op(Traits(elementwise=True))
 def pointwise(inputs: Sequence[Tensor], body: str) -> Tensor:
-    """The result of `body`, as text, over `inputs`, broadcast against each other from the right."""
+    """The result of `body`, as text, over `inputs`, whose shapes are broadcast against each other from the right."""
     last = Body.parse(body).evaluate(
         inputs, lambda value: _literal(value, inputs[0]), lambda _, opcode, values: OPCODES[opcode](*values)
     )

@@ -27,19 +27,20 @@ REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 @op(Traits(routes=True))
 def reduce(x: Tensor, kind: str, dim: int) -> Tensor:
-    """Reduce axis `dim` (not the token axis) away; kind is one of REDUCTIONS."""
+    """Reduce axis `dim` of x [T, ...] (not the token axis) away; kind is one of REDUCTIONS."""
     return REDUCTIONS[kind](x, dim)
 
 
 @op(Traits(routes=True, by_line=True))
 def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last axis."""
+    """Softmax over the last axis of x [T, ..., n]."""
     return torch.softmax(x, dim=-1)
 
 
 @op(Traits(selects=True, by_line=True))
 def topk(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest) of the last axis in order, and their indices; ties go to the lower index."""
+    """The k largest (or smallest) of the last axis in order, and their indices, [T, ..., k]; ties go to the lower
+    index."""
     order = torch.argsort(x, dim=-1, descending=largest, stable=True)[..., :k]
     return torch.gather(x, -1, order), order
 
@@ -68,7 +69,8 @@ def expert_columns(x: Tensor, order: Tensor, index: Tensor) -> Tensor:
 
 @op(Traits(routes=True, by_line=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
-    """A copy of x where the last axis at `index` is set to (or has added) src, or `value` where src is absent."""
+    """A copy of x [T, ..., n] where the last axis at `index` [T, ..., m] is set to (or has added) src, or `value` if
+    src is None."""
     source = torch.full_like(index, value, dtype=x.dtype) if src is None else src
     out = x.clone()
     return out.scatter_add(-1, index.long(), source) if accumulate else out.scatter(-1, index.long(), source)
@@ -76,7 +78,7 @@ def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumula
 
 @op(Traits(by_line=True))
 def cumsum(x: Tensor) -> Tensor:
-    """Running sum over the last axis."""
+    """Running sum over the last axis of x [T, ..., n]."""
     return torch.cumsum(x, dim=-1, dtype=x.dtype)
 
 

@@ -17,7 +17,7 @@ def sequences_that_fit(planned: PlannedCompile, target: Target, memory: int, lay
 
 
 def room_for_kv(planned: PlannedCompile, target: Target, memory: int) -> int:
-    """Bytes for the KV cache: a GPU's gets a share of what the weights leave; a CPU's, of what is free before they are
-    mapped."""
+    """Bytes for the KV cache, of `memory` bytes: a GPU's gets a share of what the weights leave; a CPU's, of what is
+    free before they are mapped."""
     share, free = KV_SHARES[target.backend], memory - planned.memory.fixed
     return max(int(free * share) if target.backend != "cpu" else min(int(memory * share), free), 0)

@@ -48,8 +48,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The least time of a step, in seconds: of memory where that is the limit, of arithmetic where that is, and of
-    links between ranks. link_bytes: what a rank reads of others."""
+    """The least time of a step, in seconds: of memory (moving bytes) where that is the limit, of arithmetic where that
+    is, and of links between ranks. link_bytes: what a rank reads of others."""
 
     memory: float = 0.0
     arithmetic: float = 0.0

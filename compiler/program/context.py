@@ -143,7 +143,8 @@ class Lowerer:
         self.elementwise(_COPY, [source], target, node)
 
     def dense(self, value: Placed) -> Placed:
-        """`value` with its rows' elements contiguous, copied if they are not, as are inputs that are not float32."""
+        """`value` with its rows' elements contiguous, copied if they are not, as are inputs that are not float32.
+        UnsupportedModel for a constant whose elements are not."""
         if value.is_dense and (value.space != "input" or value.dtype == "f32"):
             return replace(value, strides=contiguous(value.shape))
         if not value.rows:
@@ -222,7 +223,8 @@ class Lowerer:
         return self._stored(node, "screen" if id(self.graph.weight(node)) in self._screened else "product")
 
     def table(self, node: Any) -> Matrix:
-        """An embedding table: shared with the linear layer that it is tied to, if there is one."""
+        """An embedding table: shared with the linear layer that it is tied to, if there is one. UnsupportedModel for
+        one of integers."""
         weight = self.graph.weight(node)
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")

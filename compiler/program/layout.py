@@ -71,7 +71,8 @@ class Layout(ABC):
 
     @abstractmethod
     def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
-        """The parts as the kernels see them: codes as they were, scales as they are stored."""
+        """The parts of a weight of `shape` as the kernels see them: codes as they were, scales as they are stored.
+        packed: what `pack` gave."""
 
 
 class MatrixLayout(Layout):
@@ -94,11 +95,11 @@ class MatrixLayout(Layout):
 
     @abstractmethod
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
-        """`pack` of one matrix."""
+        """As `pack`, of one matrix."""
 
     @abstractmethod
     def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
-        """`unpack` of one matrix."""
+        """As `unpack`, of one matrix [n, k]."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
         *experts, n, k = shape

@@ -30,14 +30,13 @@ class SpecChoice:
 
     @property
     def heads(self) -> Path | None:
-        """The directory of Medusa heads."""
+        """The directory of Medusa heads; None for other drafters."""
         return self.path if self.drafter == "medusa" else None
 
     @classmethod
     def parse(cls, text: str) -> SpecChoice | None:
-        """`none`, `ngram`, `suffix`, `lookahead`, `lookahead:W,N,G`, `mtp`, `eagle:DIR`, `assistant:DIR`, `dflash:DIR`,
-        `medusa:DIR` or
-        `layer-skip:LAYERS`; UsageError for anything else."""
+        """`none` (the result is None), `ngram`, `suffix`, `lookahead`, `lookahead:W,N,G`, `mtp`, `eagle:DIR`,
+        `assistant:DIR`, `dflash:DIR`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything else."""
         drafter, _, value = text.partition(":")
         if drafter in ("", "none"):
             return None

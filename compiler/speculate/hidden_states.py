@@ -40,7 +40,8 @@ class WindowOptions:
 
 
 def cut_windows(model_dir: Path, text: Path, bos: int | None, options: WindowOptions) -> Tensor:
-    """int64 [n, length] windows of the text, in an order drawn by the seed; each starts with `bos`, if there is one."""
+    """int64 [n, length] windows of the text, in an order drawn by the seed; each starts with `bos`, if it is not None.
+    UsageError without a tokenizer.json, or for a text of fewer than two windows."""
     tokenizer = model_dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise UsageError(f"{model_dir} has no tokenizer.json, so {text} cannot be read as tokens")
@@ -96,7 +97,7 @@ class HiddenStates:
         return found["tokens"].to(torch.int64), found["hidden"]
 
     def batches(self, numbers: range, rows: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of `rows` windows over the chunks `numbers`, in an order drawn by the seed."""
+        """Batches of `rows` windows over the chunks `numbers`, in an order drawn by the seed: shapes as in `chunk`."""
         source = torch.Generator().manual_seed(seed)
         for index in torch.randperm(len(numbers), generator=source).tolist():
             tokens, hidden = self.chunk(numbers[index])

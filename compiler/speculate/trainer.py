@@ -36,7 +36,8 @@ def load_model(options: TrainHeadsOptions) -> Any:
 def read_states(
     options: TrainHeadsOptions, model: Any, reporter: Reporter, windows: Tensor | None, read: Read
 ) -> HiddenStates:
-    """What `read` gives of the model for windows of the text, or for `windows`, computed as far as it is not yet."""
+    """What `read` gives of the model for `windows` [n, length], or if they are None for windows of the text, computed
+    as far as it is not yet."""
     bos = getattr(model.config, "bos_token_id", None)
     prompt = options.length // 4 if options.generate else 0
     window = WindowOptions(options.sequences, options.length, prompt, options.temperature, options.seed)
@@ -60,7 +61,8 @@ class Guesser(Protocol):
     tokens: int64 [n, length]. values: what is kept of the model for each token, bf16 [n, length, width]."""
 
     def backward(self, tokens: Tensor, values: Tensor) -> float:
-        """Add the gradients of the loss of these windows, and give its mean over what is guessed."""
+        """Add the gradients of the loss of these windows, and give its mean over what is guessed. For shapes see
+        `Guesser`."""
         ...
 
 

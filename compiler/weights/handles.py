@@ -26,7 +26,7 @@ class Weight(ABC):
 
     @abstractmethod
     def load(self) -> Tensor:
-        """Read or compute the values; the caller must not modify the result."""
+        """Read or compute the values, of `shape`; the caller must not modify the result."""
 
     @property
     def storage(self) -> StorageFormat:
@@ -44,7 +44,7 @@ class Weight(ABC):
 
 @dataclass
 class Constant(Weight):
-    """A value that the trace or a pass made; small."""
+    """A value, of any shape, that the trace or a pass made; small."""
 
     value: Tensor
     shape: tuple[int, ...] = field(init=False)

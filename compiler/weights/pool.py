@@ -37,7 +37,7 @@ class AdapterPool(Weight):
     cut: PoolCut | None = None
 
     def load(self) -> Tensor:
-        """Zeros, which take no memory."""
+        """Zeros of `shape`, which take no memory."""
         return torch.zeros((), dtype=self.dtype).expand(self.shape)
 
     @property

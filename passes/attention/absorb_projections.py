@@ -34,7 +34,8 @@ SAVES = 3  # so many times fewer bytes per token, at least: arithmetic grows by 
 
 @dataclass(frozen=True)
 class Origins:
-    """For every element of a value the node that computes it, and its number in that node's row."""
+    """For every element of a value the node that computes it, and its number in that node's row; both in the value's
+    shape."""
 
     nodes: tuple[fx.Node, ...]
     node: Tensor  # numbers of `nodes`

@@ -88,7 +88,7 @@ class Values:
         return map_values(args, self.whole)
 
     def cut_of(self, value: Any) -> Cut | None:
-        """The cut of a value that is divided along an axis."""
+        """The cut of a value that is divided along an axis; None of others."""
         found = self.state(value) if isinstance(value, fx.Node) else None
         return found if isinstance(found, Cut) else None
 

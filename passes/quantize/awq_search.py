@@ -64,7 +64,7 @@ def _class_magnitude(members: list[Member], count: int) -> Tensor:
 
 
 def nearest_loss(member: Member, scales: Tensor) -> float:
-    """Squared error of the layer's outputs when its scaled weights are rounded."""
+    """Squared error of the layer's outputs when its weights, scaled by scales [count], are rounded."""
     spread = max(1, member.weight.shape[-2] // _OUTPUTS)
     weight = member.weight[..., ::spread, :]
     factor = torch.ones(weight.shape[-1]) if member.classes is None else factors(scales, member.classes)

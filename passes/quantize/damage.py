@@ -62,7 +62,7 @@ class Moments:
     table: float = 0.0
 
     def add(self, node: fx.Node, values: Values, gradient: Tensor) -> None:
-        """What one node and sequence give."""
+        """What one node and sequence give. gradient: of the node's result, in its shape."""
         if node.target is EMBEDDING:
             self.table += float(gradient.square().sum(dtype=torch.float64))
             return

@@ -30,7 +30,7 @@ COLUMN_FACTORS, ROW_FACTORS = "column_factors", "row_factors"  # of the weight o
 class End:
     """One end of a region: the values that argument `arg` of `node` holds (a weight, or for a consumer its input).
 
-    classes: the scale class of each channel (of each element, for a constant), -1 where it is pinned to 1.
+    classes: [channels], the scale class of each channel (of each element, for a constant), -1 where it is pinned to 1.
     """
 
     node: fx.Node
@@ -189,17 +189,18 @@ def fold_group(graph: Graph, start: fx.Node, blocked: dict[fx.Node, str]) -> Fol
 
 
 def factors(scales: Tensor, classes: Tensor) -> Tensor:
-    """The scale of each channel: 1 where it is pinned."""
+    """The scale of each channel, [channels]: 1 where it is pinned. scales: [classes]."""
     return torch.where(classes >= 0, scales[classes.clamp(min=0)], 1.0)
 
 
 def multiplied(weight: Weight, factor: Tensor) -> Derived:
-    """A lazy weight * factor in float32, broadcast."""
+    """A lazy weight * factor in float32, in the weight's shape, to which the factor is broadcast."""
     return Derived(lambda value: value.to(torch.float32) * factor, (weight,), weight.shape, torch.float32)
 
 
 def apply_fold(graph: Graph, group: FoldGroup, scales: Tensor) -> None:
-    """Multiply the columns of all consumers by their scales and divide what produces their inputs by the same."""
+    """Multiply the columns of all consumers by their scales, [group.count], and divide what produces their inputs by
+    the same."""
     for end in group.consumers:
         factor = factors(scales, end.classes)
         _multiply(graph, end.node, 1, factor)

@@ -27,23 +27,24 @@ class Coder(Protocol):
         ...
 
     def levels(self, parts: Parts) -> tuple[Tensor, ...]:
-        """What codes and values are converted with: scales, and zero points where the format has some."""
+        """What codes and values are converted with: scales, and zero points where the format has some. [..., K / group]
+        each."""
         ...
 
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
-        """The nearest codes of values."""
+        """The nearest codes of values, in their shape."""
         ...
 
     def value(self, codes: Tensor, *levels: Tensor) -> Tensor:
-        """The float32 values that codes stand for."""
+        """The float32 values that codes stand for, in their shape."""
         ...
 
     def with_codes(self, codes: Tensor, fitted: Parts) -> Parts:
-        """The parts of a weight with these codes, and with the scales of `fitted`."""
+        """The parts of a weight with these codes [..., N, K], and with the scales of `fitted`."""
         ...
 
     def decode(self, parts: Parts) -> Tensor:
-        """The float32 values of a whole weight."""
+        """The float32 values [..., N, K] of a whole weight."""
         ...
 
 
@@ -71,7 +72,8 @@ class Hessian:
 
     @classmethod
     def from_gram(cls, gram: Tensor, damping: float, act_order: bool) -> Hessian:
-        """Damp more until the factorization exists. Columns without any input stand alone."""
+        """The Hessian of a gram [K, K], damped more until the factorization exists. Columns without any input stand
+        alone."""
         diagonal = gram.diagonal()
         order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
         work = gram[order][:, order].to(torch.float64)

@@ -13,8 +13,9 @@ from ...compiler.ops.hadamard import walsh_hadamard
 
 @dataclass(frozen=True)
 class Rotation:
-    """Q [size, size]: random signs, then the Kronecker product of a Hadamard matrix, of the power of two that divides
-    the size, with a random orthogonal matrix of the odd rest (Ashkboos et al. 2024, QuaRot, arXiv:2404.00456)."""
+    """Q [size, size], for rows of `size` values: random signs, then the Kronecker product of a Hadamard matrix, of the
+    power of two that divides the size, with a random orthogonal matrix of the odd rest (Ashkboos et al. 2024, QuaRot,
+    arXiv:2404.00456)."""
 
     size: int
     seed: int = 0

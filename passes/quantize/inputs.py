@@ -58,7 +58,7 @@ def gram(rows: Sequence[Tensor]) -> Tensor:
 
 
 def summarize(rows: list[list[Tensor]]) -> LayerInputs:
-    """Shrink the inputs of a layer to what the AWQ searches need."""
+    """Shrink the inputs of a layer, [n, K] as `expert_rows` has them, to what the AWQ searches need."""
     total = sum(len(x) for expert in rows for x in expert)
     sizes = [x.abs() for expert in rows for x in expert if len(x)] or [rows[0][0].new_zeros(1, rows[0][0].shape[-1])]
     magnitude = torch.stack([x.sum(0) for x in sizes]).sum(0) / max(total, 1)
@@ -80,5 +80,5 @@ def _compress(rows: list[Tensor]) -> Tensor:
 
 
 def output_energy(weight: Tensor, rows: Tensor) -> float:
-    """Squared norm of the outputs rows @ weight^T."""
+    """Squared norm of the outputs rows [R, K] @ weight [N, K]^T."""
     return float((rows @ weight.T).square().sum(dtype=torch.float64))

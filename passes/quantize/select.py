@@ -269,5 +269,5 @@ def _reads(user: fx.Node, node: fx.Node) -> int:
 
 
 def as_float(weight: Weight) -> torch.Tensor:
-    """The values in float32."""
+    """The values in float32, in the weight's shape."""
     return weight.load().to(torch.float32)

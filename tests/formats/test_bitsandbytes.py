@@ -12,6 +12,7 @@ from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.source.bitsandbytes import with_states
 from icc.compiler.frontend.source.checkpoint import open_checkpoint
 from icc.compiler.frontend.source.packing import packing_of
+from icc.compiler.frontend.source.packings import BitsandbytesPacking
 from icc.compiler.weights.handles import Constant, Weight
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -109,4 +110,4 @@ def test_what_is_refused_by_name(tensors: dict[str, Weight]) -> None:
 def test_what_config_json_says(tmp_path: Path) -> None:
     for facts, bits in (({"load_in_4bit": True}, 4), ({"_load_in_8bit": True}, 8)):
         packing = packing_of({"quantization_config": {"quant_method": "bitsandbytes", **facts}}, tmp_path)
-        assert packing is not None and (packing.kind, packing.bits) == ("bitsandbytes", bits)
+        assert packing == BitsandbytesPacking(bits)

@@ -15,6 +15,7 @@ from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.e2m1 import with_floats
 from icc.compiler.frontend.source.packing import packing_of
+from icc.compiler.frontend.source.packings import CompressedPacking, E2m1Packing
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant, Weight
 from icc.runtime.format.manifest import Limits
@@ -183,6 +184,5 @@ def test_what_config_json_says(tmp_path: Path) -> None:
     groups = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {"group_0": group}}
     for config in ({}, {"quantization_config": {"quant_method": "mxfp4"}}, {"quantization_config": groups}):
         packing = packing_of(config, tmp_path)
-        assert packing is not None and packing.kind == (
-            "compressed" if config.get("quantization_config") is groups else "e2m1"
-        )
+        kind = CompressedPacking if config.get("quantization_config") is groups else E2m1Packing
+        assert isinstance(packing, kind)

@@ -16,7 +16,8 @@ from icc.compiler.errors import CheckpointError, TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.float8 import Float8Layer
 from icc.compiler.frontend.source.model import build_meta_model
-from icc.compiler.frontend.source.packing import Packing, packing_of
+from icc.compiler.frontend.source.packing import packing_of
+from icc.compiler.frontend.source.packings import Float8Packing
 from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant, QuantizedWeight
@@ -242,4 +243,4 @@ def test_what_is_not_read_is_refused_by_name(tiny: ModuleType, tmp_path: Path) -
 def test_blocks_as_configurations_state_them(stated: Any) -> None:
     found = packing_of({"quantization_config": {"quant_method": "fp8", "weight_block_size": stated}}, Path("model"))
     block = (128, 128) if stated in ("128x128", [128, 128]) else None
-    assert found == Packing("float8", 8, block=block)
+    assert found == Float8Packing(8, block=block)

@@ -15,8 +15,25 @@ import torch
 from building import build
 from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.frontend.source.packed import PackedLayer, Packing, unpacked
+from icc.compiler.frontend.source.packed import unpacked
+from icc.compiler.frontend.source.packed_layers import (
+    AwqLayer,
+    GemvLayer,
+    GptqLayer,
+    Int8Layer,
+    PackedLayer,
+    WordsLayer,
+)
 from icc.compiler.frontend.source.packing import packing_of
+from icc.compiler.frontend.source.packings import (
+    AwqPacking,
+    CompressedPacking,
+    E2m1Packing,
+    Float8Packing,
+    GemvPacking,
+    GptqPacking,
+    Packing,
+)
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.ops import OPS
@@ -31,6 +48,8 @@ from test_ggml_kernels import few_blocks, int8_rows
 __all__ = ["few_blocks"]
 IDS = np.random.default_rng(0).integers(3, 119, 13).tolist()
 Layer = tuple[dict[str, torch.Tensor], torch.Tensor]
+KINDS = {"gptq": GptqPacking, "awq": AwqPacking, "gemv": GemvPacking, "compressed": CompressedPacking,
+         "float8": Float8Packing, "e2m1": E2m1Packing}  # fmt: skip
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns that the fields of a word hold
 
 
@@ -83,19 +102,20 @@ def layer(
 
 
 CASES = [
-    ("gptq", Packing("gptq", 4, True), 4, 32), ("gptq_v2", Packing("gptq", 8), 8, 64),
-    ("awq", Packing("awq", 4), 4, 32), ("gemv", Packing("gemv", 4, group=32), 4, 32),
-    ("gemv", Packing("gemv", 4, group=128), 4, 128), ("compressed", Packing("compressed", 8), 4, 32),
-    ("compressed", Packing("compressed", 4), 4, 128), ("compressed", Packing("compressed", 8), 8, 32),
-    ("int8", Packing("int8", 8), 8, 128), ("int8", Packing("int8", 8), 8, 32), ("int8_one", Packing("int8", 8), 8, 128),
-    ("int8_zeros", Packing("int8", 8), 8, 128), ("int8_zeros", Packing("int8", 8), 8, 64),
+    ("gptq", GptqLayer, GptqPacking(4, True), 4, 32), ("gptq_v2", GptqLayer, GptqPacking(8), 8, 64),
+    ("awq", AwqLayer, AwqPacking(4), 4, 32), ("gemv", GemvLayer, GemvPacking(4, 32), 4, 32),
+    ("gemv", GemvLayer, GemvPacking(4, 128), 4, 128), ("compressed", WordsLayer, CompressedPacking(8), 4, 32),
+    ("compressed", WordsLayer, CompressedPacking(4), 4, 128), ("compressed", WordsLayer, CompressedPacking(8), 8, 32),
+    ("int8", Int8Layer, CompressedPacking(8), 8, 128), ("int8", Int8Layer, CompressedPacking(8), 8, 32),
+    ("int8_one", Int8Layer, CompressedPacking(8), 8, 128), ("int8_zeros", Int8Layer, CompressedPacking(4), 8, 128),
+    ("int8_zeros", Int8Layer, CompressedPacking(8), 8, 64),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "packing", "bits", "group"), CASES)
-def test_values_of_a_layer(kind: str, packing: Packing, bits: int, group: int) -> None:
+@pytest.mark.parametrize(("kind", "made", "packing", "bits", "group"), CASES)
+def test_values_of_a_layer(kind: str, made: type[PackedLayer], packing: Packing, bits: int, group: int) -> None:
     tensors, values = layer(kind, 24, 128, bits, group)
-    weight = PackedLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, packing)
+    weight = made("a.b", {name: Constant(value) for name, value in tensors.items()}, packing)
     assert weight.describe() == f"zq{bits}g{group}[24, 128]"
     assert torch.equal(weight.load(), values)
 
@@ -279,7 +299,8 @@ def test_packings_by_another_name(facts: dict[str, Any], expected: tuple[Any, ..
     else:
         found = packing_of({"quantization_config": facts}, tmp_path)
         assert found == packing_of({"compression_config": facts}, tmp_path)  # as compressed-tensors called it first
-        assert found is not None and (found.kind, found.bits, found.one_less) == expected
+        kind, bits, one_less = expected
+        assert type(found) is KINDS[kind] and found.bits == bits and getattr(found, "one_less", False) == one_less
 
 
 def test_layers_of_every_kind_in_one_checkpoint() -> None:
@@ -293,7 +314,7 @@ def test_layers_of_every_kind_in_one_checkpoint() -> None:
         "c.weight": codes, "c.weight_scale": torch.full((24, 4), 118, dtype=torch.uint8), "d.weight": plain,
         "c.input_scale": torch.ones(1),
     }  # fmt: skip
-    found = unpacked({name: Constant(value) for name, value in tensors.items()}, Packing("compressed", 4))
+    found = unpacked({name: Constant(value) for name, value in tensors.items()}, CompressedPacking(4))
     assert torch.equal(found["a.weight"].load(), values) and torch.equal(found["b.weight"].load(), wholes)
     assert torch.equal(found["c.weight"].load(), codes.float() * 2.0**-9) and found["d.weight"].load() is plain
     assert [found[f"{name}.weight"].describe() for name in "abc"] == [
@@ -322,7 +343,8 @@ def test_columns_in_the_order_of_activations(kind: str, bits: int) -> None:
     """Stored group by group, and the values are those of the file."""
     tensors, values = layer(kind, 24, 128, bits, 32, act=7)
     handles = {f"a.b.{name}": Constant(value) for name, value in tensors.items()}
-    weight = unpacked(handles, Packing(kind, bits, True))["a.b.weight"]  # type: ignore[arg-type]
+    packing = GptqPacking(bits, True) if kind == "gptq" else CompressedPacking(bits)
+    weight = unpacked(handles, packing)["a.b.weight"]
     assert isinstance(weight, SortedColumns) and weight.source.describe() == f"zq{bits}g32[24, 128]"
     assert torch.equal(weight.load(), values)
 
@@ -332,7 +354,7 @@ def test_a_damaged_order_is_refused(wrong: list[int]) -> None:
     tensors, _ = layer("gptq", 24, 128, 4, 32)
     tensors["g_idx"] = torch.tensor(wrong, dtype=torch.int32)
     with pytest.raises(TensorError, match="a g_idx that does not give each group 32 of 128 columns"):
-        PackedLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, Packing("gptq", 4, True))
+        GptqLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, GptqPacking(4, True))
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, torch.float16), (8, torch.bfloat16)])
@@ -345,7 +367,7 @@ def test_on_the_cpu(bits: int, dtype: torch.dtype, tmp_path: Path, few_blocks: N
     )
     for seed, (name, n) in enumerate([("table", 40), ("w", 35)]):
         tensors, _ = layer("gptq_v2", 40, 256, bits, 64, seed, dtype)
-        whole = PackedLayer(name, {part: Constant(value) for part, value in tensors.items()}, Packing("gptq", bits))
+        whole = GptqLayer(name, {part: Constant(value) for part, value in tensors.items()}, GptqPacking(bits))
         graph.weights[name] = whole if n == 40 else _first(whole, n)
     kind = f"zq{bits}{'_bf16' if dtype == torch.bfloat16 else ''}g64"
     lowered = lower_graph(optimize(graph))

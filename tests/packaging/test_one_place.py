@@ -1,4 +1,5 @@
-"""What has one place in the source: arguments of attention by name, policies read once, and names that stand once."""
+"""What has one place in the source: arguments of attention by name, policies read once, names that stand once, and
+kernels whose files are not one object in several."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -44,3 +46,25 @@ def test_class_names_stand_in_one_file() -> None:
                 places[node.name].add(str(path.relative_to(ROOT)))
     twice = {name: sorted(files) for name, files in places.items() if len(files) > 1 and name not in TWICE}
     assert not twice, "a name in two rooms has to be looked up: " + str(twice)
+
+
+def imported(path: Path) -> Iterator[tuple[Path, str]]:
+    """The files of its own folder that a file imports, in functions too, and what it takes from them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            for alias in node.names:
+                yield path.parent / f"{node.module or alias.name}.py", alias.name
+
+
+def test_files_of_kernels_are_no_object_in_several_files() -> None:
+    """None imports a file that imports it, at any distance, and none touches what is private to another file."""
+    for folder in ("triton/kernels", "triton/tiling", "cpu/kernels"):
+        files = sorted((ROOT / "compiler/backends" / folder).glob("*.py"))
+        TopologicalSorter({path: {file for file, _ in imported(path)} for path in files}).prepare()  # CycleError
+        for path in files:
+            text = path.read_text()
+            taken = [name for _, name in imported(path) if name.startswith("_")]
+            nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+            private = {node.attr for node in nodes if re.match("_[a-z]", node.attr)}
+            elsewhere = [name for name in private if not re.search(rf"(def |self\.){name}\b", text)]
+            assert not taken + elsewhere, f"{path.name}: {taken + elsewhere} is private to another file"

@@ -15,7 +15,7 @@ import torch
 from icc.compiler.backends.triton.dependent import dependent
 from icc.compiler.backends.triton.interpreter import launch
 from icc.compiler.backends.triton.kernels.linear import LinearKernel
-from icc.compiler.backends.triton.kernels.linear_source import ProductSource
+from icc.compiler.backends.triton.kernels.product_source import ProductSource
 from icc.compiler.backends.triton.lockstep import Lockstep
 from icc.compiler.backends.triton.objects.sass import SassCode, disassemble
 from icc.compiler.backends.triton.plan import resident

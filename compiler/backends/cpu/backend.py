@@ -49,7 +49,7 @@ class CpuBackend:
         return "f32" if self.weights == "f32" else "f16"
 
     def pack(self, source: WeightSource) -> np.ndarray:
-        """Tiles of 16 rows, or plain rows."""
+        """The bytes, uint8 [nbytes], of tiles of 16 rows, or of plain rows."""
         return pack(source)
 
     def refusal(self, step: Step) -> str:
@@ -67,7 +67,8 @@ class CpuBackend:
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
-        """One library per ISA level, best first; `native` builds only the best level of this machine."""
+        """One library per ISA level, best first; `native` builds only the best level of this machine. UsageError if
+        there is no such level."""
         isas = host_isas()[:1] if self.target.is_here else find_isas(self.target.arch, self.isa, self.os)
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")

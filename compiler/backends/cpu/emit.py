@@ -190,7 +190,8 @@ def _text(path: str, include: Callable[[re.Match[str]], str]) -> str:
 
 
 def emit_source(program: Program, isa: Isa) -> str:
-    """The whole library for `isa` as one C++ source without local includes. The same program gives the same text."""
+    """The whole library for `isa` as one C++ source without local includes. The same program gives the same text.
+    CodegenError if it has no steps."""
     if not program.steps:
         raise CodegenError("the program has no steps")
     functions = {

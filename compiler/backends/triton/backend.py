@@ -58,7 +58,7 @@ class TritonBackend:
         return self.weights
 
     def pack(self, source: WeightSource) -> np.ndarray:
-        """Rows as they are, or groups of codes with their scales."""
+        """The bytes, uint8 [nbytes], of rows as they are, or of groups of codes with their scales."""
         return pack(source)
 
     def refusal(self, step: Step) -> str:

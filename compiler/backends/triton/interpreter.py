@@ -52,8 +52,8 @@ def run_spec(
 def launch(
     spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int], check_overflow: bool = False
 ) -> None:
-    """Run a kernel over its grid. check_overflow: of every sum and product of 8 to 32 bits. For the tests of single
-    kernels, not for whole plans of the same kernels."""
+    """Run a kernel over its grid. args: integers, and tensors of any shape as memory. check_overflow: of every sum and
+    product of 8 to 32 bits. For the tests of single kernels, not for whole plans of the same kernels."""
     if instead is not None:
         instead(spec, grid, args)
     else:

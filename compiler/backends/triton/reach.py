@@ -110,7 +110,8 @@ class Reach:
             yield address_faults(function, memory, samples)
 
     def samples(self, spec: LaunchSpec, shape: Shape) -> tuple[dict[str, Number], Samples] | None:
-        """Programs of a launch in steps of a phase, with the sizes of the step that each is of."""
+        """Programs of a launch in steps of a phase, with the sizes of the step that each is of; None if there are
+        none."""
         places, sizes = [], []
         for step in self._of_ranks(spec, shape):
             grid = [dim.value(step) for dim in spec.grid]

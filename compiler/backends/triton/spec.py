@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from ....runtime.format.batch import PLAN_ARRAYS
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import BatchArg, Exchange, Extent, LaunchArg, OperandArg, SizeArg
+from ....runtime.format.plan import BatchArg, Exchange, Extent, LaunchArg, OperandArg, ScratchArg, SizeArg
 from ...program.steps.base import QuantizedRows, Step, begins_aligned
 from .bounds.forms import Number
 from .tiling.choice import Tuner
@@ -138,6 +138,11 @@ class StepKernel(TritonKernel, Generic[S]):
 def batch_arg(name: str) -> Arg:
     """An array of the batch; it begins at an aligned address. KeyError if GPUs are given no such array."""
     return Arg(name, "*" + ELEMENTS[PLAN_ARRAYS[name].dtype], BatchArg(name))
+
+
+def scratch_arg(area: str, kind: str = "*i32") -> Arg:
+    """A pointer to a scratch area of the step's kernel."""
+    return Arg(f"{area}_ptr", kind, ScratchArg(area))
 
 
 def size_arg(name: str) -> Arg:

@@ -54,7 +54,7 @@ class InterfaceAttention:
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
         """The attention's TracedValue. None of any other node, and of one with an operand that has no token-major
-        form."""
+        form. ValueError for a bias that depends on the tokens."""
         if op_name(node.target) != "icc_trace.attention":
             return None
         given: Any = node.args

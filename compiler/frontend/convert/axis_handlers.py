@@ -112,7 +112,7 @@ def _is_minus_tokens(size: torch.SymInt) -> bool:
 
 
 def first_rows(conv: Conversion, table: TracedValue, axis: int, start: Any, dims: Dims) -> TracedValue:
-    """table[:number of tokens]: row p of the table for the token at position p."""
+    """table[:number of tokens]: row p of the table for the token at position p. ValueError for another slice."""
     if dims[axis] is not T or table.per_token or start not in (None, 0) or prod(table.dims[:axis]) != 1:
         raise ValueError("a slice whose end depends on the number of tokens")
     rows = conv.view(table, table.dims[axis:])
@@ -167,7 +167,8 @@ def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 
 def cat_parts(conv: Conversion, values: list[TracedValue], axis: int, dims: Dims) -> TracedValue:
-    """Values joined along a logical axis; a constant among values of tokens gets a row for each token."""
+    """Values joined along a logical axis; a constant among values of tokens gets a row for each token. ValueError along
+    the token axis."""
     values = [v for v in values if prod(v.features) > 0]
     if dims[axis] is T and len(values) > 1:
         raise ValueError("a concatenation along the token axis")

@@ -20,7 +20,8 @@ def val_of(node: fx.Node) -> Any:
 
 
 def align(conv: Conversion, value: TracedValue, dims: Dims) -> fx.Node:
-    """The node of an operand, viewed in such a way that it broadcasts from the right against a result of `dims`."""
+    """The node of an operand, viewed in such a way that it broadcasts from the right against a result of `dims`.
+    ValueError if its tokens lie along another axis, or if it is a constant with a value per token."""
     rank = len(dims)
     axis = dims.index(T) if T in dims else None
     padded: Dims = (1,) * (rank - len(value.dims)) + value.dims
@@ -53,7 +54,8 @@ def expand_to(conv: Conversion, value: TracedValue, dims: Dims) -> TracedValue:
 
 
 def per_token(conv: Conversion, value: TracedValue, dims: Dims) -> TracedValue:
-    """A constant with a row for each token, for ops that need one. dims: its logical dims, with T."""
+    """A constant with a row for each token, for ops that need one. dims: its logical dims, with T. ValueError for
+    booleans."""
     value = expand_to(conv, value, dims)
     if value.per_token:
         return value

@@ -96,7 +96,7 @@ class Conversion:
         return node
 
     def constant(self, name: str, value: torch.Tensor) -> TracedValue:
-        """Add a constant to the graph, and return it as a value without tokens."""
+        """Add a constant of any shape to the graph, and return it as a value without tokens."""
         return TracedValue(self.graph.add_weight(name, Constant(value)), tuple(value.shape))
 
     def stored(self, name: str) -> fx.Node | None:

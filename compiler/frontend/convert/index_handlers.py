@@ -26,7 +26,8 @@ LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
 
 @HANDLERS.handles("aten.embedding", "aten.index_select")
 def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Rows of a table: by token, by a number that all tokens share, or by several indices per token."""
+    """Rows of a table: by token, by a number that all tokens share, or by several indices per token. ValueError along
+    an inner axis, and for a gather of tokens."""
     if "index_select" in op_name(node.target):
         table, axis, index = args
         if axis != 0:
@@ -48,7 +49,7 @@ def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
 
 @HANDLERS.handles("aten.index")
 def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """table[indices] of a table without tokens, along its first axis only."""
+    """table[indices] of a table without tokens, along its first axis; ValueError for others."""
     table, indices = args
     if table.per_token or len(indices) != 1:
         raise ValueError("advanced indexing")
@@ -184,7 +185,7 @@ def _written(conv: Conversion, value: TracedValue, source: TracedValue, axis: in
 
 @HANDLERS.handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
 def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A write or an addition to places of the last axis by indices per token."""
+    """A write or an addition to places of the last axis by indices per token. ValueError for scatter_reduce."""
     name = str(node.target)
     if "reduce" in name:
         raise ValueError("scatter_reduce")

@@ -43,7 +43,8 @@ class IndexScores:
     w: TracedValue | None = None
 
     def chosen(self, conv: Conversion, count: int) -> AttentionRowBias:
-        """The bias to attention scores, of all heads, that leaves only the `count` best keys of each query."""
+        """The bias to attention scores, of all heads, that leaves only the `count` best keys of each query. ValueError
+        if the index is no sum over heads."""
         if self.w is None:
             raise ValueError("an index that is no sum over heads")
         heads, dim = self.q.dims[-2:]

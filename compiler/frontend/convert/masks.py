@@ -41,7 +41,7 @@ class Mask:
     """Which keys a query sees, and what is added to their scores, as icc::attention has it.
 
     window: tokens that are seen, 0: all. chunk: tokens of a chunk that see each other, 0: no chunks. ahead: later
-    tokens that are seen. slopes: ALiBi's, per head. bias: a number per head and distance.
+    tokens that are seen. slopes: ALiBi's, [heads]. bias: [heads, 2 * P] by distance.
     """
 
     window: int = 0

@@ -35,7 +35,8 @@ class PickedTokens:
     """The CallFollower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The TracedValue of a node that picks a token or takes their mean; None of any other."""
+        """The TracedValue of a node that picks a token or takes their mean; None of any other. ValueError if two
+        nodes pick different tokens."""
         short = op_name(node.target)
         if short not in ("aten.select", "aten.index", "aten.mean", "aten.sum", "aten.div"):
             return None

@@ -39,7 +39,7 @@ def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.addmm", "aten.mm", "aten.matmul", "aten.bmm", "aten.baddbmm")
 def matmul(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A product of two values of a token, or of a value of a token and a weight."""
+    """A product of two values of a token, or of a value of a token and a weight. ValueError if it is scaled."""
     name = str(node.target)
     bias, (a, b) = (args[0], args[1:3]) if "addmm" in name or "baddbmm" in name else (None, args[:2])
     if bias is not None and (kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1):
@@ -125,7 +125,8 @@ def reduce(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.linalg_vector_norm")
 def vector_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The sum of absolute values (p = 1), or the root of the sum of squares (p = 2)."""
+    """The sum of absolute values (p = 1), or the root of the sum of squares (p = 2). ValueError for other norms, and
+    for those over all axes."""
     value, order, axes = args[0], args[1] if len(args) > 1 else 2, args[2] if len(args) > 2 else None
     if order not in (1, 2) or not axes:
         raise ValueError(f"a norm of order {order}")
@@ -188,7 +189,7 @@ def softmax(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 @HANDLERS.handles("aten.cumsum")
 def cumsum(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A running sum over the last axis. Over the tokens only for a constant, which is the constant times its position
-    from 1."""
+    from 1; ValueError for others."""
     value, axis = args[0], args[1] % len(args[0].dims)
     if value.dims[axis] is T:
         if value.per_token:
@@ -210,7 +211,8 @@ def positions_of(conv: Conversion) -> fx.Node:
 
 @HANDLERS.handles("aten.arange")
 def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A range of numbers: the positions where its length is the number of tokens, else a constant."""
+    """A range of numbers: the positions where its length is the number of tokens, else a constant. ValueError for
+    a range over tokens that does not count from 0."""
     dims = dims_of(val_of(node))
     numbers = [a for a in args if not isinstance(a, torch.dtype)]
     if T not in dims:
@@ -245,7 +247,7 @@ def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     "aten.new_empty",
 )
 def full(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A tensor of one number: a constant, which all tokens share."""
+    """A tensor of one number: a constant, which all tokens share. ValueError if it is the number of tokens."""
     name = op_name(node.target).split(".")[1]
     fill: Any = 1 if "ones" in name else 0
     if name in ("full", "full_like"):

@@ -33,7 +33,8 @@ class ComplexRotation:
         self._tables: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # cos and sin, which all layers share
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The ComplexPairs, or the TracedValue, that a node of such a product becomes; None of any other node."""
+        """The ComplexPairs, or the TracedValue, that a node of such a product becomes; None of any other node.
+        ValueError for other operations on complex numbers."""
         short = op_name(node.target).split(".")[-1]
         values = [conv.values.get(arg) for arg in node.all_input_nodes]
         if short == "view_as_complex" and isinstance(values[0], TracedValue) and values[0].per_token:

@@ -41,7 +41,7 @@ class AttentionScores:
 
 
 def with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> AttentionScores:
-    """Scores of a baddbmm: with its bias, which must be known without tokens and added as it is."""
+    """Scores of a baddbmm, with its bias. ValueError if that is scaled, or not known without tokens."""
     beta, alpha = float(node.kwargs.get("beta", 1)), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
     scores = replace(scores, scale=alpha)
     if beta == 0:
@@ -78,7 +78,8 @@ def permuted(scores: AttentionScores, node: fx.Node) -> AttentionScores:
 
 
 def reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
-    """Scores seen with `dims`, which must end in (T, T) but for axes of one, in the order that they have now."""
+    """Scores seen with `dims`. ValueError if these do not end in (T, T) but for axes of one, or in another order than
+    now."""
     if scores.order:
         own = _longer(scores.dims)
         if _longer(dims) != tuple(own[axis] for axis in scores.order):
@@ -95,7 +96,7 @@ def reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
 
 def arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionScores) -> AttentionScores:
     """Scores after an elementwise operation `short`, such as "mul" or "masked_fill", with operands that are known
-    without tokens, or with what is added by pair."""
+    without tokens, or with what is added by pair. ValueError for others."""
     args = list(node.args)
     at = next(
         i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), AttentionScores)

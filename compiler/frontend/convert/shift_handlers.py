@@ -23,7 +23,8 @@ MAX_SHIFT = 8  # tokens
 
 @HANDLERS.handles("aten.constant_pad_nd")
 def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Zeros before the first token. It is a shift where as many tokens are cut off at the end."""
+    """Zeros before the first token. It is a shift where as many tokens are cut off at the end. ValueError for other
+    padding."""
     x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
     axis = x.axis
     behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else len(pads)
@@ -38,7 +39,7 @@ def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 @HANDLERS.handles("aten.unfold")
 def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Windows of tokens, each of which ends with its token, of tokens that are padded before."""
+    """Windows of tokens, each of which ends with its token, of tokens that are padded before; ValueError for others."""
     x, axis, size, step = args
     if not isinstance(x, Padded) or axis % len(x.value.dims) != x.value.axis or size != x.before + 1 or step != 1:
         raise ValueError("windows of tokens that do not end with each of them")
@@ -49,7 +50,7 @@ def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.flip")
 def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A few elements of each token in the other order."""
+    """Up to MAX_SHIFT elements of each token in the other order; ValueError for more, and for tokens."""
     value, (axis,) = args[0], args[1]
     axis %= len(value.dims)
     count = value.dims[axis]
@@ -67,7 +68,7 @@ def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A convolution along the tokens that sees no later ones, or one of each token alone.
 
-    It pads itself and is cut off at the end, or is of tokens that were padded before.
+    It pads itself and is cut off at the end, or is of tokens that were padded before. ValueError for others.
     """
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if weight.per_token or len(weight.dims) != 3 or transposed or list(stride) != [1] or list(dilation) != [1]:

@@ -91,7 +91,7 @@ class StaticValues:
         return whole.contiguous()
 
     def constant(self, node: fx.Node) -> Tensor:
-        """The value of a static node without a token axis.
+        """The value of a static node without a token axis, in its shape.
 
         ValueError where it depends on the length of the sequence, or on a weight, which may be large.
         """

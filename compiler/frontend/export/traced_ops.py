@@ -47,7 +47,7 @@ def attention(
 
 @traced
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
-    """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
+    """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], bias[E, N] or None, index[T, S] -> [T, S, N]."""
     return x.new_empty(index.shape[0], index.shape[1], weight.shape[1])
 
 

@@ -14,13 +14,13 @@ from .values import PLAIN, Opaque, mapped
 
 @torch.library.custom_op("icc_trace::enter", mutates_args=())
 def enter(x: Tensor, kind: int, slot: int) -> Tensor:
-    """Mark `x` as the input `slot` of the first layer of a kind."""
+    """Mark `x`, of any shape, as the input `slot` of the first layer of a kind."""
     return x.clone()
 
 
 @torch.library.custom_op("icc_trace::leave", mutates_args=())
 def leave(x: Tensor, kind: int, slot: int) -> Tensor:
-    """Mark `x` as the result `slot` of the first layer of a kind."""
+    """Mark `x`, of any shape, as the result `slot` of the first layer of a kind."""
     return x.clone()
 
 
@@ -59,12 +59,13 @@ class _Left:
 
 
 def enter_all(tensors: list[Tensor], kind: int) -> list[Tensor]:
-    """The inputs of the first layer of a kind, marked."""
+    """The inputs of the first layer of a kind, of any shape, marked."""
     return [torch.ops.icc_trace.enter(t, kind, slot) for slot, t in enumerate(tensors)]
 
 
 def leave_all(outcome: Any, entered: list[Tensor], kind: int) -> Any:
-    """The outcome of the first layer of a kind as a pattern, which `resolved` makes results of. Raises Opaque."""
+    """The outcome of the first layer of a kind as a pattern, which `resolved` makes results of. Raises Opaque. entered:
+    what `enter_all` gave, of any shape."""
     known: dict[int, Any] = {id(t): _Given(slot) for slot, t in enumerate(entered)}
     left: list[Tensor] = []  # keeps the tensors alive, so that their ids stay theirs
 
@@ -83,7 +84,8 @@ def leave_all(outcome: Any, entered: list[Tensor], kind: int) -> Any:
 
 
 def resolved(pattern: Any, tensors: list[Tensor], own: Callable[[int, Tensor], Tensor]) -> Any:
-    """The outcome of a layer that was given `tensors`; `own(slot, like)` makes each result that is none of them."""
+    """The outcome of a layer that was given `tensors`, of any shape; `own(slot, like)` makes each result that is none
+    of them."""
     made: dict[int, Tensor] = {}
 
     def resolve(leaf: Any) -> Any:

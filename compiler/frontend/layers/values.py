@@ -38,7 +38,7 @@ def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a value, in order; one that is there twice comes twice."""
+    """The tensors in a value, of any shape, in order; one that is there twice comes twice."""
     found: list[Tensor] = []
     mapped(value, lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None)
     return found
@@ -59,7 +59,8 @@ class LayerCall:
         self.description = self._described((args, kwargs))
 
     def run(self, layer: Callable[..., Any], tensors: list[Tensor]) -> Any:
-        """Call a layer with other tensors. Returns its result, and the content of its lists and mappings afterwards."""
+        """Call a layer with other tensors, of any shape. Returns its result, and the content of its lists and mappings
+        afterwards."""
 
         def other(leaf: Any) -> Any:
             return tensors[self._numbers[id(leaf)]] if isinstance(leaf, Tensor) else leaf

@@ -77,7 +77,7 @@ def find_layer(tensors: Mapping[str, Weight], num_layers: int) -> dict[str, Weig
 
 
 def norm_name(model: Any) -> str:
-    """What the decoder calls its last norm."""
+    """What the decoder calls its last norm. UsageError if not exactly one name fits."""
     names = [name for name, _ in model.get_decoder().named_children() if "norm" in name]
     if len(names) != 1:
         raise UsageError("--spec mtp: the model's last norm does not show")

@@ -43,7 +43,8 @@ _MAX_HEADER = 100_000_000
 
 
 def mapped(path: Path) -> Tensor:
-    """The whole file as bytes, mapped copy-on-write so that torch accepts it; nothing is read until it is used."""
+    """The whole file as uint8 [bytes], mapped copy-on-write so that torch accepts it; nothing is read until it is
+    used."""
     now = path.stat()
     return _mapped(path, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
 
@@ -69,7 +70,7 @@ class CheckpointTensor(Weight):
     checked: bool = field(default=False, compare=False)
 
     def load(self) -> Tensor:
-        """The tensor in its own type, a view of the mapped file."""
+        """The tensor in its own type and `shape`, a view of the mapped file."""
         raw = mapped(self.path)[self.start : self.end]
         if self.start % self.dtype.itemsize:
             raw = raw.clone()
@@ -96,7 +97,8 @@ def as_bytes(weight: Weight) -> Weight:
 
 
 def open_checkpoint(model_dir: Path) -> dict[str, CheckpointTensor]:
-    """All tensors of a checkpoint directory, by name. CheckpointError names the file that is missing or damaged."""
+    """All tensors of a checkpoint directory, by name. CheckpointError names the file that is missing or damaged,
+    TensorError the tensor that no file has."""
     files, names = weight_files(model_dir)
     tensors = {name: tensor for path in files for name, tensor in _read_header(path).items()}
     missing = sorted(set(names or ()) - set(tensors))

@@ -58,7 +58,7 @@ class Converted(Weight):
     dtype: torch.dtype
 
     def load(self) -> Tensor:
-        """The value of this result; the conversion runs now."""
+        """The value of this result, in its shape; the conversion runs now."""
         return self.group.convert(on_meta=False)[self.key]
 
 

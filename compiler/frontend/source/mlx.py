@@ -24,14 +24,14 @@ from ...weights.handles import Constant, QuantizedWeight, Weight, derive
 from .checkpoint import CheckpointTensor
 from .e2m1 import E2m1Matrix, nvfp4_of
 from .float8 import Float8Layer
-from .packing import LayerBits, Packing
+from .packings import LayerBits, MlxPacking
 from .words import columns, half_offsets
 
 _AGAIN = "download the checkpoint again"
 _STACK = re.compile(r"(.+)\.(?:switch_mlp|switch_glu|experts)\.((?:gate|up|down)_proj)")
 
 
-def with_biases(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
+def with_biases(tensors: Mapping[str, Weight], packing: MlxPacking) -> dict[str, Weight]:
     """The checkpoint with a handle in place of the tensors of each quantized layer, by the name of its weight; experts
     each with their own, as in `experts.3.up_proj.weight`.
 

@@ -80,7 +80,8 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
     """The model of `config` for a task on meta, float32, with icc's attention and expert functions.
 
     `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. "embed" leaves
-    the LM head out: the model ends with its hidden states. "rerank": it ends with a score per label.
+    the LM head out: the model ends with its hidden states. "rerank": it ends with a score per label. UnsupportedModel
+    if transformers has no such model of the configuration, or cannot build it.
     """
     builder = _builder(config, task)
     if type(config) not in builder._model_mapping:

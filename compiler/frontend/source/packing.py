@@ -5,54 +5,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModel
+from .packings import (
+    AwqPacking,
+    BitnetPacking,
+    BitsandbytesPacking,
+    CompressedPacking,
+    E2m1Packing,
+    Float8Packing,
+    GemvPacking,
+    GptqPacking,
+    HqqPacking,
+    LayerBits,
+    MlxPacking,
+    Packing,
+)
 
 GPTQ_BITS = (2, 3, 4, 8)
 # scales that quantizers found for activations and KV caches, which are left: rows and caches get their own
 OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv|prob)(_global)?_(scale|zero_point)(_inv)?$")
 
 
-@dataclass(frozen=True)
-class LayerBits:
-    """How an MLX layer is stored: bits of a code, values of a group along K, and what codes mean."""
-
-    bits: int
-    group: int
-    mode: str = "affine"
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How the weights of a checkpoint are packed.
-
-    kind: whose layout the tensors have. bits: bits of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
-    rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether the
-    configuration says that only weights, and no activations, are 8-bit floats. layers: by the name of a layer how it is
-    stored, where the configuration says so, and by "" how others are (MLX). divides: whether weights are divided by
-    their scales (BitNet). group: values of a group, where tensors are padded and do not tell (AWQ gemv).
-    """
-
-    kind: Literal["gptq", "awq", "gemv", "compressed", "int8", "float8", "e2m1", "bitsandbytes", "mlx", "bitnet", "hqq"]
-    bits: int
-    one_less: bool = False
-    block: tuple[int, int] | None = None
-    alone: bool = False
-    layers: Mapping[str, LayerBits] = field(default_factory=dict[str, LayerBits])
-    divides: bool = False
-    group: int = 0
-
-    def of_layer(self, name: str) -> LayerBits:
-        """How an MLX layer is stored."""
-        return self.layers.get(name) or self.layers[""]
-
-
 def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
     """How a checkpoint is packed, by its config.json; None if it is not. UnsupportedModel names what icc cannot
-    read."""
+    read; CheckpointError if what config.json says of it is damaged."""
     facts = _stated(config) or _beside(path)
     if facts is None:
         return None
@@ -87,7 +66,7 @@ def _only_cache(method: str, facts: Mapping[str, Any]) -> bool:
 def _gptq(facts: Mapping[str, Any]) -> Packing | None:
     kind, bits = facts.get("checkpoint_format") or "gptq", facts.get("bits")
     kind = "marlin" if facts.get("is_marlin_format") else kind  # its older name
-    return Packing("gptq", bits, kind == "gptq") if kind in ("gptq", "gptq_v2") and bits in GPTQ_BITS else None
+    return GptqPacking(bits, kind == "gptq") if kind in ("gptq", "gptq_v2") and bits in GPTQ_BITS else None
 
 
 def _awq(facts: Mapping[str, Any]) -> Packing | None:
@@ -96,8 +75,8 @@ def _awq(facts: Mapping[str, Any]) -> Packing | None:
         return None
     if version == "gemv":
         group = facts.get("q_group_size", facts.get("group_size", 128))
-        return Packing("gemv", 4, group=group) if group in (32, 64, 128) else None
-    return Packing("awq", 4) if version in ("gemm", "exllama", "ipex") else None  # which are kernels for gemm's order
+        return GemvPacking(4, group) if group in (32, 64, 128) else None
+    return AwqPacking(4) if version in ("gemm", "exllama", "ipex") else None  # which are kernels for gemm's order
 
 
 def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
@@ -107,13 +86,13 @@ def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
         return None
     if form == "llm_compressor":  # integers and floats, as the tensors say
         known = facts["bits"] in (4, 8)
-        return Packing("compressed", facts["bits"], alone=facts.get("act_bits", 16) > 8) if known else None
+        return CompressedPacking(facts["bits"], alone=facts.get("act_bits", 16) > 8) if known else None
     if facts.get("data_type") not in (None, "int"):
         return None
     if form == "auto_awq":
-        return Packing("awq", 4) if facts["bits"] == 4 else None
+        return AwqPacking(4) if facts["bits"] == 4 else None
     known = {"auto_gptq": True, "auto_round": False, "gptqmodel": False}
-    return Packing("gptq", facts["bits"], known[form]) if form in known else None
+    return GptqPacking(facts["bits"], known[form]) if form in known else None
 
 
 _LAYOUTS = {  # of compressed-tensors: what codes its formats have
@@ -135,7 +114,7 @@ def _compressed(facts: Mapping[str, Any]) -> Packing | None:
         if (kind, bits) not in _LAYOUTS.get(str(group.get("format") or facts.get("format")), ()):
             return None
     block = _one_block(group["weights"].get("block_structure") for group in groups)
-    return Packing("compressed", bits, block=block, alone=not any(group.get("input_activations") for group in groups))
+    return CompressedPacking(bits, block, alone=not any(group.get("input_activations") for group in groups))
 
 
 def _groups(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -147,7 +126,7 @@ def _groups(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _fp8(facts: Mapping[str, Any]) -> Packing | None:
     """Hugging Face's own, and what AutoFP8 wrote under the same name."""
     known = facts.get("fmt") in (None, "e4m3", "float8_e4m3fn") and facts.get("expert_dtype") in (None, "fp8")
-    return Packing("float8", 8, block=_one_block([facts.get("weight_block_size")])) if known else None
+    return Float8Packing(8, block=_one_block([facts.get("weight_block_size")])) if known else None
 
 
 def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
@@ -158,7 +137,7 @@ def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
     known = bool(algorithms) and algorithms <= {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4"}
     floats = any(algorithm.endswith("NVFP4") for algorithm in algorithms)
     alone = "FP8_PB_WO" in algorithms
-    return (Packing("e2m1", 4) if floats else Packing("float8", 8, alone=alone)) if known else None
+    return (E2m1Packing(4) if floats else Float8Packing(8, alone=alone)) if known else None
 
 
 def _quark(facts: Mapping[str, Any]) -> Packing | None:
@@ -172,12 +151,12 @@ def _quark(facts: Mapping[str, Any]) -> Packing | None:
     if not kinds or not kinds <= {("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"), ("fp4", "per_group")}:
         return None
     alone = not any(part.get("input_tensors") for part in parts)
-    return Packing("e2m1", 4) if ("fp4", "per_group") in kinds else Packing("float8", 8, alone=alone)
+    return E2m1Packing(4) if ("fp4", "per_group") in kinds else Float8Packing(8, alone=alone)
 
 
 def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:
     eight = facts.get("load_in_8bit") or facts.get("_load_in_8bit")
-    return Packing("bitsandbytes", 8 if eight else 4)
+    return BitsandbytesPacking(8 if eight else 4)
 
 
 _MLX_FLOATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and group
@@ -198,14 +177,14 @@ def _mlx(facts: Mapping[str, Any]) -> Packing | None:
     found = {name: stored(of) for name, of in {"": facts, **own}.items()}
     if None in found.values():
         return None
-    return Packing("mlx", facts["bits"], layers={name: of for name, of in found.items() if of is not None})
+    return MlxPacking(facts["bits"], {name: of for name, of in found.items() if of is not None})
 
 
 def _bitnet(facts: Mapping[str, Any]) -> Packing | None:
     """BitNet's packed weights, not those that are rounded at each use or read behind a norm of the layer's own."""
     if facts.get("quantization_mode") == "online" or facts.get("use_rms_norm"):
         return None
-    return Packing("bitnet", 2, divides=facts.get("linear_class", "bitlinear") == "bitlinear")
+    return BitnetPacking(2, facts.get("linear_class", "bitlinear") == "bitlinear")
 
 
 def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
@@ -220,9 +199,9 @@ def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
 
 _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
-    "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
+    "fbgemm_fp8": lambda facts: Float8Packing(8), "mxfp4": lambda facts: E2m1Packing(4),
     "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round, "quark": _quark,
-    "mlx": _mlx, "bitnet": _bitnet, "hqq": lambda facts: Packing("hqq", 4),
+    "mlx": _mlx, "bitnet": _bitnet, "hqq": lambda facts: HqqPacking(4),
 }  # fmt: skip
 
 

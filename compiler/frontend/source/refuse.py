@@ -9,7 +9,8 @@ from typing import Any
 from ...errors import UnsupportedModel
 from .families import families
 from .packages import is_offered
-from .packing import Packing, packing_of
+from .packing import packing_of
+from .packings import Packing
 from .scoring import read_words
 
 _TASKS = "icc compiles causal decoders, and encoders of text with --task embed or --task rerank"

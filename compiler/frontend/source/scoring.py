@@ -60,7 +60,8 @@ def read_scoring(model_dir: Path) -> Scoring:
 
 
 def read_words(model_dir: Path) -> Words | None:
-    """The words whose logits tell a score, where the checkpoint's modules.json says that they do."""
+    """The words whose logits tell a score; None if the checkpoint's modules.json does not say that they do.
+    CheckpointError if it says so and names no tokens."""
     folder = next((folder for name, folder in _modules(model_dir) if name == _BY_WORDS), None)
     if folder is None:
         return None

@@ -26,8 +26,8 @@ def columns(words: Tensor, bits: int) -> Tensor:
 
 
 def half_offsets(taken: Tensor, name: str) -> Tensor:
-    """What is taken off the values of groups, float32, rounded to the half floats that are stored. TensorError, by the
-    name of the tensor that it comes of, if one is too large."""
+    """What is taken off the values of groups, float32 of any shape, rounded to the half floats that are stored.
+    TensorError, by the name of the tensor that it comes of, if one is too large."""
     found = taken.to(torch.float16).to(torch.float32)
     if not bool(torch.isfinite(found).all()):
         raise TensorError(name, "gives offsets that no half float is near", "download the checkpoint again")

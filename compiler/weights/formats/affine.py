@@ -67,5 +67,5 @@ class GroupAffine(GroupFormat):
 
 
 def fp16_scale(scale: Tensor) -> Tensor:
-    """Scales as they are stored: positive float16 numbers, in float32."""
+    """Scales of any shape as they are stored: positive float16 numbers, in float32."""
     return scale.clamp(_FP16_TINY, _FP16_MAX).to(torch.float16).to(torch.float32)

@@ -83,7 +83,7 @@ class StorageFormat(ABC):
 
     @abstractmethod
     def decode(self, parts: Parts) -> Tensor:
-        """The float32 values that `parts` stand for: the oracle of every kernel."""
+        """The values that `parts` stand for, float32 [..., N, K]: the oracle of every kernel."""
 
     def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
         """Store float `values` [..., N, K]. clip [..., N, blocks of K] bounds each block's range to that part of its
@@ -91,7 +91,7 @@ class StorageFormat(ABC):
         raise Misfit(f"{self.name} is a format of files; nothing is encoded in it")
 
     def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:
-        """What `encode` would store of float32 values, as float32."""
+        """What `encode` would store of values, as float32 [..., N, K]. clip: as `encode` has it."""
         return self.decode(self.encode(values, clip).parts)
 
     def coded_rows(self, rows: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class BlockFormat(StorageFormat):
 
     @property
     def values(self) -> Tensor:
-        """The table, float32."""
+        """The table, float32 [codes]."""
         return torch.tensor(self.table, dtype=torch.float32)
 
     def fitted(self, k: int) -> BlockFormat:
@@ -139,7 +139,7 @@ class BlockFormat(StorageFormat):
 
 
 def two_to(exponents: Tensor) -> Tensor:
-    """2^(e - 128) of e8m0 exponents, float32: half of what they stand for, because levels are doubled."""
+    """2^(e - 128) of e8m0 exponents of any shape, float32: half of what they stand for, because levels are doubled."""
     bits = exponents.to(torch.int32)
     return torch.where(bits < 2, 0x00200000 << bits, (bits - 1).clamp(min=0) << 23).view(torch.float32)
 

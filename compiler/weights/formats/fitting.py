@@ -49,13 +49,13 @@ class BlockCoder:
         return (scale,) if offset is None else (scale, offset)
 
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
-        """The nearest codes, as whole numbers in float32."""
+        """The nearest codes of values, as whole numbers in float32 of the same shape. levels: shapes that broadcast."""
         scale, *offset = levels
         shifted = values + offset[0] if offset else values
         return _nearest(self.form, shifted * _inverse(scale))
 
     def value(self, codes: Tensor, *levels: Tensor) -> Tensor:
-        """What codes stand for."""
+        """What codes stand for, float32 of the same shape. levels: shapes that broadcast."""
         scale, *offset = levels
         found = _level(self.form, codes) * scale
         return found - offset[0] if offset else found

@@ -101,5 +101,5 @@ class Float8(StorageFormat):
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
-    """What codes stand for, float32; a new tensor."""
+    """What codes stand for, float32 of the same shape; a new tensor."""
     return codes.contiguous().view(torch.float8_e4m3fn).to(torch.float32)

@@ -42,11 +42,11 @@ class GroupFormat(StorageFormat):
 
     @abstractmethod
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
-        """The nearest codes, as whole numbers in float32; a new tensor."""
+        """The nearest codes of values, as whole numbers in float32 of the same shape; a new tensor."""
 
     @abstractmethod
     def value(self, codes: Tensor, *levels: Tensor) -> Tensor:
-        """What codes stand for, float32; a new tensor."""
+        """What codes stand for, float32 of the same shape; a new tensor."""
 
     def fitted(self, k: int) -> Self:
         """With the largest group up to this one's that divides K."""

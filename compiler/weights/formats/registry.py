@@ -65,7 +65,8 @@ _FORMATS: dict[str, FormatMaker] = {
 
 
 def register_format(name: str, make: FormatMaker) -> None:
-    """Add a format: `make(group)` gives it for groups of so many values; one whose blocks are given ignores that."""
+    """Add a format: `make(group)` gives it for groups of so many values; one whose blocks are given ignores that.
+    ValueError if another one has the name."""
     known = _FORMATS.setdefault(name, make)
     if known is not make:
         raise ValueError(f"there is a storage format {name!r} already")

@@ -88,7 +88,7 @@ def _numeric(opcode: str, args: list[CppValue], floats: list[str], ints: list[st
 
 
 def apply(opcode: str, args: list[CppValue]) -> CppValue:
-    """The value of one instruction."""
+    """The value of one instruction. CodegenError for an unknown opcode."""
     floats = [a.as_float() for a in args]
     ints = [a.text for a in args]
     whole = all(a.kind != "f" for a in args)

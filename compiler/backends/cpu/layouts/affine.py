@@ -63,7 +63,8 @@ class AffineTiles(CodeTiles):
         return np.concatenate([headers(halves, unit, zeros), lines], axis=2).reshape(-1)
 
     def tiles(self, parts: Arrays) -> tuple[np.ndarray, ...]:
-        """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points, rows that are missing zero."""
+        """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points, rows that are missing zero.
+        ValueError if the groups do not fit the layout (`misfit`)."""
         group, (_, k) = self.format.group, parts["codes"].shape
         if reason := self.misfit(*parts["codes"].shape):
             raise ValueError(reason)

@@ -78,7 +78,7 @@ class CodeTiles(MatrixLayout):
 
     @property
     def screener(self) -> Reader | None:
-        """How products that screen read them."""
+        """How products that screen read them; None if none do."""
         return None
 
     @property

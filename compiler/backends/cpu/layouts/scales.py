@@ -11,10 +11,10 @@ SCALE_TYPES = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}
 
 
 def stored_scales(scales: np.ndarray, kind: str) -> np.ndarray:
-    """float32 scales in the type that they are stored in; bf16 as bits."""
+    """float32 scales of any shape in the type that they are stored in; bf16 as bits."""
     return bf16_bits(scales) if kind == "bf16" else scales.astype(SCALE_TYPES[kind])
 
 
 def scale_values(stored: np.ndarray) -> np.ndarray:
-    """Inverse of `stored_scales`."""
+    """Inverse of `stored_scales`, of any shape."""
     return bf16_values(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)

@@ -26,17 +26,17 @@ class Operation:
     positive: bool
 
 
-def add(op: Operation, a: Form, b: Form) -> Form | None:
+def add(op: Operation, a: Form, b: Form) -> Form:
     """a + b."""
     return a.plus(b)
 
 
-def subtract(op: Operation, a: Form, b: Form) -> Form | None:
+def subtract(op: Operation, a: Form, b: Form) -> Form:
     """a - b."""
     return a.plus(b, -1)
 
 
-def multiply(op: Operation, a: Form, b: Form) -> Form | None:
+def multiply(op: Operation, a: Form, b: Form) -> Form:
     """a * b. Linear where one of them is known; else its bounds are the extremes of the products of bounds."""
     if a.known or b.known:
         return b.times(a.constant) if a.known else a.times(b.constant)
@@ -66,12 +66,12 @@ def shift_right_unsigned(op: Operation, a: Form, b: Form) -> Form | None:
     return shift_right(op, a, b) if np.all(a.low >= 0) else op.unknown(0, (2**op.bits - 1) >> b.constant)
 
 
-def minimum(op: Operation, a: Form, b: Form) -> Form | None:
+def minimum(op: Operation, a: Form, b: Form) -> Form:
     """The smaller of a and b."""
     return _extreme(op, a, b, 1)
 
 
-def maximum(op: Operation, a: Form, b: Form) -> Form | None:
+def maximum(op: Operation, a: Form, b: Form) -> Form:
     """The larger of a and b."""
     return _extreme(op, a, b, -1)
 
@@ -92,7 +92,7 @@ def _extreme(op: Operation, a: Form, b: Form, sign: int) -> Form:
     return found
 
 
-def divide(op: Operation, a: Form, b: Form) -> Form | None:
+def divide(op: Operation, a: Form, b: Form) -> Form:
     """a / b, cut towards zero. Where a is not negative and b is known and positive, with the facts that b * result <= a
     and a - b < b * result."""
     if not (b.known and np.all(b.constant > 0) and op.positive):
@@ -109,7 +109,7 @@ def divide(op: Operation, a: Form, b: Form) -> Form | None:
     return found
 
 
-def remainder(op: Operation, a: Form, b: Form) -> Form | None:
+def remainder(op: Operation, a: Form, b: Form) -> Form:
     """What `divide` leaves, of a's sign. `a` itself where facts say that it is below b; else a multiple of what divides
     both."""
     if not (b.known and np.all(b.constant > 0) and op.positive):

@@ -41,9 +41,8 @@ class Memory:
 class Samples:
     """The samples that are examined: programs of a launch, at some sizes of the batch.
 
-    place: the programs' numbers along the three axes of the grid, an array each with an entry for each sample. grid:
-    how many programs there are along each axis. integers: the values of the kernel's integer arguments, by the
-    argument's number.
+    place: the programs' numbers along the three axes of the grid, an array [samples] each. grid: how many programs
+    there are along each axis. integers: the values of the kernel's integer arguments, by the argument's number.
     """
 
     place: tuple[np.ndarray, np.ndarray, np.ndarray]

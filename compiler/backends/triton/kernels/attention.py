@@ -8,18 +8,18 @@ from math import e, log2
 from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import COUNTERS, CountersArg, Extent, OperandArg, ScratchArg, Term
+from .....runtime.format.plan import COUNTERS, CountersArg, Extent, OperandArg, Term
 from ....program.steps.attention import Attention
 from ...errors import CodegenError
 from ...render import render
-from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
+from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, scratch_arg, size_arg
 from ..tiling.attention import MOST_SPLITS, AttentionTiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvWriteKernel, Piece, RotatingKernel, pieces, product_type
 
 JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
 SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
-STATES = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks", "totals", "partials"))
+STATES = tuple(scratch_arg(name, "*fp32") for name in ("peaks", "totals", "partials"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @cached_property
     def writer(self) -> KvWriteKernel | None:
-        """What writes new keys and values, where the step has some."""
+        """What writes new keys and values; None if the step has none."""
         return KvWriteKernel(self.step.write) if self.step.write else None
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, ScratchArg, Term, extent
+from .....runtime.format.plan import Extent, Term, extent
 from ....ops.selecting import LEFT_OUT
 from ....program.steps.attention import ChooseKeys
 from ...render import render
-from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
+from ..spec import ONE, LaunchSpec, Shape, batch_arg, scratch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvKernel, product_type
 
-SCORES = Arg("scores_ptr", "*fp32", ScratchArg("scores"))
+SCORES = scratch_arg("scores", "*fp32")
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from .....runtime.format.exchange import EXCHANGE, MAX_RANKS, ExchangeArea
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import RANK, AreaArg, Exchange, Extent, ScratchArg, extent
+from .....runtime.format.plan import RANK, AreaArg, Exchange, Extent, extent
 from ....links import one_shot_seconds, ring_seconds
 from ....program.steps import collective as steps
 from ....targets import Target
 from ...render import render
-from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, size_arg
+from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, scratch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
 _GATHERED = "gathered"  # scratch
@@ -104,7 +104,7 @@ class CollectiveKernel(StepKernel[Any]):
             return (sized.kernel(target, sized.exchange_of(target) if not shape.typical else None),)
         if not self.gathers:
             return (sized.alone(self.pointers(x="x_ptr", y="y_ptr")),)
-        gathered = Arg(f"{_GATHERED}_ptr", "*fp32", ScratchArg(_GATHERED))
+        gathered = scratch_arg(_GATHERED, "*fp32")
         [x, y] = self.pointers(x="x_ptr", y="y_ptr")
         return sized.alone((x, gathered)), sized.rendered(_LINES, (gathered, y, self.count), target)
 
@@ -122,7 +122,8 @@ class CollectiveKernel(StepKernel[Any]):
         return LaunchSpec(source, self.entry, args, (Extent(self.programs), ONE, ONE), num_warps=warps)
 
     def exchange_of(self, target: Target) -> Exchange | None:
-        """What a communicator does as well, where it takes less time; it has no order that ranks' lines need."""
+        """What a communicator does as well, if it takes less time, else None; None of a gather too, because a
+        communicator has no order that ranks' lines need."""
         nbytes = 4 * self.tokens * self.elements
         ranks = self.step.ranks
         faster = ring_seconds(nbytes, ranks, target) < one_shot_seconds(nbytes, ranks, target)

@@ -9,19 +9,20 @@ from functools import cached_property
 from typing import TypeVar
 
 from .....runtime.format.operands import Operand
-from ....program.layout import Layout, Stored
+from .....runtime.format.plan import Extent, extent
+from ....program.layout import Layout
 from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
-from ....weights.formats.float8 import Float8
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
-from ..spec import StepKernel
+from ..spec import Arg, StepKernel
 from ..tiling.machine import LinearTiling
 from ..tiling.modes.table import many_mode_of, mode_of
 from ..tiling.product import ProductMode
 from .norm import NormKernel
 
 P = TypeVar("P", bound=steps.Product)
+TEMPLATES = "triton/linear"  # the folder of a product's templates, and of the kernels before it
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def codes(self) -> CodeGroups | None:
-        """How W lies in memory, where it has codes."""
+        """How W lies in memory; None if it has no codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
     def mode(self, level: int) -> ProductMode:
@@ -100,17 +101,30 @@ class WeightProduct(StepKernel[P]):
         many = self.many_mode(level) if tile.eight else None
         return many or self.mode(level)
 
-    @property
-    def bytes_stored(self) -> Stored:
-        """How W is stored where its codes of 4 bits become 8-bit floats, with the same groups."""
-        assert self.codes is not None
-        return Stored(Float8(self.codes.group).name, "product")
-
     @cached_property
     def norm(self) -> NormKernel | None:
         """The norm of y that the step ends with; None if it ends without."""
         normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
         return NormKernel(normed) if normed else None
+
+    @property
+    def operand_args(self) -> dict[str, Arg]:
+        """An argument for each operand of the step but the norm's, by their names in the source, such as "x_ptr"."""
+        extras = {f"extras.{i}": f"e{i}_ptr" for i in range(len(self.step.extras))}
+        number = len(self.step.low) if isinstance(self.step, steps.RowProduct) else 0
+        change = {f"{name}.{i}": f"{name}{i}_ptr" for i in range(number) for name in ("low", "up", "shift")}
+        names = {**extras, **change, "slot": "slot_ptr"}
+        args = self.pointers(x="x_ptr", w="w_ptr", bias="b_ptr", index="index_ptr", **names, y="y_ptr")
+        return {arg.name: arg for arg in args}
+
+    @property
+    def slots(self) -> Extent:
+        """How many products of a row with a matrix there are."""
+        return extent(self.num_rows, times=self.topk)
+
+    def blocks(self, block: int) -> Extent:
+        """At most how many blocks of one expert's rows there are; see `most_blocks`."""
+        return extent(self.num_rows, block, self.topk, self.experts + 1)
 
     def most_blocks(self, block: int, rows: str) -> str:
         """At most how many blocks of one expert's rows there are, as a source says it: whole blocks of all slots, and

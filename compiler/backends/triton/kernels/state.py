@@ -8,10 +8,10 @@ from typing import ClassVar, TypeVar
 from .....runtime.format.kv import KVLayer
 from .....runtime.format.kv_numbers import KV_NUMBERS
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, KVArg, ScratchArg, extent
+from .....runtime.format.plan import Extent, KVArg, extent
 from ....program.steps import state as steps
 from ...render import render
-from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
+from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, scratch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
 PART = 64  # rows of a state that products take at once
@@ -136,7 +136,7 @@ class GatedChunksKernel(StateKernel[steps.GatedScan]):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         s, source = self.step, render(self.template, self, self.step)
         pointers = {a.name: a for a in self.pointers(**{f: f"{f}_ptr" for f in ("q", "k", "v", "decay", "beta", "o")})}
-        solved = (Arg("solved_ptr", "*fp32", ScratchArg("solved")),) if s.delta else ()
+        solved = (scratch_arg("solved", "*fp32"),) if s.delta else ()
         grid = (extent("num_seqs"), Extent(s.heads), Extent(-(-s.value_dim // self.chunk_block)))
         chunks = LaunchSpec(source, "gated_chunks", (*pointers.values(), *solved, *self.state_args()), grid)
         if not s.delta:

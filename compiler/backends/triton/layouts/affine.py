@@ -44,7 +44,7 @@ def _words(scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def stored_scales(scales: np.ndarray) -> np.ndarray:
-    """What the kernels multiply by for `scales`: at most 2**-16 away, relatively."""
+    """What the kernels multiply by for `scales`, of any shape: at most 2**-16 away, relatively."""
     return _words(scales, np.zeros(scales.shape, np.uint8)).view(np.float32)
 
 

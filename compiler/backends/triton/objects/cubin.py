@@ -42,7 +42,7 @@ class CubinFacts:
 
 
 def read_cubin(cubin: bytes) -> CubinFacts:
-    """The facts of a cubin that holds one kernel."""
+    """The facts of a cubin that holds one kernel. CodegenError if its parameters do not end where it says."""
     sections = dict(_sections(cubin))
     (info,) = (name for name in sections if name.startswith(".nv.info."))
     entry = info.removeprefix(".nv.info.")

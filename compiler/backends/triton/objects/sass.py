@@ -18,7 +18,7 @@ MATRIX = re.compile(r"(?:[HIQ]G?MMA|UTC[HQI]MMA)\b")
 
 
 def disassemble(cubin: bytes) -> str:
-    """The text of nvdisasm, which comes with Triton."""
+    """The text of nvdisasm, which comes with Triton. CodegenError if Triton is not installed or nvdisasm fails."""
     found = importlib.util.find_spec("triton")
     if found is None or found.origin is None:
         raise CodegenError("Triton is not installed")

@@ -42,7 +42,7 @@ def load_tuned(target: Target) -> dict[str, Config]:
 
 
 def read_tuning(file: Path, target: Target) -> TuningFile:
-    """One tuning file."""
+    """One tuning file. UsageError if it cannot be read, or is for another target."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=TuningFile)
     except (OSError, msgspec.DecodeError) as error:

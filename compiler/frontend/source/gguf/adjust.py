@@ -108,7 +108,8 @@ def falcon(container: GgufContainer, facts: Facts) -> None:
 
 
 def falcon_rows(config: Any, part: str) -> Tensor | None:
-    """Places in the file of the rows of Falcon's product of queries, keys and values, in transformers' order.
+    """Places in the file of the rows of Falcon's product of queries, keys and values, [rows], in transformers' order.
+    None of any other part.
 
     A file has all queries, all keys and all values; transformers has those of one head of keys together.
     """

@@ -174,8 +174,8 @@ def value_heads(config: Any, dims: int) -> Tensor:
 
 
 def delta_rows(config: Any, part: str) -> Tensor | None:
-    """Places in the file of the rows of a layer's tensor of Qwen3.5, in transformers' order; of the last product, those
-    of its columns.
+    """Places in the file of the rows of a layer's tensor of Qwen3.5, [rows], in transformers' order; of the last
+    product, those of its columns.
 
     part: the tensor's name behind "blk.N.". None where a file has transformers' order.
     """
@@ -193,7 +193,7 @@ def delta_rows(config: Any, part: str) -> Tensor | None:
 
 
 def interleaved_rows(config: Any) -> Tensor:
-    """Places in the file of the rows of Qwen3-Next's first product, in transformers' order.
+    """Places in the file of the rows of Qwen3-Next's first product, [rows], in transformers' order.
 
     A file has the rows of all queries, then those of all keys, of all values and of all gates; transformers has those
     of one head of keys together.

@@ -23,8 +23,8 @@ SMALL = 64  # elements of an integer constant that is looked into
 
 @dataclass(frozen=True)
 class Known:
-    """An array of numbers. dtype: the type that the tensor would have. tensor: that tensor, where it is a constant;
-    else None."""
+    """An array of numbers, of any shape. dtype: the type that the tensor would have. tensor: that tensor, where it is a
+    constant; else None."""
 
     array: np.ndarray  # dtype object
     dtype: torch.dtype
@@ -60,7 +60,7 @@ class Known:
         return [int(v) if isinstance(v, (bool, float)) else v for v in self.items()]
 
     def as_tensor(self, device: torch.device) -> Tensor:
-        """The constant that it is of, or a tensor made here."""
+        """The constant that it is of, or a tensor of the array's shape made here."""
         if self.tensor is not None:
             return self.tensor
         parts = [torch.full((), v, dtype=self.dtype, device=device) for v in self.items()]

@@ -43,11 +43,11 @@ class OnnxCall:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def tensor(self, index: int) -> Tensor:
-        """An operand as a tensor; Refused where it is absent."""
+        """An operand, of any shape, as a tensor; Refused where it is absent."""
         return self.as_tensor(self.given(index))
 
     def as_tensor(self, value: Any) -> Tensor:
-        """A value as a tensor."""
+        """A value, of any shape, as a tensor; Refused where it is none."""
         if isinstance(value, Tensor):
             return value
         if isinstance(value, Known):
