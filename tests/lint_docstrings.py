@@ -1,10 +1,10 @@
 """Docstrings: every public class and function has one, and it tells what a caller must know.
 
     python tests/lint_docstrings.py                  a line per fault, exit 1 if there are any
-    python tests/lint_docstrings.py FOLDER ..        those of these folders, by all rules, HELD or not
-    python tests/lint_docstrings.py --count          how many there are of each rule in each package
+    python tests/lint_docstrings.py FOLDER ..        those of these folders
+    python tests/lint_docstrings.py --count          how many there are by each rule in each package
 
-None opens with a word that needs the sentence before it, and those of HELD tell more (docstring_rules.py). A method
+None opens with a word that needs the sentence before it; docstring_rules.py has the other rules. A method
 without a docstring says what the method of its base says: one that a base below ROOMS has needs none. Bases are found
 by their names; of a class with a base from elsewhere no method is asked for one.
 """
@@ -23,7 +23,6 @@ from docstring_rules import AnyFunction, Classes, name_of
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("compiler", "passes", "runtime")
-HELD = ("__init__.py", "__main__.py", "runtime")  # where docstrings tell shapes, errors, units and None
 OPENING = re.compile(r"(Of|So|Those|The same)\b")
 MISSING, OPENS = "there is no docstring", "the docstring opens with a word that needs another sentence"
 Fault = tuple[str, str]  # what is wrong, and of which name
@@ -44,10 +43,10 @@ def classes_of(trees: Iterable[ast.Module]) -> Classes:
     return found
 
 
-def faults(tree: ast.Module, classes: Classes, lines: Sequence[str] | None = None) -> Iterator[Fault]:
+def faults(tree: ast.Module, classes: Classes, lines: Sequence[str]) -> Iterator[Fault]:
     """What is wrong with the docstrings of a module, its classes, functions and methods.
 
-    classes: where bases are. lines: of the file, if its docstrings must tell shapes, errors, units and None."""
+    classes: where bases are. lines: of the file."""
     yield from _of(tree, "the module", needed=False)
     yield from _inside(tree, "", {}, classes, lines)
 
@@ -57,7 +56,7 @@ def _inside(
     within: str,
     told: dict[str, str] | None,
     classes: Classes,
-    lines: Sequence[str] | None,
+    lines: Sequence[str],
 ) -> Iterator[Fault]:
     """told: functions that need no docstring, with that of the base; None: none does."""
     above = ast.get_docstring(node) or "" if isinstance(node, ast.ClassDef) else ""
@@ -65,7 +64,7 @@ def _inside(
         if isinstance(item, ast.ClassDef):
             needed = told is not None and not item.name.startswith("_")
             yield from _of(item, within + item.name, needed)
-            if needed and lines is not None:
+            if needed:
                 found = rules.of_fields(item, ast.get_docstring(item) or "", lines)
                 yield from ((fault, within + item.name) for fault in found)
             inherited = _inherited(item, classes, {item.name}) if needed else None
@@ -74,7 +73,7 @@ def _inside(
             public = not item.name.startswith("_") and not _is_stub(item) and told is not None
             yield from _of(item, within + item.name, public and item.name not in (told or ()))
             text = ast.get_docstring(item)
-            if public and lines is not None and text is not None:
+            if public and text is not None:
                 found = rules.of_function(item, f"{text} {(told or {}).get(item.name, '')}", above, classes)
                 yield from ((fault, within + item.name) for fault in found)
 
@@ -122,15 +121,14 @@ def _is_stub(item: AnyFunction) -> bool:
 
 
 def found(root: Path, folders: Iterable[str] = ()) -> Iterator[tuple[Path, str, str]]:
-    """Every fault below `root`: the file, the name, and what is wrong; of `folders` alone, by all rules, if given."""
+    """Every fault below `root`: the file, the name, and what is wrong; of `folders` alone, if there are any."""
     paths = sorted([*root.glob("*.py"), *(path for room in ROOMS for path in (root / room).rglob("*.py"))])
     texts = {path.relative_to(root): path.read_text() for path in paths}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     classes = classes_of(trees.values())
     for path, tree in trees.items():
-        held = any(path.is_relative_to(folder) for folder in folders or HELD)
-        if held or not folders:
-            for fault, name in faults(tree, classes, texts[path].splitlines() if held else None):
+        if not folders or any(path.is_relative_to(folder) for folder in folders):
+            for fault, name in faults(tree, classes, texts[path].splitlines()):
                 yield path, name, fault
 
 
@@ -142,11 +140,11 @@ def main(root: Path, folders: Iterable[str] = ()) -> int:
 
 
 def count(root: Path) -> None:
-    """Print how many faults there are of each rule in each package, if all rules held everywhere."""
+    """Print how many faults there are by each rule in each package."""
     kinds = (MISSING, OPENS, rules.SHAPE, rules.ERROR, rules.UNIT, rules.NONE, rules.ARGUMENT)
     counts = Counter(
         ("/".join(path.parts[:2]), next(kind for kind in kinds if fault.startswith(kind)))
-        for path, _, fault in found(root, ("",))
+        for path, _, fault in found(root)
     )
     for (folder, kind), number in sorted(counts.items()):
         print(f"{number:5} {folder}: {kind}")

