@@ -65,7 +65,7 @@ class JoinAdapters(StepRewrite):
 
 
 def change_of(step: Step) -> ExpertLinear | None:
-    """The step, if it is the product with B of each row's adapter, with a bias and nothing else."""
+    """The step, if it is the product with B of each row's adapter, with a bias and nothing else; None if not."""
     if not isinstance(step, ExpertLinear) or step.topk > 1 or step.index is None:
         return None
     if step.epilogue not in (None, Epilogue(COPY, (Columns(0, 1),), step.n)):  # copied to where others lie beside it
