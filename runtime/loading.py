@@ -49,9 +49,7 @@ def load(options: LoadOptions) -> LLM:
     return open_llm(options)
 
 
-def open_llm(
-    options: LoadOptions, begun: Begun | None = None, shares_cache: bool = False, checks: bool = False
-) -> LLM:
+def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: bool = False, checks: bool = False) -> LLM:
     """The engine loaded as the options say; see `load`. begun: where `begin` was called already. shares_cache: see
     Resources. checks: verify its answers even where the options do not ask for it, if it has canary prompts."""
     begun = begun or begin(options)
