@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tempfile
 import uuid
@@ -34,7 +35,7 @@ def write_sbom(engine: Path, model: Path) -> None:
     """Put a CycloneDX bill of materials beside the manifest. model: the checkpoint that it was compiled from.
     EngineFormatError and its kinds for the engine, UsageError for a model that is not there."""
     container, manifest = open_verified(engine)
-    put_beside(container, {SBOM_FILE: _json(sbom(engine_name(engine.resolve()), manifest, model))})
+    put_beside(container, {SBOM_FILE: _json(sbom(_text(engine_name(engine.resolve())), manifest, model))})
 
 
 def write_provenance(engine: Path, model: Path) -> None:
@@ -48,7 +49,7 @@ def sbom(name: str, manifest: Manifest, model: Path) -> dict[str, Any]:
     """The bill of materials of the engine of that name."""
     inputs = input_digests(model)
     licence = licence_of(model)
-    checkpoint = {"type": "machine-learning-model", "bom-ref": "checkpoint", "name": model.resolve().name}
+    checkpoint = {"type": "machine-learning-model", "bom-ref": "checkpoint", "name": _text(model.resolve().name)}
     checkpoint |= {"licenses": [{"license": {"name": licence}}]} if licence else {}
     files = [
         {"type": "data" if "token" in name else "file", "bom-ref": _ref(name), "name": name, "hashes": [_hash(digest)]}
@@ -99,7 +100,7 @@ def provenance(container: Container, manifest: Manifest, model: Path) -> dict[st
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": {"model": model.resolve().name, "options": options},
+                "externalParameters": {"model": _text(model.resolve().name), "options": options},
                 "resolvedDependencies": [
                     {"name": file, "digest": {"sha256": digest}} for file, digest in input_digests(model).items()
                 ],
@@ -110,14 +111,14 @@ def provenance(container: Container, manifest: Manifest, model: Path) -> dict[st
 
 
 def input_digests(model: Path) -> dict[str, str]:
-    """The sha256 of every file of a model, by name. UsageError if it is not there."""
+    """The sha256 of every file of a model, by name; see `_text`. UsageError if it is not there."""
     if not model.exists():
         raise UsageError(f"--model {model} does not exist", "give the checkpoint that the engine was compiled from")
     folder = model.parent if model.is_file() else model
     found: dict[str, str] = {}
     for path in model_files(model):
         with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[_text(path.relative_to(folder).as_posix())] = hashlib.file_digest(file, "sha256").hexdigest()
     return dict(sorted(found.items()))
 
 
@@ -186,10 +187,15 @@ def _ref(name: str) -> str:
     return f"file:{name}"
 
 
+def _text(name: str) -> str:
+    """The name of a file as text: bytes that are no UTF-8 become escapes ("\\xff"), because readers of JSON, such as
+    in-toto's, refuse half surrogates."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 def _hash(digest: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": digest}
 
 
 def _json(value: object) -> bytes:
-    # names of files may hold bytes that are no UTF-8: they become JSON's escapes
-    return json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"

@@ -49,9 +49,9 @@ def load(options: LoadOptions) -> LLM:
     return open_llm(options)
 
 
-def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: bool = False) -> LLM:
+def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: bool = False, checks: bool = False) -> LLM:
     """The engine loaded as the options say; see `load`. begun: where `begin` was called already. shares_cache: see
-    Resources."""
+    Resources. checks: verify its answers even where the options do not ask for it, if it has canary prompts."""
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
@@ -66,8 +66,8 @@ def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: boo
             shares_cache=shares_cache,
         )
         executor = open_executor(engine, resources=own)
-        if options.verify_answers:
-            _check_answers(engine, executor)
+        if options.verify_answers or checks:  # in the cache's first blocks, where compiled prompts will lie
+            _check_answers(engine, executor, required=options.verify_answers)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
         others = replace(own, kv_bytes=None, swap_bytes=0, more_blocks=(), shares_cache=False)
@@ -89,11 +89,11 @@ def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: boo
     return llm
 
 
-def _check_answers(engine: Engine, executor: Executor) -> None:
+def _check_answers(engine: Engine, executor: Executor, required: bool) -> None:
     from .answers import verify_answers
 
     try:
-        verify_answers(engine, executor)
+        verify_answers(engine, executor, required)
     except BaseException:
         executor.close()
         raise

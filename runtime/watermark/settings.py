@@ -109,16 +109,17 @@ def watermark(text: str) -> Watermark:
         name, equals, value = option.partition("=")
         if name not in BOUNDS or name == "key" or not equals:
             raise ValueError(f"{option!r}: must be like {FORM}")
-        fields[name] = _number(value, float, option)
+        fields[name] = _number(value, float, option[:40])
     if method in OPTIONS and (unknown := fields.keys() - OPTIONS[method]):
         raise ValueError(f"{unknown.pop()}: {method} has no such option")
+    shown = key if key.startswith("@") else key[:40]
     if key.startswith("@"):
         try:
             key = "+".join(Path(key[1:]).read_text(encoding="utf-8").replace(",", " ").split())
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{key[1:]} cannot be read: {error}") from error
     try:
-        keys = tuple(_number(one, int, key) for one in key.split("+"))
+        keys = tuple(_number(one, int, shown) for one in key.split("+"))  # what a file holds is secret
         return Watermark(one_or_all(keys), method if colon else "kgw", **fields)  # type: ignore[arg-type]
     except RequestError as error:
         raise ValueError(error.message.removeprefix("watermark: ")) from error
@@ -135,7 +136,7 @@ def _number(text: str, kind: type[int] | type[float], shown: str) -> int | float
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{shown[:40]!r} is no number: must be like {FORM}") from None
+        raise ValueError(f"{shown!r} is no number: must be like {FORM}") from None
 
 
 def _check(name: str, value: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,12 +20,15 @@ from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.errors import EngineChangedError, UsageError
 from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.llm import LLM
+from icc.runtime.options import LoadOptions
 from icc.runtime.prefixes.blocks import KVBlocks, digest_of
 from icc.runtime.prefixes.compiled import PromptsOfEngine
 from icc.runtime.prefixes.kept import KeptPrompts
 from icc.runtime.prefixes.store import PromptStore
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.request import Standing
+from icc.runtime.server.engine import worker_main
+from icc.runtime.server.log import LogOptions
 from sizes import SOAK
 
 TURN = "w1 {{ message['content'] }} w2 "
@@ -112,6 +116,33 @@ def test_answers_are_those_of_an_engine_without(kind: str, engines: Make) -> Non
         assert llm.loop.scheduler.kv.is_idle
         kept = llm.loop.scheduler.kv.found(CachedSequence(tokens=prompt), facts["length"])
         assert kept is not None and all(kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_has_them_after_it_has_checked_its_answers(
+    kind: str, engines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Canary prompts are computed in the cache's first blocks, where compiled prompts lie afterwards."""
+    prompt, found = [*compiled(engines(kind))["tokens"], 9, 8], list[Any]()
+
+    class Asked:
+        def __init__(self, llm: LLM, *_: Any) -> None:
+            found.append(answer(llm, prompt))
+
+        def run(self, load_s: float) -> None:
+            assert load_s
+
+    monkeypatch.setattr(worker_main, "Worker", Asked)
+    monkeypatch.setattr(worker_main, "die_with_parent", lambda: None)
+    monkeypatch.setattr(worker_main, "configure", lambda options: None)
+    ours, theirs = socket.socketpair()
+    with ours:
+        options = LoadOptions(engines(kind), threads=1)
+        assert worker_main.main([str(theirs.detach()), options.to_json(), LogOptions().to_text()]) == 0
+    with without(engines(kind)) as plain:
+        wanted = answer(plain, prompt)
+    [(tokens, logprobs, cached, bits)] = found
+    assert cached and (tokens, logprobs, bits) == (wanted[0], wanted[1], wanted[3])
 
 
 def test_a_compile_again_gives_the_same(engines: Make) -> None:

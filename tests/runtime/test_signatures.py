@@ -70,8 +70,8 @@ def test_what_is_half_written_is_removed_by_sigterm(
 
 
 def test_any_name_of_a_file_may_be_in_a_bill_of_materials(make_engine: Make, tmp_path: Path) -> None:
-    """That of another component, and one that is no text."""
-    model = tmp_path / "model"
+    """That of another component, and one that is no text, which is written in escapes: no JSON text has it."""
+    model = tmp_path / os.fsdecode(b"model\xff")
     model.mkdir()
     for name in (b"engine", b"runtime", b"checkpoint", b"\xff.json"):
         (model / os.fsdecode(name)).write_bytes(name)
@@ -83,7 +83,8 @@ def test_any_name_of_a_file_may_be_in_a_bill_of_materials(make_engine: Make, tmp
     refs = [one["bom-ref"] for one in [found["metadata"]["component"], *found["components"]]]
     assert len(refs) == len(set(refs)) and "file:engine" in refs
     stated = json.loads((engine / PROVENANCE_FILE).read_bytes())["predicate"]["buildDefinition"]
-    assert len(stated["resolvedDependencies"]) == 4
+    assert [one["name"] for one in stated["resolvedDependencies"]] == ["\\xff.json", "checkpoint", "engine", "runtime"]
+    assert stated["externalParameters"]["model"] == "model\\xff" in [one["name"] for one in found["components"]]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -199,6 +199,10 @@ def test_a_watermark_as_a_text(tmp_path: Path) -> None:
     for text in (*wrong, f"@{tmp_path}"):
         with pytest.raises(ValueError, match=r"must be|cannot be read|no number|takes one|no such option"):
             watermark(text)
+    (tmp_path / "key").write_text("42secret")
+    with pytest.raises(ValueError, match=r"key' is no number") as wrong_file:
+        watermark(f"@{tmp_path / 'key'}")
+    assert "secret" not in str(wrong_file.value)
     with pytest.raises(RequestError, match="watermark"):
         SamplingParams(watermark="nonsense")  # type: ignore[arg-type]
 

@@ -222,8 +222,10 @@ class Jobs:
             raise conflict("prompt_logprobs: a streamed answer cannot have them", "prompt_logprobs")
         if offer.must and grammar:
             raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
-        turn = ChatTurn(self._given(request, offer), prompting.form, offer, grammar)
-        prompt = turn.prompt(await self._sandbox.render(turn.given))
+        given = self._given(request, offer)
+        text = await self._sandbox.render(given)  # says it where there is no template, or one that cannot be used
+        turn = ChatTurn(given, prompting.form, offer, grammar)
+        prompt = turn.prompt(text)
         tokens = await self._encode_prompt(request, prompt)
         logprobs = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
         max_tokens = request.max_completion_tokens or request.max_tokens

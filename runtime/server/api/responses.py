@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -243,8 +244,9 @@ class Reranked(Struct):
 
 
 class Model(Struct):
-    """The model that is served, or an adapter of it. max_model_len: the most tokens of a prompt and its answer
-    together. parent: of an adapter, the model; root: where it lies."""
+    """The model that is served, or an adapter of it. created: in seconds since 1970; created_at: the same, as RFC 3339
+    has it; max_model_len, max_input_tokens: the most tokens of a prompt and its answer together. parent: of an adapter,
+    the model; root: where it lies. The fields behind root are Anthropic's."""
 
     id: str
     created: int
@@ -253,6 +255,15 @@ class Model(Struct):
     owned_by: str = "icc"
     parent: str | None = None
     root: str | None = None
+    display_name: str = ""
+    created_at: str = ""
+    max_input_tokens: int = 0
+    lifecycle: Literal["active"] = "active"
+    type: Literal["model"] = "model"
+
+    def __post_init__(self) -> None:
+        self.display_name, self.max_input_tokens = self.id, self.max_model_len
+        self.created_at = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
 
 
 class AdapterEntry(Struct):
@@ -265,10 +276,16 @@ class AdapterEntry(Struct):
 
 
 class ModelList(Struct):
-    """Answer of /v1/models."""
+    """Answer of /v1/models, all in one page; the last three fields are Anthropic's."""
 
     data: list[Model]
     object: Literal["list"] = "list"
+    has_more: Literal[False] = False
+    first_id: str = ""
+    last_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.first_id, self.last_id = self.data[0].id, self.data[-1].id
 
 
 class Tokenized(Struct):

@@ -55,7 +55,7 @@ def answer(template: ChatTemplate | None, request: TemplateInput | CheckGrammar)
         except ModuleNotFoundError as error:
             return SandboxAnswer(error=f"{error.name} is not installed: {install('structured')}")
     if template is None:
-        return SandboxAnswer(error="the model has no chat template")
+        return SandboxAnswer(error="the model has no chat template: serve it with --chat-template FILE")
     try:
         return SandboxAnswer(rendered(template, request))
     except RequestError as error:

@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 
-from ...answers import verify_answers
 from ...errors import IccError
 from ...loading import open_llm
 from ...options import LoadOptions
@@ -31,9 +30,7 @@ def main(arguments: list[str]) -> int:
     try:
         options = LoadOptions.from_json(arguments[1])
         folder = PromptFolder.from_json(arguments[3]) if len(arguments) > 3 else None
-        llm = open_llm(options, shares_cache=folder is not None)
-        if llm.engine is not None and not options.verify_answers:
-            verify_answers(llm.engine, llm.executor, required=False)
+        llm = open_llm(options, shares_cache=folder is not None, checks=True)
     except IccError as error:
         channel.send(Fatal(error.message, error.hint, error.exit_code))
         return error.exit_code

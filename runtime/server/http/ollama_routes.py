@@ -127,14 +127,20 @@ def _add_embed(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/api/embed", **_documented(OllamaEmbedded, OllamaEmbedRequest, errors=errors))
     async def embed(request: Request) -> Response:
-        """The vectors of texts, of length 1."""
-        asked = embedding_request(await _read(parts, request, OllamaEmbedRequest), parts.model)
+        """The vectors of texts, of length 1. Without a text there are none: clients load a model by that."""
+        body = await _read(parts, request, OllamaEmbedRequest)
+        if not body.input:
+            return json_response(OllamaEmbedded(body.model, [], 0, 0, 0))
+        asked = embedding_request(body, parts.model)
         job = await parts.jobs.embedding(asked, request.scope["icc.client"])
         return await parts.encoded(request, embed_answer(parts.generator, job, asked))
 
     @app.post("/api/embeddings", **_documented(OllamaEmbedding, OllamaEmbeddingsRequest, errors=errors))
     async def embeddings(request: Request) -> Response:
-        """The vector of a text, as the model has it."""
-        asked = embedding_request(await _read(parts, request, OllamaEmbeddingsRequest), parts.model)
+        """The vector of a text, as the model has it; an empty one without a text."""
+        body = await _read(parts, request, OllamaEmbeddingsRequest)
+        if not body.prompt:
+            return json_response(OllamaEmbedding([]))
+        asked = embedding_request(body, parts.model)
         job = await parts.jobs.embedding(asked, request.scope["icc.client"])
         return await parts.encoded(request, embedding_answer(parts.generator, job))

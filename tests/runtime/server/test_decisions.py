@@ -115,6 +115,15 @@ def test_answers_are_the_same_every_time_whatever_runs_beside(server: Served) ->
     server.wait_until(server.idle)
 
 
+def test_a_chat_is_told_that_there_is_no_template_with_tools_too(server: Served) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    for path in ("/v1/chat/completions", "/api/chat"):
+        for more in ({}, {"tools": [tool]}):
+            reply = server.ask("POST", path, {**said, **more})
+            assert reply.status == 400 and b"no chat template: serve it with --chat-template FILE" in reply.raw
+
+
 def test_a_chat_template_is_used_where_there_is_one(served: Served) -> None:
     turns = [
         {"role": "developer", "content": "Judge."},

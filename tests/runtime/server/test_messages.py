@@ -77,6 +77,12 @@ def test_a_tool_is_used_and_its_result_given(client: anthropic.Anthropic, choice
     assert client.messages.create(messages=turns, **fields).stop_reason in ("end_turn", "max_tokens", "tool_use")
 
 
+def test_models_are_listed_as_the_client_reads_them(client: anthropic.Anthropic) -> None:
+    [listed] = client.models.list()
+    assert listed == client.models.retrieve("toy") and listed.type == "model"
+    assert listed.display_name == "toy" and listed.created_at.timestamp() > 1.7e9 and listed.max_input_tokens
+
+
 def test_tokens_are_counted(client: anthropic.Anthropic, served: Served) -> None:
     counted = client.messages.count_tokens(model="toy", messages=[USER]).input_tokens
     assert counted == served.chat("x", max_tokens=1)["usage"]["prompt_tokens"]

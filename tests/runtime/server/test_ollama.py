@@ -270,6 +270,8 @@ def test_vectors(start: StartServer, write_engine: Callable[..., Path], tmp_path
     assert [i for i, x in enumerate(found.embeddings[0]) if x] == [ord("b"), ord("c")]
     assert client.embed("toy", "ab").embeddings == [found.embeddings[0]]
     assert len(client.embed("toy", "ab", dimensions=100).embeddings[0]) == 100
+    for nothing in ("", []):  # by which clients load a model
+        assert client.embed("toy", nothing).embeddings == [] == client.embeddings("toy", "").embedding
     plain = client.embeddings("toy", "ab").embedding
     assert [plain[ord("b")], plain[ord("c")]] == [5, 5]  # as the model has it
     assert client.embed("toy", "a" * 200).prompt_eval_count == 64  # cut, unless that is refused

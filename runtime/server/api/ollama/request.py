@@ -120,7 +120,7 @@ class OllamaGenerateRequest(OllamaAsking, forbid_unknown_fields=True, frozen=Tru
 class OllamaEmbedRequest(OllamaRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /api/embed. truncate: unless it is false, texts that are too long lose their end."""
 
-    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=limits.INPUTS)]
+    input: Text | Annotated[list[Text], Meta(max_length=limits.INPUTS)] = ""
     truncate: bool | None = None
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
 
@@ -128,7 +128,7 @@ class OllamaEmbedRequest(OllamaRequest, forbid_unknown_fields=True, frozen=True,
 class OllamaEmbeddingsRequest(OllamaRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """POST /api/embeddings: the older form, for one text."""
 
-    prompt: Text
+    prompt: Text = ""
 
 
 class OllamaShowRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
