@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from icc.compiler.errors import IccError
+from icc.compiler.errors import IccError, TensorError
 from icc.compiler.frontend.source.packed import unpacked
 from icc.compiler.frontend.source.packing import packing_of
 from icc.compiler.weights.handles import Constant, QuantizedWeight
@@ -143,3 +143,13 @@ def test_nothing_but_an_error_in_words(kind: str) -> None:
             refused += 1
             assert error.message and "\n" not in error.message
     assert refused
+
+
+@pytest.mark.parametrize("kind", ["fp8", "modelopt", "bitsandbytes"])
+def test_a_matrix_without_columns(kind: str) -> None:
+    config, made = KINDS[kind]
+    tensors = made()
+    name = max(tensors, key=lambda found: tensors[found].numel())
+    tensors[name] = tensors[name][:, :0]
+    with pytest.raises(TensorError, match=r"elements|bytes for"):
+        read(config, tensors)

@@ -9,10 +9,12 @@ kinds: what a layer's tensors are called and of which type they are says which.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 
-from ...weights.handles import SortedColumns, Weight
+from ...errors import TensorError
+from ...weights.handles import QuantizedWeight, SortedColumns, Weight
 from .bitnet import with_signs
 from .bitsandbytes import with_states
 from .e2m1 import with_floats
@@ -44,7 +46,16 @@ _LAYERS: dict[type[Packing], type[PackedLayer]] = {
 
 
 def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing."""
+    """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing, or
+    make a matrix without elements."""
+    found = _unpacked(tensors, packing)
+    for name, weight in found.items():
+        if isinstance(weight, QuantizedWeight) and not prod(weight.shape):
+            raise TensorError(name, f"has no elements: its shape is {list(weight.shape)}", "the checkpoint is damaged")
+    return found
+
+
+def _unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
     match packing:
         case Float8Packing(block=block, alone=alone):
             return with_scales(tensors, block, alone)
