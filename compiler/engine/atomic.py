@@ -84,11 +84,11 @@ def _staged(path: Path) -> Iterator[Path]:
     with _write_errors(path):
         _remove_abandoned(path)
         stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
-        try:
-            with removed_if_interrupted(stage):
+        with removed_if_interrupted(stage):  # until it is gone: a second Ctrl-C may come while it is removed
+            try:
                 yield stage
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            finally:
+                shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ Messages = list[dict[str, Any]]
 # users say these is what all have.
 _SAID = ("Hello, what is this?", "7 + 35 = ?", "\n\u00e9t\u00e9")
 _OTHER_DAY = "1 Jan 1999"
+_GUESSED = 3  # tokens of an answer before whose last ones something is guessed
 
 
 def read_prompts(files: Sequence[PromptFile], texts: Path) -> list[PromptTokens]:
@@ -119,7 +120,7 @@ def compute_prompts(stage: Path, prompts: Sequence[CompiledPrompt]) -> CompiledP
     """The KV of prompts, computed by the engine in `stage` and written beside it; None where it does not run here, or
     has its cache out of reach."""
     try:
-        llm = open_llm(LoadOptions(stage, verify=False, spec="none"))
+        llm = open_llm(LoadOptions(stage, verify=False))
     except MissingIsaError:
         return None
     with llm:
@@ -133,8 +134,10 @@ def compute_prompts(stage: Path, prompts: Sequence[CompiledPrompt]) -> CompiledP
 
 
 def _computed(llm: LLM, blocks: KVBlocks, stage: Path, number: int, prompt: CompiledPrompt) -> CompiledPrompt:
-    tokens = prompt.tokens[: prompt.length]
-    llm.generate([tokens], SamplingParams(max_tokens=1, temperature=0))
+    tokens, room = prompt.tokens[: prompt.length], llm.manifest.limits.max_seq_len - prompt.length
+    if llm.loop.speculator is not None:  # a layer that guesses has KV there, too, of what it has read to guess
+        llm.loop.speculator.adaptive = False
+    llm.generate([tokens], SamplingParams(max_tokens=min(_GUESSED, room), temperature=0, ignore_eos=True))
     found = llm.loop.scheduler.kv.found(CachedSequence(tokens=tokens), prompt.length)
     assert found is not None, "the prompt was computed just now"
     name = f"{PROMPTS_DIR}/{number}.kv"

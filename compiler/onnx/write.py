@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor
 
 from ... import __version__
-from ..errors import WriteError
+from ..engine.atomic import written
 from .builder import TYPES, Initializer, StoredInitializers
 from .export import IR_VERSION, Exported, opset_imports
 
@@ -36,8 +34,8 @@ class Written:
 def write_model(exported: Exported, path: Path, external: bool = False, progress: Progress | None = None) -> Written:
     """Write `path`, and `path`.data where `external` or the weights are above INLINE_LIMIT bytes.
 
-    Both are written to temporary siblings and renamed. progress: called with bytes done and in all, unless it is None.
-    Raises WriteError.
+    Both are written as `engine.atomic.written` says, which raises WriteError. progress: called with bytes done and in
+    all, unless it is None.
     """
     total = sum(item.nbytes for stored in exported.stored for item in stored.initializers)
     external = external or total > INLINE_LIMIT
@@ -49,20 +47,17 @@ def write_model(exported: Exported, path: Path, external: bool = False, progress
         opset_import=[helper.make_opsetid(*pair) for pair in opset_imports(exported)],
     )
     model.graph.CopyFrom(exported.graph)
-    try:
-        with ExitStack() as stack:
-            out = stack.enter_context(_sibling(path))
-            side = stack.enter_context(_sibling(data)) if external else None
-            done = 0
-            for tensor, value in _initializers(exported.stored):
-                _place(tensor, value, side, data.name)
-                model.graph.initializer.append(tensor)
-                done += value.numel() * value.element_size()
-                if progress is not None:
-                    progress(done, total)
-            out.write(model.SerializeToString(deterministic=True))
-    except OSError as error:
-        raise WriteError(f"{path} could not be written: {error.strerror}") from error
+    with ExitStack() as stack:
+        out = stack.enter_context(stack.enter_context(written(path)).open("wb"))
+        side = stack.enter_context(stack.enter_context(written(data)).open("wb")) if external else None
+        done = 0
+        for tensor, value in _initializers(exported.stored):
+            _place(tensor, value, side, data.name)
+            model.graph.initializer.append(tensor)
+            done += value.numel() * value.element_size()
+            if progress is not None:
+                progress(done, total)
+        out.write(model.SerializeToString(deterministic=True))
     files = {file: file.stat().st_size for file in ([path, data] if external else [path])}
     if not external:
         data.unlink(missing_ok=True)  # of the file that was replaced
@@ -90,25 +85,3 @@ def _place(tensor: TensorProto, value: Tensor, side: BinaryIO | None, location: 
     for key, entry in (("location", location), ("offset", str(side.tell())), ("length", str(raw.nbytes))):
         tensor.external_data.add(key=key, value=entry)
     side.write(raw.data)
-
-
-@contextmanager
-def _sibling(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its place when all went well."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.resolve().parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -3,20 +3,25 @@ changes no token."""
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import icc
 import pytest
 import torch
-from guessing import PROMPTS, check_chains, check_ranks, check_tokens, compiled_once, without_guesses
+from guessing import PARAMS, PROMPTS, always, check_chains, check_ranks, check_tokens, compiled_once, without_guesses
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
+from icc.compiler.measure.prompts import compute_prompts
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.format.load import open_engine
+from icc.runtime.format.prompts import CompiledPrompt
+from icc.runtime.kv.sequence import CachedSequence
 from icc.runtime.loading import load
+from icc.runtime.prefixes.blocks import KVBlocks, digest_of
 from mtp_models import LAYOUTS, WithLayer, layouts, reference, save_with_mtp
 from sizes import soak
 
@@ -129,3 +134,18 @@ def test_without_the_flag_nothing_changes(pair: Pair) -> None:
     graph = load_graph(pair.checkpoint)
     assert not graph.sections and not graph.declared
     assert not any("mtp" in name or f"layers.{graph.info.num_layers}." in name for name in graph.weights)
+
+
+def test_a_compiled_prompt_has_what_the_layer_keeps_of_it(pair: Pair, tmp_path: Path) -> None:
+    """As a request whose guesses it makes leaves it in the cache: without, the layer guesses as if nothing were
+    there."""
+    tokens = list(range(10, 74))
+    stage = shutil.copytree(pair.engine, tmp_path / "engine")
+    found = compute_prompts(stage, [CompiledPrompt("p", "text", [*tokens, 5], len(tokens))])
+    assert found is not None
+    with always(load(pair.engine, threads=1), "mtp") as llm:
+        llm.generate([tokens], PARAMS[0])
+        kept = llm.loop.scheduler.kv.found(CachedSequence(tokens=tokens), len(tokens))
+        assert kept is not None
+        bits = b"".join(KVBlocks(digest_of(llm.manifest), cast(Any, llm.executor)).read(cast(Any, kept)))
+    assert (stage / found.prompts[0].file).read_bytes() == bits
