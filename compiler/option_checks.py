@@ -177,7 +177,7 @@ def _check_ranks(options: CompileOptions) -> None:
 
 
 def most_ranks(target: Target) -> int:
-    """Of an engine."""
+    """How many ranks an engine of a target may have."""
     return MAX_RANKS if target.backend == "cpu" else MAX_GPUS
 
 
