@@ -17,7 +17,7 @@ from .gates import parse_gates
 from .kv_formats import AUTO, read_cache_option
 from .quantization import GROUPS, QUANTIZATIONS, ROWS8, find_quantization, head_format
 from .sizes import check_auto
-from .targets import find_target
+from .targets import Target, find_target
 
 if TYPE_CHECKING:
     from .options import CompileOptions
@@ -159,8 +159,7 @@ def _check_ranks(options: CompileOptions) -> None:
             "give both the same number",
         )
     target = find_target(options.target)
-    most = MAX_RANKS if target.backend == "cpu" else MAX_GPUS
-    if options.ranks > most:
+    if options.ranks > (most := most_ranks(target)):
         raise UsageError(
             f"{options.ranks} ranks are more than the {most} that --target {options.target} can have",
             f"compile for {most} ranks or fewer",
@@ -175,6 +174,11 @@ def _check_ranks(options: CompileOptions) -> None:
             f"several ranks: nothing is known of links between GPUs of --target {options.target}",
             "compile for one rank, or give another --target",
         )
+
+
+def most_ranks(target: Target) -> int:
+    """How many ranks an engine of a target may have."""
+    return MAX_RANKS if target.backend == "cpu" else MAX_GPUS
 
 
 def _check_rows(options: CompileOptions) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..option_checks import most_ranks
 from ..options import CompileOptions
 from ..program.stages import stages_of, weights_of
 from ..report import token_seconds
@@ -122,7 +123,7 @@ def plan_devices(
     length, sequences = limits.max_seq_len, limits.max_batch_size
     chunk = min(limits.max_step_tokens, length)
     arranged: list[ArrangedPlan] = []
-    for arrangement in _arrangements(devices, target):
+    for arrangement in arrangements(devices, target):
         planned = single
         if arrangement.ranks > 1:
             ways = arrangement.tensors, arrangement.experts, arrangement.stages
@@ -135,8 +136,9 @@ def plan_devices(
     return DevicesPlan(target, devices, sequences, length, chunk, arranged)
 
 
-def _arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
-    for ranks in range(1, devices + 1):
+def arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
+    """What to compare, of as many ranks as an engine of the target may have."""
+    for ranks in range(1, min(devices, most_ranks(target)) + 1):
         if devices % ranks or (ranks > 1 and not target.link):
             continue
         if ranks == 1:

@@ -18,6 +18,7 @@ from icc.compiler.cli import main
 from icc.compiler.frontend.source.unread import ConfigOnly
 from icc.compiler.links import divided_seconds, half_ring_seconds, ring_seconds, sum_seconds
 from icc.compiler.options import CompileOptions
+from icc.compiler.planning.devices import arrangements
 from icc.compiler.planning.plan import Plan, make_plan
 from icc.compiler.planning.program import plan_graph, plan_program
 from icc.compiler.planning.show import as_text
@@ -146,6 +147,14 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
     assert staged.decode_seconds == pytest.approx(alone.decode_seconds + staged.link_seconds, rel=0.01)
     shown = as_text(make_plan(options, ["h200"], devices=2))
     assert "2 x h200, 8 sequences at once, in all:" in shown and f"Take {best.arrangement.options[:2]}" in shown
+
+
+def test_no_more_ranks_than_an_engine_may_have() -> None:
+    """64 GPUs are replicas of 8 at most, which see each other's memory."""
+    for name, most in (("h200", 8), ("native", 64)):
+        found = list(arrangements(64, find_target(name)))
+        assert max(one.ranks for one in found) == most, name
+        assert all(one.ranks * one.replicas == 64 for one in found)
 
 
 def test_links_without_shared_memory_go_through_a_ring() -> None:
