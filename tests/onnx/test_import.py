@@ -47,9 +47,10 @@ def ops_of(graph: Graph) -> set[str]:
     return {str(node.target) for node in graph.nodes if node.op == "call_function"}
 
 
-# grouped queries, a cache and rotary embedding; other families and torch's newer exporter
-CASES = [("llama", True, False), *soak(("gpt2", True, False), ("gemma2", True, False), ("llama", False, True))]
-CASES += soak(*((f, False, False) for f in ("gemma3", "qwen3", "phi3-mha_partial_tied", "mistral", "gpt_neox", "opt")))
+# grouped queries, a cache and rotary embedding; other families and torch's newer exporter: the older one of torch 2.13
+# cannot export transformers' gpt2 and opt ("len() of a 0-d tensor", in its own `size`)
+CASES = [("llama", True, False), *soak(("gemma2", True, False), *((f, False, True) for f in ("llama", "gpt2", "opt")))]
+CASES += soak(*((f, False, False) for f in ("gemma3", "qwen3", "phi3-mha_partial_tied", "mistral", "gpt_neox")))
 
 
 @pytest.mark.parametrize(("family", "cached", "dynamo"), CASES)
