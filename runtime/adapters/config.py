@@ -22,7 +22,7 @@ _MAX_RANK, _MAX_PATTERNS = 1 << 20, 10_000
 # Fields that say how it was trained, or where it comes from, and change nothing when it is used.
 _TRAINING = frozenset(
     {
-        "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules",
+        "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "exclude_modules",
         "lora_dropout", "layers_to_transform", "layers_pattern", "eva_config", "corda_config",
         "lora_ga_config", "runtime_config", "ensure_weight_tying", "qalora_group_size", "megatron_core",
     }
@@ -69,6 +69,7 @@ class LoraConfig(msgspec.Struct, frozen=True):
     fan_in_fan_out: bool = False
     modules_to_save: list[str] | None = None
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    target_modules: list[str] | str | None = None
     target_parameters: list[str] | None = None
     alora_invocation_tokens: list[int] | None = None
     init_lora_weights: bool | str | None = True
@@ -96,6 +97,13 @@ class LoraConfig(msgspec.Struct, frozen=True):
         """With what B A is multiplied."""
         rank, alpha = self.rank(module), _matching(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (sqrt(rank) if self.use_rslora else rank)
+
+    def targets_module(self, module: str) -> bool:
+        """Whether a module itself is targeted, by the end of its name or by a regular expression, and not only
+        parameters that it may hold. AdapterError for an expression that could take too long."""
+        if isinstance(self.target_modules, str):
+            return ends_with(module, self.target_modules)
+        return any(f".{module}".endswith(f".{target}") for target in self.target_modules or ())
 
     def trains_whole(self, module: str) -> bool:
         """Whether all of a module was trained; PEFT saves embeddings that were not, too."""

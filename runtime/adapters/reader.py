@@ -206,7 +206,10 @@ class _KeyReader:
     def _targeted(self, module: str) -> list[str]:
         """The parameters of a module that are targeted, the innermost first."""
         names = [target.rpartition(".") for target in self._config.target_parameters or ()]
-        here = {name for owner, _, name in names if not owner or module == owner or module.endswith(f".{owner}")}
+        here = {name for owner, _, name in names if owner and f".{module}".endswith(f".{owner}")}
+        alone = {name for owner, _, name in names if not owner}  # of whatever module has such a parameter
+        if alone and not self._config.targets_module(module):
+            here |= alone
         if len(here) > 1 and (unknown := sorted(here.difference(_MADE))):
             raise AdapterError(
                 f"{self._tensors.path}: target_parameters names {len(here)} parameters of {module}, and icc does not"

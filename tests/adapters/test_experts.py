@@ -113,3 +113,20 @@ def test_experts_that_are_no_plain_products_stay_as_they_are() -> None:
         low = LowRank(np.ones((rank, 8), np.float32), np.ones((6, rank), np.float32), 1.0)
         adapter = Adapter(Path("a"), b"", "", (), {name: Change(low_rank=low, magnitude=magnitude)})
         assert (name in with_experts_together(adapter, shapes).changes) is is_kept
+
+
+def test_experts_that_peft_has_found_itself(
+    model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Asked for gate_proj, up_proj and down_proj, peft targets the parameters that hold them, without their modules."""
+    asked = ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
+    path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=asked, r=4)
+    config = json.loads((path / "adapter_config.json").read_text())
+    assert sorted(config["target_parameters"]) == ["down_proj", "gate_up_proj"] and config["rank_pattern"]
+    expected = adapted_logits(model("qwen3_moe"), path, IDS)
+    graph = load_graph(model("qwen3_moe"))
+    merge_adapter(graph, read_adapter(path))
+    assert difference(expected, interpret(graph, IDS)) < 2e-5
+    with icc.load(engine("qwen3_moe", adapters="2x16:q_proj,v_proj,experts.*")) as llm:
+        llm.load_adapter("a", path)
+        assert difference(expected, llm.logits(IDS, adapter="a")) < 2e-5
