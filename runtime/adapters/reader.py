@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -85,6 +85,7 @@ class _KeyReader:
     def __init__(self, config: LoraConfig, tensors: AdapterTensors) -> None:
         self._config, self._tensors = config, tensors
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # module -> part -> key
+        self._levels: Counter[str] = Counter()  # how many changes of a module there are, around each other
 
     def changes(self) -> Mapping[str, Change]:
         """The changes, by the names of the weights."""
@@ -94,6 +95,7 @@ class _KeyReader:
                 raise self._unused(key, "icc does not know what it is")
             part = found["part"].replace(".default", "").removesuffix(".weight")
             self._parts[found["module"]][part or "weight"] = key
+        self._levels = Counter(map(_owner, self._parts))
         changes: dict[str, Change] = {}
         for module, parts in self._parts.items():
             for name, change in self._module(module, dict(parts)).items():
@@ -207,8 +209,8 @@ class _KeyReader:
         """The parameters of a module that are targeted, the innermost first."""
         names = [target.rpartition(".") for target in self._config.target_parameters or ()]
         here = {name for owner, _, name in names if owner and f".{module}".endswith(f".{owner}")}
-        alone = {name for owner, _, name in names if not owner}  # of whatever module has such a parameter
-        if alone and not self._config.targets_module(module):
+        alone = {name for owner, _, name in names if not owner}  # of whatever module has such parameters
+        if alone and self._levels[module] > len(here) and not self._config.targets_module(module):
             here |= alone
         if len(here) > 1 and (unknown := sorted(here.difference(_MADE))):
             raise AdapterError(
@@ -225,7 +227,7 @@ class _KeyReader:
         """A [E * r, in] is [E, r, in], B [out, r * E] is [out, r, E]: the expert is the fastest axis of B."""
         owner = _owner(module)
         targets = self._targeted(owner)
-        levels = sum(_owner(name) == owner for name in self._parts)
+        levels = self._levels[owner]
         if levels != len(targets):
             raise self._unused(parts["lora_A"], f"target_parameters names {len(targets)} of {levels} parameters")
         name = f"{owner}.{targets[len(targets) - 1 - module.count(_NESTED)]}"

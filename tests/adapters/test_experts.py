@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import icc
 import numpy as np
@@ -115,18 +116,30 @@ def test_experts_that_are_no_plain_products_stay_as_they_are() -> None:
         assert (name in with_experts_together(adapter, shapes).changes) is is_kept
 
 
+FOUND: dict[str, tuple[Any, list[str]]] = {
+    "named": (["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"], ["down_proj", "gate_up_proj"]),
+    "all": ("all-linear", ["down_proj", "gate.weight", "gate_up_proj"]),
+}
+
+
+@pytest.mark.parametrize("asked", FOUND)
 def test_experts_that_peft_has_found_itself(
-    model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path
+    asked: str, model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Asked for gate_proj, up_proj and down_proj, peft targets the parameters that hold them, without their modules."""
-    asked = ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
-    path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=asked, r=4)
+    """Asked for gate_proj, up_proj and down_proj, or for all, peft targets the parameters that hold them, without their
+    modules, and the router's with it."""
+    targets, found = FOUND[asked]
+    path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=targets, r=4)
     config = json.loads((path / "adapter_config.json").read_text())
-    assert sorted(config["target_parameters"]) == ["down_proj", "gate_up_proj"] and config["rank_pattern"]
+    assert sorted(config["target_parameters"]) == found and config["rank_pattern"]
     expected = adapted_logits(model("qwen3_moe"), path, IDS)
     graph = load_graph(model("qwen3_moe"))
     merge_adapter(graph, read_adapter(path))
     assert difference(expected, interpret(graph, IDS)) < 2e-5
     with icc.load(engine("qwen3_moe", adapters="2x16:q_proj,v_proj,experts.*")) as llm:
+        if asked == "all":  # routers are no products that rows of different adapters could have
+            with pytest.raises(RequestError, match="no room for adapters there"):
+                llm.load_adapter("a", path)
+            return
         llm.load_adapter("a", path)
         assert difference(expected, llm.logits(IDS, adapter="a")) < 2e-5
