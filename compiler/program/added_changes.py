@@ -43,7 +43,7 @@ def adds_changes(product: RowProduct) -> bool:
 
 
 @dataclass(frozen=True)
-class Change:
+class PlacedChange:
     """A product with B of each row's adapter, which writes to where its columns lie in the end, and the records that do
     that: the product, and a copy or none."""
 
@@ -98,7 +98,7 @@ class _Found:
 
     uses: Counter[str]
     products: dict[str, int]
-    changes: dict[str, list[Change]]
+    changes: dict[str, list[PlacedChange]]
 
     @staticmethod
     def of(builder: ProgramBuilder) -> _Found:
@@ -126,9 +126,9 @@ class _Found:
         everywhere = self.uses[product.y.name] == 1 + len(mine) and {own for own, _ in found.values()} == mine
         return found if everywhere else {}
 
-    def pieces(self, point: Pointwise, product: RowProduct, sums: dict[int, tuple[int, int]]) -> list[Change]:
+    def pieces(self, point: Pointwise, product: RowProduct, sums: dict[int, tuple[int, int]]) -> list[PlacedChange]:
         """The changes in the order of the product's columns, all of which they cover; else none."""
-        width, at = prod(point.shape), dict[int, Change]()
+        width, at = prod(point.shape), dict[int, PlacedChange]()
         reads = Counter(point.args[change].name for _, change in sums.values())
         for own, change in sums.values():
             operand = point.args[change]
@@ -139,7 +139,7 @@ class _Found:
             for piece in made:
                 column = point.args[own].offset - product.y.offset + piece.step.y.offset - operand.offset
                 placed = msgspec.structs.replace(piece.step, y=msgspec.structs.replace(_EXTRA, offset=column))
-                at[column] = Change(placed, piece.records)
+                at[column] = PlacedChange(placed, piece.records)
         pieces = [at[column] for column in sorted(at)]
         ends = [0, *accumulate(piece.step.n for piece in pieces)]
         facts = {(p.step.k, p.step.experts, p.step.rows, p.step.index, p.step.stored) for p in pieces}
@@ -169,12 +169,12 @@ def _walks_columns(point: Pointwise, *operands: int) -> bool:
     return all(walk == (1,) for walk in walks) and all((*point.args, point.y)[i].stride for i in operands)
 
 
-def _changes(records: list[Record], uses: Counter[str]) -> dict[str, list[Change]]:
+def _changes(records: list[Record], uses: Counter[str]) -> dict[str, list[PlacedChange]]:
     """The changes by the buffer that they are written to, at once or by a copy to where others lie beside them."""
-    found: dict[str, list[Change]] = defaultdict(list)
+    found: dict[str, list[PlacedChange]] = defaultdict(list)
     for at, record in enumerate(records):
         if (change := change_of(record.step)) is not None:
-            found[change.y.name].append(Change(change, (at,)))
+            found[change.y.name].append(PlacedChange(change, (at,)))
         point = record.step
         if not isinstance(point, Pointwise) or point.body != COPY or not isinstance(point.y, BufferOperand):
             continue
@@ -183,7 +183,7 @@ def _changes(records: list[Record], uses: Counter[str]) -> dict[str, list[Change
         alone = len(made) == 1 and uses[source.name] == 2 and prod(point.shape) == made[0].step.n
         if alone and _walks_columns(point, 0, 1) and source.offset == made[0].step.y.offset:
             moved = msgspec.structs.replace(made[0].step, y=point.y)
-            found[point.y.name].append(Change(moved, (*made[0].records, at)))
+            found[point.y.name].append(PlacedChange(moved, (*made[0].records, at)))
     return found
 
 
