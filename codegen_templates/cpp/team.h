@@ -63,7 +63,7 @@ struct Ctx {
     int tid, threads;
     char* kv;                    // first block of this step's KV layer
     int64_t kv_block_bytes;
-    void* in[ICC_INPUTS];
+    void* in[10];
     void* out[4];
     char* scratch;               // this thread's, ICC_SCRATCH_BYTES
     char* shared;                // the team's, ICC_SHARED_BYTES

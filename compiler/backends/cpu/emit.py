@@ -30,7 +30,7 @@ HEADERS = (
     "abi.h", "simd.h", "system_linux.h", "blake3.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h",
     "attention.h", "pointwise/access.h",
 )  # fmt: skip
-LEAST_INPUTS = 10  # room for so many inputs of a step; more where one has more
+LEAST_INPUTS = 10  # for so many inputs of a step team.h has room; more where one has more
 PANEL_BYTES = 512 << 10  # activation panels of one M-chunk: half of a common L2
 
 
@@ -189,6 +189,11 @@ def _text(path: str, include: Callable[[re.Match[str]], str]) -> str:
     return re.sub(r'(?m)^#include (?:"(.*)"|<(.*)>)\n', include, text)
 
 
+def _with_inputs(text: str, count: int) -> str:
+    """A header with room for so many inputs of a step: what team.h says is for programs that need no more."""
+    return text.replace(f"void* in[{LEAST_INPUTS}];", f"void* in[{count}];")
+
+
 def emit_source(program: Program, isa: Isa) -> str:
     """The whole library for `isa` as one C++ source without local includes. The same program gives the same text.
     CodegenError if it has no steps."""
@@ -208,10 +213,10 @@ def emit_source(program: Program, isa: Isa) -> str:
         "#pragma GCC visibility push(default)\n" + _header("abi.h", isa) + "#pragma GCC visibility pop",
         (
             f"constexpr int64_t ICC_PANEL_BYTES = {PANEL_BYTES}, ICC_SCRATCH_BYTES = {scratch}, "
-            f"ICC_SHARED_BYTES = {shared};\nconstexpr int ICC_INPUTS = {inputs}, SCREENED_ROWS = {SCREENED_ROWS};\n"
+            f"ICC_SHARED_BYTES = {shared};\nconstexpr int SCREENED_ROWS = {SCREENED_ROWS};\n"
             f"constexpr int64_t ICC_PARTIALS[][2] = {{{partials}}};"
         ),
-        *(_header(path, isa) for path in HEADERS[1:]),
+        *(_with_inputs(_header(path, isa), inputs) for path in HEADERS[1:]),
         *(_header(path, isa) for path in dict.fromkeys(header for kernel in kernels for header in kernel.headers)),
         *micro_sources(kernels, isa),
         *(k.source() for k in kernels),
