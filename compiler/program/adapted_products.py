@@ -9,7 +9,7 @@ it does for a few rows, so that launches are what adapters cost there (benchmark
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -39,8 +39,7 @@ class JoinAdapters(StepRewrite):
 
     def run(self, builder: ProgramBuilder, profile: Profile) -> int:
         records = builder.records
-        uses = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
-        uses.update(builder.given_out)
+        uses = builder.uses
         writers: dict[str, dict[int, ExpertLinear]] = defaultdict(dict)
         for at, record in enumerate(records):
             if (change := change_of(record.step)) is not None:

@@ -103,9 +103,7 @@ class _Found:
     @staticmethod
     def of(builder: ProgramBuilder) -> _Found:
         """What there is in a program."""
-        records = builder.records
-        uses = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
-        uses.update(builder.given_out)
+        records, uses = builder.records, builder.uses
         named = ((_plain_product(record.step), at) for at, record in enumerate(records))
         products = {product.y.name: at for product, at in named if product is not None}
         return _Found(uses, products, _changes(records, uses))

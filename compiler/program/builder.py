@@ -98,6 +98,14 @@ class ProgramBuilder:
         """The buffers in which results of sections lie: they are read from outside."""
         return [array.at for arrays in self.gives.values() for array in arrays.values() if array.at in self.buffers]
 
+    @property
+    def uses(self) -> Counter[str]:
+        """How often each buffer is named, by steps and by what the program gives out."""
+        operands = (operand for record in self.records for operand in record.step.operands.values())
+        found = Counter(operand.name for operand in operands if isinstance(operand, BufferOperand))
+        found.update(self.given_out)
+        return found
+
     def append(self, step: Step, origin: str) -> None:
         """Append a record to the section that is being lowered."""
         self.records.append(Record(step, origin, self.section))

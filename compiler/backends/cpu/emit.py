@@ -190,8 +190,12 @@ def _text(path: str, include: Callable[[re.Match[str]], str]) -> str:
 
 
 def _with_inputs(text: str, count: int) -> str:
-    """A header with room for so many inputs of a step: what team.h says is for programs that need no more."""
-    return text.replace(f"void* in[{LEAST_INPUTS}];", f"void* in[{count}];")
+    """The headers with room for so many inputs of a step: what team.h says is for programs that need no more.
+    CodegenError where it does not say so: steps would write beyond it."""
+    room = f"void* in[{LEAST_INPUTS}];"
+    if room not in text:
+        raise CodegenError(f"team.h has no {room!r}, which LEAST_INPUTS is")
+    return text.replace(room, f"void* in[{count}];")
 
 
 def emit_source(program: Program, isa: Isa) -> str:
@@ -216,7 +220,7 @@ def emit_source(program: Program, isa: Isa) -> str:
             f"ICC_SHARED_BYTES = {shared};\nconstexpr int SCREENED_ROWS = {SCREENED_ROWS};\n"
             f"constexpr int64_t ICC_PARTIALS[][2] = {{{partials}}};"
         ),
-        *(_with_inputs(_header(path, isa), inputs) for path in HEADERS[1:]),
+        _with_inputs("\n".join(_header(path, isa) for path in HEADERS[1:]), inputs),
         *(_header(path, isa) for path in dict.fromkeys(header for kernel in kernels for header in kernel.headers)),
         *micro_sources(kernels, isa),
         *(k.source() for k in kernels),

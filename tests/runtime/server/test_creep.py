@@ -97,6 +97,6 @@ def test_planted_leaks_are_found(chat_engine: Path, leak: str) -> None:
 
 @pytest.mark.parametrize("rounds", soak(1))
 def test_a_server_without_leaks_is_not_accused(chat_engine: Path, rounds: int) -> None:
-    """What a server keeps of past requests, up to a number of them, has filled after some 18,000: five minutes."""
+    """For its first five minutes (some 18,000 requests) a server's memory grows, and then hardly; why is not known."""
     found = creep(chat_engine, "--minutes", "10", "--round", "5", "--memory", "100")
     assert found["creeps"] == [] and not found["failed"], found
