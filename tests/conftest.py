@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for sizes.py and traced_once.py
+import passed
 import rare
 import traced_once
 from sizes import SOAK
@@ -52,7 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for item in items if item.get_closest_marker("soak")} | set(rare.left_out(config, items))
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=[*left_out])
+    passed.leave_out(config, items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    passed.note(report)
 
 
 def pytest_collection_finish() -> None:

@@ -2,17 +2,19 @@
 
     python tests/soak.py [--minutes 20] [--state build/soak.json] [FILE ...]
 
-Starts no file once the minutes are over, and ends one that alone takes longer; the next call goes on with the files
-that have not passed, those that failed last. The state file says of each file what came out, how long it took and at
-which commit; delete it to begin anew. Exit code: 0 when every file has passed, 1 when one has failed, 3 when some are
-left.
+When the minutes are over it stops, in the middle of a file, too; the next call goes on with that file's tests that have
+not passed (tests/passed.py), then with files that were never run, and with those that failed last. The state file says
+of each file what came out, how long it took and at which commit; delete it to begin anew. Exit code: 0 when every file
+has passed, 1 when one has failed or no test of a file fits into so many minutes, 3 when some are left.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 State = dict[str, dict[str, Any]]
 LEFT = 3  # exit code
+TURNS = ("unfinished", "not run", "failed", "too long")  # what has not passed, as it is run
+GRACE_S = 60.0  # for tests that are interrupted
 
 
 def test_files(names: list[str]) -> list[str]:
@@ -33,43 +37,64 @@ def test_files(names: list[str]) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in found]
 
 
-def run(file: str, seconds: float) -> dict[str, Any]:
-    """What came of one file: "passed", "failed" or "too long", its counts, and the tests that failed."""
+def run(file: str, before: list[str], seconds: float, compiled: Path) -> dict[str, Any]:
+    """What came of one file, but for its tests that passed `before`: "passed", "failed" or, when the seconds are over,
+    "unfinished"; how many tests have passed, the tests that failed, and unless all passed those that did, as `ids`."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="icc-soak-") as folder:
-        report = Path(folder) / "report.xml"
+        report, ids = Path(folder) / "report.xml", Path(folder) / "passed"
+        ids.write_text("".join(f"{name}\n" for name in before))
         command = [sys.executable, "-m", "pytest", "-q", file, f"--junitxml={report}"]
-        try:
-            done = subprocess.run(command, cwd=ROOT, env={**os.environ, "ICC_SOAK": "1"}, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return {"result": "too long", "seconds": round(time.monotonic() - began)}
+        env = {**os.environ, "ICC_SOAK": "1", "ICC_PASSED": str(ids), "ICC_COMPILED_ONCE": str(compiled)}
+        code = ended(command, env, seconds)
+        passed = ids.read_text().splitlines()
         cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
+    found: dict[str, Any] = {"seconds": round(time.monotonic() - began), "tests": len(passed)}
+    if code is None:
+        return {"result": "unfinished", **found, "ids": passed}
+    nothing = 5  # pytest's exit code of a file from which nothing was picked
+    if code in (0, nothing):
+        return {"result": "passed", **found}
     failed = [
         f"{case.get('classname')}::{case.get('name')}"
         for case in cases
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    nothing = 5  # pytest's exit code of a file from which nothing was picked
-    result = "passed" if done.returncode in (0, nothing) else "failed"
-    found: dict[str, Any] = {"result": result, "seconds": round(time.monotonic() - began), "tests": len(cases)}
-    return found | ({"failed": failed or [f"pytest ended with {done.returncode}"]} if result == "failed" else {})
+    return {"result": "failed", **found, "ids": passed, "failed": failed or [f"pytest ended with {code}"]}
+
+
+def ended(command: list[str], env: dict[str, str], seconds: float) -> int | None:
+    """The exit code of a command; None if it was stopped, with all that it had started, as the seconds were over."""
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # tests end their own processes
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def order(files: list[str], state: State) -> list[str]:
-    """Files that have not passed: first what was never run, then what failed or took too long."""
-    left = [file for file in files if state.get(file, {}).get("result") != "passed"]
-    return sorted(left, key=lambda file: file in state)
+    """Files that have not passed: first what was begun, then what was never run, then what failed or does not fit."""
+    results = {file: state.get(file, {}).get("result", "not run") for file in files}
+    return sorted((file for file in files if results[file] != "passed"), key=lambda file: TURNS.index(results[file]))
 
 
 def summary(files: list[str], state: State) -> int:
     """Print what is known of the files; the exit code."""
     results = [state.get(file, {}).get("result", "not run") for file in files]
-    print(", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", "failed", "too long", "not run")))
+    print(
+        ", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", "failed", "too long", "unfinished", "not run"))
+    )
     for file in files:
         for name in state.get(file, {}).get("failed", ()):
             print(f"  {file}: {name}")
     bad = "failed" in results or "too long" in results
-    return 1 if bad else LEFT if "not run" in results else 0
+    return 1 if bad else LEFT if {"not run", "unfinished"} & set(results) else 0
 
 
 def main() -> int:
@@ -82,15 +107,20 @@ def main() -> int:
     state: State = json.loads(options.state.read_text()) if options.state.is_file() else {}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     files, end = test_files(options.files), time.monotonic() + 60 * options.minutes
-    for file in order(files, state):
-        if time.monotonic() >= end:
-            break
-        state[file] = {**run(file, 60 * options.minutes), "commit": commit.strip()}
-        options.state.parent.mkdir(parents=True, exist_ok=True)
-        partial = options.state.with_suffix(".partial")
-        partial.write_text(json.dumps(state, indent=1) + "\n")
-        partial.replace(options.state)
-        print(f"{state[file]['result']:>8} {file} {state[file]['seconds']} s", flush=True)
+    options.state.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="icc-soak-compiled-") as compiled:
+        for number, file in enumerate(order(files, state)):
+            if (left := end - time.monotonic()) <= 0:
+                break
+            before = state.get(file, {}).get("ids", [])
+            found = run(file, before, left, Path(compiled))
+            if found["result"] == "unfinished" and not number and len(found["ids"]) == len(before):
+                found["result"] = "too long"  # it had all of the time, and no test ended in it
+            state[file] = {**found, "commit": commit.strip()}
+            partial = options.state.with_suffix(".partial")
+            partial.write_text(json.dumps(state, indent=1) + "\n")
+            partial.replace(options.state)
+            print(f"{found['result']:>10} {file} {found['seconds']} s", flush=True)
     return summary(files, state)
 
 

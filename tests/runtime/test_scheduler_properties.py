@@ -6,10 +6,17 @@ import random
 from collections import Counter
 from unittest import mock
 
+import hypothesis
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.config import GroupConfig
@@ -183,14 +190,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert group.host.num_free == config.host_blocks
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=size_of("state_machine"),
-    stateful_step_count=size_of("state_machine_steps"),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+RUNS, AT_ONCE = size_of("state_machine"), 1000  # hypothesis remembers all that it has tried: 1 MB a run of 200 steps
+
+
+@pytest.mark.parametrize("part", range(-(-RUNS // AT_ONCE)))
+def test_whatever_happens_in_whatever_order(part: int) -> None:
+    run_state_machine_as_test(
+        hypothesis.seed(part)(type("Part", (SchedulerMachine,), {})),
+        settings=hypothesis.settings(
+            max_examples=min(RUNS, AT_ONCE),
+            stateful_step_count=size_of("state_machine_steps"),
+            deadline=None,
+            database=None,
+            suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+        ),
+    )
 
 
 def walk(seed: int, with_beams: float) -> SchedulerMachine:
