@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import tokenizers
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .format.vocabulary import Vocabulary
 
 _CONTEXT = 6  # prompt tokens that the first piece is decoded after, so that it gets its leading space
+_ALONE = 1024  # tokens whose texts alone are kept: the most frequent ones are in every text
 _PATIENCE = 32  # tokens after which bytes that never become a character are shown as they are
 _MOST_SAID = 500  # characters of the library's errors, which name all that a field might be
 _REPLACEMENT = "\ufffd"
@@ -36,7 +37,7 @@ class Tokenizer:
 
             self._first = FirstText(vocabulary)
         frame = self._tokenizer if self._first is None else _plain(self._first.frame)
-        self._alone: dict[tuple[int, bool], str] = {}  # texts of single tokens, as they are asked for
+        self._decode_one = lru_cache(_ALONE)(lambda token, skip: self.decode([token], skip))
         added = frame.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         self._decoder = decoder = frame.decoder
@@ -118,11 +119,7 @@ class Tokenizer:
         """`decode`, but one token is decoded once, as it comes before every other token again and again."""
         if len(token_ids) != 1:
             return self.decode(token_ids, skip_special_tokens)
-        key = token_ids[0], skip_special_tokens
-        text = self._alone.get(key)
-        if text is None:
-            text = self._alone[key] = self.decode(token_ids, skip_special_tokens)
-        return text
+        return self._decode_one(token_ids[0], skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; special tokens by their texts."""

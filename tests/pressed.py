@@ -24,12 +24,15 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.errors import CapacityError
 from icc.runtime.executor.player import Player
 from icc.runtime.format.load import open_engine
+from icc.runtime.format.speculation import DraftTree
 from icc.runtime.llm import LLM
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.request import Standing
 from icc.runtime.speculate import ngram
 from icc.runtime.speculate.choose import choose_speculator
+from icc.runtime.speculate.medusa import MedusaDrafter
 from icc.runtime.speculate.speculator import Speculator
+from msgspec.structs import replace
 from planted_drafter import TreeDrafter
 from swapping_cpu import SwappingCpu
 
@@ -61,6 +64,12 @@ class Cold:
         return self._scores[prompt]
 
 
+def tree_of(ranks: int, batch: int) -> DraftTree:
+    """Two guesses of the first head, and one each of two more behind the first: the compiler expects that heads of
+    random weights lose, and chooses a tree without guesses."""
+    return DraftTree(batch, [-1, -1, 0, 2], [1, 1, 2, 3], [0, 1, ranks, 2 * ranks], [1, 2, 5, 13], [0.5] * 4, 2.0, 2.0)
+
+
 class Run:
     """One run; `seen` counts what happened."""
 
@@ -83,6 +92,11 @@ class Run:
             speculator.adaptive = draw.random() < 0.2
             if self.drafter == "trees":
                 speculator = Speculator(TreeDrafter(self.truth, draw.choice((0.3, 0.8)), seed), adaptive=False)
+            if self.drafter == "medusa" and engine.program.speculation is not None:
+                always = replace(
+                    engine.program.speculation, trees=[tree_of(engine.program.speculation.ranks, limits.max_batch_size)]
+                )
+                speculator = Speculator(MedusaDrafter(executor, always), adaptive=speculator.adaptive)
         self.llm = LLM(engine.manifest, executor, None, engine, speculator)
         for name in ("step", "step_greedy"):
             setattr(executor, name, self.poisoned(getattr(executor, name)))

@@ -108,7 +108,7 @@ def _watched(llm: LLM) -> list[int]:
 @pytest.mark.parametrize("count", [4, *soak(3, 7)])
 def test_more_stages_than_cores(count: int, compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4, two begin inside of a layer: what crosses there lies in wider rows. One step is under way; if all had cores
-    of their own, as many as there are stages."""
+    of their own, as many as there are stages, each with an equal share of the sequences, rounded up."""
     with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
         wanted = tokens(llm)
     with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=count).engine) as llm:
@@ -120,7 +120,8 @@ def test_more_stages_than_cores(count: int, compiled: Compiled, monkeypatch: pyt
     with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=count).engine) as llm:
         under_way = _watched(llm)
         assert tokens(llm) == wanted and tokens(llm) == wanted
-        assert max(under_way) == count
+        share = -(-len(PROMPTS) // count)
+        assert max(under_way) == -(-len(PROMPTS) // share)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_stages_of_several_ranks(name: str, options: dict[str, Any], compiled: C
         assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
         assert np.array_equal(llm.logits(ids), logits)
     sizes = [(four.engine / entry.weights).stat().st_size for entry in read_manifest(four.engine).programs.values()]
-    assert len(sizes) == 4 and max(sizes) < 0.6 * (two.engine / "weights.safetensors").stat().st_size
+    assert len(sizes) == 4 and max(sizes) < 0.65 * (two.engine / "weights.safetensors").stat().st_size
 
 
 def test_a_rank_of_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:

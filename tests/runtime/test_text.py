@@ -44,6 +44,16 @@ def test_special_tokens_give_no_text_and_do_not_pile_up(tokenizer: Tokenizer) ->
     assert len(detokenizer._window) < 50
 
 
+def test_texts_of_single_tokens_are_kept_for_the_last_few(byte_tokenizer_file: Path) -> None:
+    """A server that has shown every token of a large vocabulary once would keep tens of megabytes."""
+    content = tokenizers.Tokenizer.from_str(byte_tokenizer_file.read_text())
+    content.add_tokens([f"<{number}>" for number in range(2000)])
+    tokenizer = Tokenizer(content.to_str().encode())
+    for token in [*range(tokenizer.vocab_size), 5]:
+        assert tokenizer.decode_shown([token], True) == tokenizer.decode([token])
+    assert tokenizer._decode_one.cache_info().currsize < tokenizer.vocab_size / 2
+
+
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=20), prompt=st.text(max_size=8))
 def test_the_pieces_are_the_text(text: str, prompt: str) -> None:

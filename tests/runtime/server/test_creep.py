@@ -97,6 +97,6 @@ def test_planted_leaks_are_found(chat_engine: Path, leak: str) -> None:
 
 @pytest.mark.parametrize("rounds", soak(1))
 def test_a_server_without_leaks_is_not_accused(chat_engine: Path, rounds: int) -> None:
-    """For its first five minutes (some 18,000 requests) a server's memory grows, and then hardly; why is not known."""
+    """For its first five minutes a server's memory grows: it fills its prefix cache, and pools of its allocator."""
     found = creep(chat_engine, "--minutes", "10", "--round", "5", "--memory", "100")
     assert found["creeps"] == [] and not found["failed"], found
