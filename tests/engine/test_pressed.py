@@ -95,8 +95,8 @@ def test_answers_are_those_of_a_cold_engine(
     assert seen["length"] > 20 and seen["abort"] > 5 and seen["preempted"] > 5
     if runs > 20 and "kv_policy" not in options:  # what is evicted is not shared, swapped or guessed
         drafters = {"trees", "ngram", *(["medusa"] if options.get("spec") == HEADS else [])}
-        assert min(seen["cached"], seen["swapped"], *(seen[f"guesses of {drafter}"] for drafter in drafters)) > 100, seen
-        assert seen["accepted"] > 100, seen
+        kinds = ["cached", "swapped", "accepted", *(f"guesses of {drafter}" for drafter in drafters)]
+        assert min(seen[kind] for kind in kinds) > 100, seen
 
 
 @pytest.mark.soak
