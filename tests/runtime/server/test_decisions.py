@@ -71,6 +71,14 @@ def test_openais_client_gets_its_answers(server: Served) -> None:
     assert found.usage.output_tokens == 0 and found.usage.total_tokens == found.usage.input_tokens > 0
 
 
+def test_a_shared_input_is_counted_once(hashing: Path, tmp_path: Path) -> None:
+    """Forty questions about 1,000 tokens are no 40,000 tokens of the queue."""
+    with running(serve_command(hashing, "--max-queue-tokens", "8000"), tmp_path / "log", "toy") as served:
+        assert len(ask(served, [PREDICATE] * 40, "a" * 1000)["answers"]) == 40
+        many = {"model": "toy", "input": "a" * 1000, "questions": [{**PREDICATE, "instructions": "b" * 500}] * 40}
+        assert served.ask("POST", "/v1/decisions", many).status != 200
+
+
 def test_the_probabilities_are_those_of_the_labels_rows(server: Served, hashing: Path) -> None:
     answers = ask(server)["answers"]
     asked = [

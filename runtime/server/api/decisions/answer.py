@@ -102,9 +102,9 @@ class Decision(Struct):
 
 
 async def decision_jobs(jobs: Jobs, request: DecisionRequest, client: str) -> list[Job]:
-    """The jobs of a request: its first question, and then the others, which find the input in the prefix cache.
-    HttpError or RequestError for what a client has wrong."""
-    prompts = await _prompts(jobs, request)
+    """The jobs of a request: its first question, and then the others, which find the input in the prefix cache and
+    are counted without it. HttpError or RequestError for what a client has wrong."""
+    shared, prompts = await _prompts(jobs, request)
     queries = []
     for tokens, labels in prompts:
         jobs.prompts.check_length(len(tokens), "input", generates=True)
@@ -113,12 +113,16 @@ async def decision_jobs(jobs: Jobs, request: DecisionRequest, client: str) -> li
         )
     submits, deadline = await jobs.sent(queries, request, client, jobs.salt(client, request.prompt_cache_key))
     most = max(len(labels) for _, labels in prompts)
-    parts = [part for part in (submits[:1], submits[1:]) if part]
-    return [Job(part, Price.of_embeddings([len(one.prompt) for one in part], most), deadline) for part in parts]
+    parts = [(submits[:1], 0), (submits[1:], shared)]
+    return [
+        Job(part, Price.of_embeddings([max(len(one.prompt) - known, 1) for one in part], most), deadline)
+        for part, known in parts
+        if part
+    ]
 
 
-async def _prompts(jobs: Jobs, request: DecisionRequest) -> list[tuple[list[int], tuple[int, ...]]]:
-    """The tokens of each question's prompt, and of its labels."""
+async def _prompts(jobs: Jobs, request: DecisionRequest) -> tuple[int, list[tuple[list[int], tuple[int, ...]]]]:
+    """How many tokens come before the questions; the tokens of each question's prompt, and of its labels."""
     tokenizer = jobs.model.tokenizer
     if tokenizer is None:
         raise HttpError(404, "the engine has no tokenizer, and takes no texts", code="unsupported")
@@ -131,7 +135,8 @@ async def _prompts(jobs: Jobs, request: DecisionRequest) -> list[tuple[list[int]
     after += labels.end
     asked: list[Worded] = [worded(question, labels) for question in request.questions]
     encode = jobs.prompts.encode
-    return [(await encode(before + text + after, not has_template), found) for text, found in asked]
+    shared = len(await encode(before, not has_template))
+    return shared, [(await encode(before + text + after, not has_template), found) for text, found in asked]
 
 
 async def _framed(jobs: Jobs, model: str, messages: list[dict]) -> tuple[str, str]:
