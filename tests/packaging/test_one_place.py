@@ -38,6 +38,12 @@ def test_a_policy_is_read_once() -> None:
     assert [line.partition(":")[0] for line in found] == ["compiler/eviction.py", "compiler/options.py"], found
 
 
+def test_token_types_are_an_input_like_any_other() -> None:
+    """Of engines of format 2 alone, a field has that name."""
+    found = lines_with("token_types", "compiler/graph", "compiler/engine", "runtime")
+    assert [line.partition(":")[0] for line in found] == ["runtime/format/version2.py"], found
+
+
 def test_class_names_stand_in_one_file() -> None:
     places: defaultdict[str, set[str]] = defaultdict(set)
     for path in sources("compiler", "passes", "runtime"):
