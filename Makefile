@@ -32,7 +32,7 @@ rare: $(VENV)/.dev
 
 # All tests at the sizes of a night (tests/sizes.py): 10,000 requests of which a third are aborted, 5,000 examples per
 # operation, the server's real time limits, every family on every target, libraries as they are shipped. In pieces of
-# MINUTES: call it again until it says that every file has passed (build/soak.json holds what is known).
+# MINUTES: call it again until it says that every file has passed; it goes on where it stopped, by build/soak.json.
 MINUTES ?= 20
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak.py --minutes $(MINUTES) $(SOAK_FILES)
