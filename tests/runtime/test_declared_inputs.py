@@ -22,7 +22,8 @@ from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.query import Query
 from icc.runtime.requests.extras import isolating_salt
 from icc.runtime.requests.request import Standing
-from icc.runtime.server.engine.messages import Frames, Submit, ToEngine, encode
+from icc.runtime.server.engine.frames import Frames
+from icc.runtime.server.engine.messages import Submit, ToEngine, encode
 
 LIMITS = BatchLimits(tokens=12, seqs=4, blocks=5, logit_rows=4)
 MARK = BatchArray("mark", ("T",), fill=-1)

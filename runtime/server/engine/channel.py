@@ -9,9 +9,9 @@ from threading import Lock
 
 import msgspec
 
-from .messages import Frames, FromEngine, ToEngine, encode
+from .frames import SocketFrames
+from .messages import FromEngine, ToEngine, encode
 
-_CHUNK = 1 << 20  # bytes read at a time
 _MAX_UNSENT = 256 << 20  # bytes; the other side has stopped reading for ever
 
 
@@ -26,7 +26,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._frames = Frames()
+        self._frames = SocketFrames(connection)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._unsent = bytearray()
         self._sending = Lock()
@@ -49,14 +49,14 @@ class Channel:
         if not readable:
             return
         try:
-            data = self._socket.recv(_CHUNK)
+            bodies = self._frames.read()
         except BlockingIOError:
             return
+        except EOFError as error:
+            raise ChannelClosed("the HTTP process has gone") from error
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-        if not data:
-            raise ChannelClosed("the HTTP process has gone")
-        for body in self._frames.feed(data):
+        for body in bodies:
             yield self._decoder.decode(body)
 
     def _flush(self) -> None:

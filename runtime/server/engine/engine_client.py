@@ -19,6 +19,7 @@ from ...options import LoadOptions
 from ...parent import deaf_to_signals
 from ..log import LogOptions, with_fields
 from .engine_stream import EngineFailed, EngineStream, SentPrompt, fail_all
+from .frames import Frames
 from .messages import (
     AdapterDone,
     AdapterStats,
@@ -26,7 +27,6 @@ from .messages import (
     DropKV,
     Embedded,
     Failed,
-    Frames,
     FromEngine,
     KVChanged,
     KVGiven,

@@ -9,8 +9,8 @@ from ...query import Query
 from ...requests.params import SamplingParams
 from ...requests.request import Standing
 from ...requests.sampler import TokenLogprob
+from .frames import MAX_FRAME
 
-MAX_FRAME = 64 << 20  # bytes; nothing that the processes say is longer
 HEARTBEAT_S = 0.5  # an idle engine says that often that it lives
 
 
@@ -276,25 +276,3 @@ def encode(message: ToEngine | FromEngine) -> bytes:
     body = _encoder.encode(message)
     assert len(body) <= MAX_FRAME, len(body)
     return len(body).to_bytes(4, "little") + body
-
-
-class Frames:
-    """Cuts a stream of bytes into the bodies of frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that are complete now. ValueError if the stream is no sequence of frames."""
-        self._buffer += data
-        bodies, at = [], 0
-        while len(self._buffer) >= at + 4:
-            size = int.from_bytes(self._buffer[at : at + 4], "little")
-            if size > MAX_FRAME:
-                raise ValueError(f"a frame of {size} bytes")
-            if len(self._buffer) < at + 4 + size:
-                break
-            bodies.append(bytes(self._buffer[at + 4 : at + 4 + size]))
-            at += 4 + size
-        del self._buffer[:at]
-        return bodies

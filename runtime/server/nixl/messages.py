@@ -66,6 +66,6 @@ FromMover = MoverReady | Published | Fetched | Failure
 
 
 def frame(message: ToMover | FromMover) -> bytes:
-    """A message as it is sent; `engine.messages.Frames` cuts it out again."""
+    """A message as it is sent; `engine.frames.Frames` cuts it out again."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "little") + body

@@ -15,13 +15,12 @@ import sys
 import msgspec
 
 from ...parent import die_with_parent
-from ..engine.messages import Frames
+from ..engine.frames import SocketFrames
 from .library import Agent, make_agent
 from .messages import FetchBytes, Forget, FromMover, MoverReady, Publish, ToMover, frame
 from .mover import Mover
 
 _POLL_S = 0.0005  # between two looks at pieces that are on their way
-_CHUNK = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
@@ -41,15 +40,16 @@ def main(arguments: list[str]) -> int:
 
 def serve(connection: socket.socket, agent: Agent) -> None:
     """Do what is asked over a connection until that is closed."""
-    mover, frames, decoder = Mover(agent), Frames(), msgspec.msgpack.Decoder(ToMover)
+    mover, frames, decoder = Mover(agent), SocketFrames(connection), msgspec.msgpack.Decoder(ToMover)
     while True:
         answers: list[FromMover] = list(mover.finished())
         readable, _, _ = select.select([connection], [], [], 0 if answers else _POLL_S if mover.busy else None)
         if readable:
-            data = connection.recv(_CHUNK)
-            if not data:
+            try:
+                bodies = frames.read()
+            except EOFError:
                 return
-            for body in frames.feed(data):
+            for body in bodies:
                 answers += _answered(mover, decoder.decode(body))
         for answer in answers:
             connection.sendall(frame(answer))

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import IccError
 from ...parent import deaf_to_signals
-from ..engine.messages import Frames
+from ..engine.frames import Frames
 from .library import check_nixl
 from .messages import Failure, FetchBytes, Forget, FromMover, MoverReady, Publish, Published, frame
 

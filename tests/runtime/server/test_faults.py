@@ -18,7 +18,8 @@ import pytest
 from icc.runtime.server.engine import pulse
 from icc.runtime.server.engine.channel import Channel
 from icc.runtime.server.engine.engine_client import EngineClient
-from icc.runtime.server.engine.messages import Frames, Working
+from icc.runtime.server.engine.frames import Frames
+from icc.runtime.server.engine.messages import Working
 from sizes import size_of
 
 from .conftest import Served, StartServer

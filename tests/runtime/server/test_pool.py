@@ -23,6 +23,7 @@ ENGINE = """
 import os, socket, sys, threading, time
 import msgspec
 from pathlib import Path
+from icc.runtime.server.engine.frames import Frames
 from icc.runtime.server.engine.messages import *
 end, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
 while (folder / "wait").exists():

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +22,12 @@ from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine import kv_transfer
 from icc.runtime.server.engine import worker as worker_module
 from icc.runtime.server.engine.channel import Channel, ChannelClosed
+from icc.runtime.server.engine.frames import Frames, SocketFrames
 from icc.runtime.server.engine.kv_file import new_kv_name
 from icc.runtime.server.engine.messages import (
     Cancel,
     DropKV,
     Failed,
-    Frames,
     FromEngine,
     PromptLogprobs,
     Report,
@@ -236,6 +237,25 @@ def test_frames_come_whole_however_they_are_cut() -> None:
         assert len(bodies) == 100
     with pytest.raises(ValueError, match="a frame of"):
         Frames().feed(b"\xff\xff\xff\xff")
+
+
+def test_reading_a_message_takes_no_more_memory_than_it_has() -> None:
+    """Room for the most that may come, taken for every message, makes a process grow for ever."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frames, sent = SocketFrames(theirs), submit(1, (5,) * 100)
+        tracemalloc.start()
+        try:
+            for _ in range(3):
+                ours.sendall(encode(sent))
+                [body] = frames.read()
+                assert msgspec.msgpack.decode(body, type=Submit) == sent
+            assert tracemalloc.get_traced_memory()[1] < 1 << 16
+        finally:
+            tracemalloc.stop()
+        ours.close()
+        with pytest.raises(EOFError):
+            frames.read()
 
 
 def test_kv_that_nobody_takes_is_removed(
