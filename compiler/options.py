@@ -82,7 +82,13 @@ class CompileOptions:
         unset="the checkpoint's, or last, or of encoders mean",
     )
     quant: str = setting(
-        "none", "Weights of the linear layers.", values=quantization.explained, plan=True, on_demand=True
+        "none",
+        "Weights of the linear layers.",
+        values=quantization.explained,
+        open=True,
+        metavar="METHOD",
+        plan=True,
+        on_demand=True,
     )
     quant_head: str = setting(
         "int8",

@@ -66,6 +66,8 @@ def trace(
             raise UsageError(f"{named[0].option} needs a tokenizer, and {source.told}", "leave it out")
         prompts = measure.read_prompts(request.prompts, texts) if request.prompts else ()
         forms = measure.lower_forms(request.forms) if request.forms else ()
+        if request.forms and tokenizer is not None:
+            measure.check_readable(request.forms[0], tokenizer, graph.info.vocab_size)
     if earlier is not None:
         earlier.check_model(graph.info)
     kernels = options.deterministic, options.isa, options.os, options.step_kernel

@@ -103,6 +103,14 @@ def lower_forms(files: Sequence[FormFile]) -> list[CompiledForm]:
     return forms.lower_forms(files)
 
 
+def check_readable(file: FormFile, tokenizer: Path, vocab_size: int) -> None:
+    """UsageError where the tokens of a model cannot follow the forms of `icc compile --schema` and `--grammar`. file:
+    one of these; tokenizer: tokenizer.json."""
+    from . import forms
+
+    forms.check_readable(file, tokenizer, vocab_size)
+
+
 def compute_prompts(stage: Path, target: Target, wanted: Sequence[CompiledPrompt]) -> CompiledPrompts | None:
     """Their KV, by the engine in `stage`, in files of it; None where that does not run here."""
     if target.backend != "cpu":

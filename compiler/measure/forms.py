@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...runtime.errors import MissingExtraError, RequestError, install
 from ...runtime.format.forms import CompiledForm
 from ...runtime.grammars.compiling import lowered
+from ...runtime.grammars.constraints import Grammars
 from ...runtime.grammars.sources import of_lark, of_schema
+from ...runtime.tokenizer import Tokenizer
 from ..errors import UsageError
 from ..prompt_files import FormFile
+
+_ANY = of_lark('start: "a"')
 
 
 def lower_forms(files: Sequence[FormFile]) -> list[CompiledForm]:
     """The forms in these files. UsageError for one that no answer can follow, or that is beyond the limits."""
     return [_lowered(file) for file in files]
+
+
+def check_readable(file: FormFile, tokenizer: Path, vocab_size: int) -> None:
+    """UsageError where the tokens of a model, whose tokenizer.json is given, cannot follow any form."""
+    text = Tokenizer(tokenizer.read_bytes()).to_json()
+    try:
+        Grammars(text, vocab_size, [0]).compile(_ANY)  # which token ends an answer does not matter
+    except RequestError as error:
+        raise UsageError(f"{file.option}: {error.message}", "leave it out") from error
 
 
 def _lowered(file: FormFile) -> CompiledForm:

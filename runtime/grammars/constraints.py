@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from threading import Lock
@@ -162,9 +163,11 @@ class Grammars:
         self._working = Lock()
 
     def prepare(self) -> None:
-        """Compile all forms, and what the first token of each may be: later nobody waits for that."""
+        """Compile all forms, and what the first token of each may be: later nobody waits for that. One that cannot be
+        compiled is refused when it is asked for."""
         for lowered_form in self._lowered.values():
-            self.compile(lowered_form)().allowed()
+            with suppress(RequestError):
+                self.compile(lowered_form)().allowed()
 
     def compile(self, source: str) -> Callable[[], GrammarConstraint]:
         """What makes the constraint of each completion, from a text of `sources`, lowered or not. RequestError if the

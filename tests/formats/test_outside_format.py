@@ -11,8 +11,10 @@ import pytest
 import tiny_models
 import torch
 from building import build
+from click.testing import CliRunner
 from icc.compiler import quantization
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON_LAYOUTS
+from icc.compiler.cli import main
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
@@ -63,6 +65,8 @@ def test_its_quantizations_are_told_from_others() -> None:
         assert "gptq-nl4, rtn-nl4" in str(error.value.hint)
     with pytest.raises(UsageError, match=r"--quant 2:4: .* raised perplexity by 23 % at 9 bits"):
         find_quantization("2:4")
+    said = CliRunner().invoke(main, ["compile", "model", "--target", "cpu,h100", "--quant", "2:4"])
+    assert said.exit_code == 2 and "raised perplexity by 23 %" in said.stderr
     for name, method in (("rtn4", "rtn"), ("rtn-nl4", "rtn"), ("nl4", "auto")):
         with pytest.raises(ValueError, match=r"there is a quantization|is none of"):
             register_quantization(name, Quantization(method, "nl4", "another"))

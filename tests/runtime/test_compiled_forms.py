@@ -11,7 +11,8 @@ from typing import Any
 import icc
 import msgspec
 import pytest
-from icc.compiler.measure import lower_forms
+import tokenizers
+from icc.compiler.measure import check_readable, lower_forms
 from icc.compiler.prompt_files import read_form_file
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.errors import UsageError
@@ -19,6 +20,8 @@ from icc.runtime.format.forms import FORMS_FILE, CompiledForms
 from icc.runtime.grammars import constraints
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.api.model import open_model
+
+from .conftest import byte_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 GRAMMAR = 'start: "yes" | "no"\n'
@@ -98,3 +101,19 @@ def test_mistakes_are_told_in_a_line(kind: Any, text: str, why: str, tmp_path: P
     with pytest.raises(UsageError, match=why) as caught:
         lower_forms([read_form_file(tmp_path / "form", kind)])
     assert f"--{kind} {tmp_path / 'form'}" in caught.value.message and "\n" not in caught.value.message
+
+
+def test_a_tokenizer_that_grammars_cannot_read(tmp_path: Path) -> None:
+    """The compile refuses it; the thread that compiles forms of an engine from before does not end in a traceback."""
+    unread = tmp_path / "tokenizer.json"
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<eos>": 2}, []))
+    letters.decoder = tokenizers.decoders.Fuse()
+    letters.save(str(unread))
+    (tmp_path / "said.lark").write_text(GRAMMAR)
+    file = read_form_file(tmp_path / "said.lark", "grammar")
+    with pytest.raises(UsageError, match="grammars cannot read the model's tokenizer") as caught:
+        check_readable(file, unread, 3)
+    assert "\n" not in caught.value.message and caught.value.message.startswith(file.option)
+    constraints.Grammars(unread.read_text(), 3, [2], lower_forms([file])).prepare()
+    byte_tokenizer().save(str(unread))
+    check_readable(file, unread, 258)

@@ -27,7 +27,7 @@ class Judge(Protocol):
 
 async def best_of(job: Job, deltas: Sequence[Delta], judge: Judge | None) -> dict[int, list[int]]:
     """For each prompt of a job, by id, the numbers of the `job.best` best of its completions, the best first; judge
-    None: the likeliest per token."""
+    None: the likeliest per token. Those that a deadline has ended before their first token come last."""
     grouped: dict[int, dict[int, list[Delta]]] = {}
     for delta in deltas:
         grouped.setdefault(delta.id, {}).setdefault(delta.index, []).append(delta)
@@ -38,7 +38,7 @@ async def best_of(job: Job, deltas: Sequence[Delta], judge: Judge | None) -> dic
             scores = [_likelihood(one) for one in whole]
         else:
             scores = await judge.scores(question, [one.text for one in whole])
-        order = sorted(range(len(whole)), key=lambda place: -scores[place])
+        order = sorted(range(len(whole)), key=lambda place: (not whole[place].token_ids, -scores[place]))
         chosen[number] = [whole[place].index for place in order[: job.best]]
     return chosen
 

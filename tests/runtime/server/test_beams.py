@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from icc.runtime.cli.commands import main
 from icc.runtime.format.manifest import EmbeddingFacts, SamplingDefaults
 from icc.runtime.loading import load
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.requests.sampler import TokenLogprob
+from icc.runtime.server.api.best import Judge, best_of
+from icc.runtime.server.api.jobs import Job
+from icc.runtime.server.engine.admission import Price
+from icc.runtime.server.engine.messages import Delta
 
 from .chat_templates import QWEN_2_5
 from .conftest import Served, running
@@ -20,6 +26,13 @@ from .conftest import Served, running
 SEARCH: dict[str, Any] = {"use_beam_search": True, "max_tokens": 4, "length_penalty": 0.5, "early_stopping": "never"}
 # of letters that the toy's judge likes, which is a text that ends with a zero byte, and others
 DRAWN: dict[str, Any] = {"max_tokens": 3, "temperature": 100, "seed": 7, "allowed_token_ids": [0, 65]}
+
+
+class Indifferent(Judge):
+    """Likes every answer as much, but for those that say nothing, which it likes better."""
+
+    async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
+        return [float(not answer) for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +137,21 @@ def test_a_judge_picks_the_best_of_several(served: Served) -> None:
         "model": served.model, "messages": [{"role": "user", "content": "a"}], "best_of": 2, "stream": True
     })  # fmt: skip
     assert reply.status == 400 and reply.json["error"]["param"] == "best_of"
+
+
+@pytest.mark.parametrize("judge", [None, Indifferent()])
+def test_answers_that_a_deadline_kept_from_beginning_are_none_of_the_best(judge: Judge | None) -> None:
+    """They have no token that is unlikely, and waited for the others where a batch is full."""
+    likely = {2: -3.0, 3: -2.0}  # by the number of the answer; the others are empty
+    deltas = [
+        Delta(5, n, (9,), "a", (TokenLogprob(9, likely[n], ()),), reason="deadline") if n in likely
+        else Delta(5, n, reason="deadline")
+        for n in range(5)
+    ]  # fmt: skip
+    job = Job([], Price(0, 0, 0), 1.0, best=3, questions=["why"])
+    found = asyncio.run(best_of(job, deltas, judge))[5]
+    assert sorted(found[:2]) == [2, 3] and found[2] == 0
+    assert judge is not None or found[0] == 3
 
 
 def test_a_batch_has_beams_and_a_judge(toy: Path, judge: Path, tmp_path: Path) -> None:
