@@ -93,7 +93,8 @@ class Worker(TaskListener[Prompt]):
         facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity, room)
         self._channel.send(facts)
         clocks = cpu_clocks(() if self._ranks is None else self._ranks.pids)
-        pulse = Pulse(self._channel, clocks) if self._driver.loop.manifest.backend == "cpu" else None
+        on_cpu = self._driver.loop.manifest.backend == "cpu"
+        pulse = Pulse(self._channel, clocks, self._halted) if on_cpu else None
         try:
             while True:
                 self._turn()
@@ -121,7 +122,7 @@ class Worker(TaskListener[Prompt]):
             self._step()
         elif self._deltas:
             self._report()
-        elif time.monotonic() - self._reported >= HEARTBEAT_S:
+        elif time.monotonic() - self._reported >= HEARTBEAT_S and not self._halted():
             self._check()
             self._report()
         self._kv.give()
@@ -136,6 +137,11 @@ class Worker(TaskListener[Prompt]):
         if self._ranks is not None and self._ranks.lost:
             log.error("%s: the engine ends", self._ranks.lost)
             raise SystemExit(1)
+
+    def _halted(self) -> bool:
+        """Whether a rank is stopped: what waits for it, in whatever thread, does not continue. The engine then does not
+        say that it lives, and the server ends it after its watchdog's time, unless the rank goes on."""
+        return self._ranks is not None and self._ranks.halted
 
     def _hear(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
