@@ -122,7 +122,7 @@ class Worker(TaskListener[Prompt]):
             self._step()
         elif self._deltas:
             self._report()
-        elif time.monotonic() - self._reported >= HEARTBEAT_S and not self._halted():
+        elif time.monotonic() - self._reported >= HEARTBEAT_S:
             self._check()
             self._report()
         self._kv.give()
@@ -296,6 +296,8 @@ class Worker(TaskListener[Prompt]):
 
     def _report(self, seconds: float = 0.0) -> None:
         """Say what has come since the last report; of a step, which took so long."""
+        if not self._deltas and self._halted():
+            return
         deltas, self._deltas = self._deltas, []
         tokens = self._driver.loop.last_step_tokens if seconds else 0
         adapters = self._adapters.stats(self._driver.awaited)
