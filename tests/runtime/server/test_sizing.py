@@ -186,6 +186,8 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
         (("--traffic", tmp_path / "good", *costs), "needs a service level"),
         (("--traffic", tmp_path / "good", *slo), "is no engine"),
         (("--traffic", tmp_path / "good", *slo, "--step-costs", tmp_path / "bad"), "--step-costs"),
+        (("--traffic", tmp_path / "good", *slo, "--write-step-costs", tmp_path / "no" / "x"), "is no directory"),
+        (("--traffic", tmp_path / "good", *slo, *costs, "--write-step-costs", tmp_path), "--write-step-costs"),
     ):
         found = run("nothing.engine", *arguments)
         assert found.exit_code == 2 and said in found.output, (arguments, found.output)
