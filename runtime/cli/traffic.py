@@ -72,6 +72,8 @@ def plan_traffic(
     if slo is None:
         raise UsageError("--traffic needs a service level", "give --slo ttft=1s,itl=50ms")
     arrivals = read_traffic(traffic)
+    if write_step_costs is not None and not write_step_costs.parent.is_dir():  # before a minute of measuring
+        raise UsageError(f"--write-step-costs: {write_step_costs.parent} is no directory", "make it first")
     with open_display() as display:
         if step_costs is not None:
             table = StepTable.read(step_costs)

@@ -67,6 +67,7 @@ class RankProcesses:
     def __init__(self, module: str, hellos: Sequence[RankHello], descriptor: int, on_loss: Callable[[], None]) -> None:
         self._on_loss, self._closing = on_loss, False
         self.lost = ""  # which rank is gone, in words
+        self._halted: set[int] = set()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[Thread] = []
         self._begun = Event()  # before that, who starts the ranks sees which have ended
@@ -84,6 +85,11 @@ class RankProcesses:
     def pids(self) -> list[int]:
         """Process ids, of ranks 1 and up."""
         return [process.pid for process in self._processes]
+
+    @property
+    def halted(self) -> bool:
+        """Whether a rank is stopped (SIGSTOP), and may go on."""
+        return bool(self._halted)
 
     def _start(self, module: str, hello: RankHello, descriptor: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -119,7 +125,8 @@ class RankProcesses:
         self._watch(number, process)
 
     def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        halted = _halted_or_ended(process.pid)
+        tell = self._halted
+        halted = _halted_or_ended(process.pid, lambda stopped: (tell.add if stopped else tell.discard)(number))
         code = None if halted else process.wait()
         self._begun.wait()
         if not self._closing:
@@ -176,16 +183,19 @@ class RankProcesses:
                 process.wait()
 
 
-def _halted_or_ended(pid: int) -> bool:
+def _halted_or_ended(pid: int, tell: Callable[[bool], None]) -> bool:
     """Wait until a child process ends, or was stopped for HALTED_S seconds of which this process ran; whether it is
-    stopped. The process that has ended is left to be waited for."""
+    stopped. The process that has ended is left to be waited for. tell: called when it is stopped, and when it is not
+    any more."""
     ends = os.WEXITED | os.WNOWAIT
     with suppress(ChildProcessError):  # somebody has waited for it
         while (found := os.waitid(os.P_PID, pid, ends | os.WSTOPPED)) is not None and found.si_code == os.CLD_STOPPED:
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # it is told of once
+            tell(True)
             for _ in range(HALTED_S):
                 if os.waitid(os.P_PID, pid, ends | os.WCONTINUED | os.WNOHANG) is not None:
                     os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOHANG)
+                    tell(False)
                     break
                 time.sleep(1)
             else:

@@ -39,11 +39,11 @@ class Pulse:
     look, until `stop`. What it has used before that does not count: waiting adds up, too.
 
     For engines whose kernels run in these processes: one that waits for a GPU may use CPU time by waiting. clocks: see
-    `cpu_clocks`.
+    `cpu_clocks`. halted: whether no work counts, because one of the processes is stopped.
     """
 
-    def __init__(self, channel: Channel, clocks: Sequence[Clock]) -> None:
-        self._channel, self._clocks = channel, clocks
+    def __init__(self, channel: Channel, clocks: Sequence[Clock], halted: Callable[[], bool] = lambda: False) -> None:
+        self._channel, self._clocks, self._halted = channel, clocks, halted
         self._stopped = Event()
         Thread(target=self._run, name="icc-pulse", daemon=True).start()
 
@@ -55,7 +55,7 @@ class Pulse:
         used = [clock() for clock in self._clocks]
         while not self._stopped.wait(HEARTBEAT_S):
             before, used = used, [clock() for clock in self._clocks]
-            if max(now - then for now, then in zip(used, before, strict=True)) < _WORK_S:
+            if self._halted() or max(now - then for now, then in zip(used, before, strict=True)) < _WORK_S:
                 continue
             try:
                 self._channel.send(Working())

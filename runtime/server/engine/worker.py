@@ -93,7 +93,8 @@ class Worker(TaskListener[Prompt]):
         facts = Ready(blocks, limits[0], load_s, prefix_blocks, self._kv.works, limits[1], self._identity, room)
         self._channel.send(facts)
         clocks = cpu_clocks(() if self._ranks is None else self._ranks.pids)
-        pulse = Pulse(self._channel, clocks) if self._driver.loop.manifest.backend == "cpu" else None
+        on_cpu = self._driver.loop.manifest.backend == "cpu"
+        pulse = Pulse(self._channel, clocks, self._halted) if on_cpu else None
         try:
             while True:
                 self._turn()
@@ -136,6 +137,11 @@ class Worker(TaskListener[Prompt]):
         if self._ranks is not None and self._ranks.lost:
             log.error("%s: the engine ends", self._ranks.lost)
             raise SystemExit(1)
+
+    def _halted(self) -> bool:
+        """Whether a rank is stopped: what waits for it, in whatever thread, does not continue. The engine then does not
+        say that it lives, and the server ends it after its watchdog's time, unless the rank goes on."""
+        return self._ranks is not None and self._ranks.halted
 
     def _hear(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -290,6 +296,8 @@ class Worker(TaskListener[Prompt]):
 
     def _report(self, seconds: float = 0.0) -> None:
         """Say what has come since the last report; of a step, which took so long."""
+        if not self._deltas and self._halted():
+            return
         deltas, self._deltas = self._deltas, []
         tokens = self._driver.loop.last_step_tokens if seconds else 0
         adapters = self._adapters.stats(self._driver.awaited)

@@ -93,6 +93,8 @@ class Server:
         """SIGHUP: go on with what is in the engine's directory now."""
         if self._rereading is None or self._rereading.done():
             self._rereading = asyncio.create_task(self._read_again())
+        else:
+            log.error("SIGHUP: the engine is being loaded anew already; send it again when it is")
 
     async def _read_again(self) -> None:
         try:

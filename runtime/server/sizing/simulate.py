@@ -58,6 +58,7 @@ def simulate(table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> list
 
 class _Simulation:
     def __init__(self, table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> None:
+        _check(table, traffic)
         self._replicas = [VirtualReplica(number, table) for number in range(fleet.replicas)]
         self._prefills, self._router = fleet.prefills, Router()
         self._served = [SimulatedAnswer(arrival) for arrival in traffic]
@@ -66,7 +67,6 @@ class _Simulation:
         self._tokens = self._unit * steps
         self._moving = dict.fromkeys(range(fleet.replicas), 0)  # prompts that will come, by who answers them
         self._moves, self._step_tokens = table.taken is not None, table.max_step_tokens
-        _check(table, traffic)
 
     def run(self) -> list[SimulatedAnswer]:
         arriving = 0

@@ -78,8 +78,11 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
     def write(self, path: Path) -> None:
-        """Write what `read` reads."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        """Write what `read` reads. UsageError where that cannot be."""
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        except OSError as error:
+            raise UsageError(f"--write-step-costs {path}: {error}", "give another file") from error
 
     @property
     def config(self) -> SchedulerConfig:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ...errors import UsageError
 
-_Count = Annotated[int, Meta(ge=1)]
+_Count = Annotated[int, Meta(ge=1, le=1 << 24)]  # more are a mistake, and would be made in memory
 
 
 class Arrival(msgspec.Struct, frozen=True):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import icc
 import psutil
 import pytest
 
-from .conftest import StartServer
+from .conftest import Served, StartServer
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +22,20 @@ def ranked_engine(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -
     return icc.compile(sample, output, target="native", quant="rtn4", tensor_parallel=2)
 
 
+def ranks_of(server: Served) -> list[int]:
+    """The processes of ranks 1 and up; none while the engine is started again."""
+    try:
+        engine = psutil.Process(server.engine_pid)
+        return [child.pid for child in engine.children() if "rank_main" in " ".join(child.cmdline())]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
     server = start(engine=ranked_engine)
 
     def ranks() -> list[int]:
-        try:
-            engine = psutil.Process(server.engine_pid)
-            return [child.pid for child in engine.children() if "rank_main" in " ".join(child.cmdline())]
-        except psutil.NoSuchProcess:  # it is being started again
-            return []
+        return ranks_of(server)
 
     wanted = server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"]
     [rank] = ranks()
@@ -47,3 +53,18 @@ def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200 and ranks() not in ([], [rank]), 60)
     assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
     assert "rank 1 has ended with -9: the engine ends" in server.log.read_text()
+
+
+def test_a_rank_that_is_stopped(start: StartServer, ranked_engine: Path) -> None:
+    """Nobody asks, so no step waits for it: the watchdog ends the engine all the same, but not if the rank goes on."""
+    server = start("--watchdog", "3", engine=ranked_engine)
+    [rank] = ranks_of(server)
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(rank, signal.SIGCONT)
+    time.sleep(4)
+    assert ranks_of(server) == [rank]
+    os.kill(rank, signal.SIGSTOP)
+    server.wait_until(lambda: server.ask("GET", "/ready").status == 200 and ranks_of(server) not in ([], [rank]), 30)
+    assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"]
+    assert "hangs: it has said nothing for" in server.log.read_text()

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from icc.runtime.server.engine.engine_client import EngineClient
 from icc.runtime.server.engine.engine_pool import EnginePool
 from icc.runtime.server.engine.engine_stream import EngineFailed, EngineStream, SentPrompt
 from icc.runtime.server.engine.messages import Submit
+from icc.runtime.server.http.serve import Server
 
 ENGINE = """
 import socket, sys, time
@@ -201,3 +203,12 @@ def test_less_room_for_adapters_than_some_may_need(
 
     asyncio.run(run())
     assert len(reloads) == (1 if lacking else 2)
+
+
+def test_a_second_sighup_is_not_dropped_silently(caplog: pytest.LogCaptureFixture) -> None:
+    """While the engine is loaded anew for the first, which may not see what the directory holds by now."""
+    server = Server.__new__(Server)
+    server._rereading = SimpleNamespace(done=lambda: False)  # type: ignore[assignment]
+    with caplog.at_level("ERROR", "icc.serve"):
+        server._hung_up()
+    assert "send it again" in caplog.text

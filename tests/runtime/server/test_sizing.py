@@ -173,6 +173,7 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
     TABLE.write(tmp_path / "costs")
     (tmp_path / "bad").write_text('{"time": 0, "prompt_tokens": 3, "output_tokens": 2}\n{"time": 1}\n')
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "vast").write_text('{"time": 0, "prompt_tokens": 99999999999, "output_tokens": 2}\n')
     (tmp_path / "long").write_text('{"time": 0, "prompt_tokens": 40000, "output_tokens": 2}\n')
     write_traffic(tmp_path / "good", mixed())
     costs, slo = ("--step-costs", tmp_path / "costs"), ("--slo", "ttft=1,itl=1")
@@ -180,10 +181,13 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
         (("--traffic", tmp_path / "none", *slo, *costs), "none"),
         (("--traffic", tmp_path / "bad", *slo, *costs), "line 2"),
         (("--traffic", tmp_path / "empty", *slo, *costs), "holds no requests"),
+        (("--traffic", tmp_path / "vast", *slo, *costs), "line 1: Expected `int` <= 16777216"),
         (("--traffic", tmp_path / "long", *slo, *costs), "cannot run"),
         (("--traffic", tmp_path / "good", *costs), "needs a service level"),
         (("--traffic", tmp_path / "good", *slo), "is no engine"),
         (("--traffic", tmp_path / "good", *slo, "--step-costs", tmp_path / "bad"), "--step-costs"),
+        (("--traffic", tmp_path / "good", *slo, "--write-step-costs", tmp_path / "no" / "x"), "is no directory"),
+        (("--traffic", tmp_path / "good", *slo, *costs, "--write-step-costs", tmp_path), "--write-step-costs"),
     ):
         found = run("nothing.engine", *arguments)
         assert found.exit_code == 2 and said in found.output, (arguments, found.output)

@@ -206,7 +206,7 @@ def test_a_peer_that_goes_ends_the_worker(peer: Callable[..., Peer]) -> None:
 def test_a_lost_rank_ends_the_engine_process(peer: Callable[..., Peer]) -> None:
     """An idle one too. What a request fails of by that is not said of it: the server runs it again elsewhere."""
     side = peer()
-    side.worker._ranks = group = SimpleNamespace(lost="", pids=[])
+    side.worker._ranks = group = SimpleNamespace(lost="", halted=False, pids=[])
     side.worker._driver.adapters = SimpleNamespace(place=fails, salt_of=lambda *given: (b"", 0), wait=time.sleep)
     side.send(msgspec.structs.replace(submit(1), adapter="a"))
     [failed] = [message for message in side.turn() if isinstance(message, Failed)]
@@ -219,6 +219,23 @@ def test_a_lost_rank_ends_the_engine_process(peer: Callable[..., Peer]) -> None:
     with pytest.raises(SystemExit):
         side.turn()
     assert not side.received()
+
+
+def test_an_engine_of_a_stopped_rank_does_not_say_that_it_lives(
+    peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle, or with a request that waits for its adapter: the server ends it then. What has come is said."""
+    monkeypatch.setattr(worker_module, "HEARTBEAT_S", 0.0)
+    side = peer()
+    side.worker._ranks = group = SimpleNamespace(lost="", halted=True, pids=[])
+    assert not side.turn()
+    side.send(submit(1))
+    assert [delta.token_ids for message in side.until_idle() for delta in message.deltas] == [(2,), (3,), (4,), (5,)]
+    driver = side.worker._driver
+    side.worker._driver = SimpleNamespace(has_work=lambda: True, step=lambda: None, loop=driver.loop)
+    assert not side.turn()
+    side.worker._driver, group.halted = driver, False
+    assert len(side.turn()) == 1
 
 
 def fails(group: Any = None, *given: Any) -> None:
