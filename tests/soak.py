@@ -87,9 +87,7 @@ def order(files: list[str], state: State) -> list[str]:
 def summary(files: list[str], state: State) -> int:
     """Print what is known of the files; the exit code."""
     results = [state.get(file, {}).get("result", "not run") for file in files]
-    print(
-        ", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", "failed", "too long", "unfinished", "not run"))
-    )
+    print(", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", *TURNS)))
     for file in files:
         for name in state.get(file, {}).get("failed", ()):
             print(f"  {file}: {name}")

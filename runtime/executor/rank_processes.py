@@ -125,8 +125,10 @@ class RankProcesses:
         self._watch(number, process)
 
     def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        tell = self._halted
-        halted = _halted_or_ended(process.pid, lambda stopped: (tell.add if stopped else tell.discard)(number))
+        def tell(stopped: bool) -> None:
+            (self._halted.add if stopped else self._halted.discard)(number)
+
+        halted = _halted_or_ended(process.pid, tell)
         code = None if halted else process.wait()
         self._begun.wait()
         if not self._closing:

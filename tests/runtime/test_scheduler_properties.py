@@ -190,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert group.host.num_free == config.host_blocks
 
 
-RUNS, AT_ONCE = size_of("state_machine"), 1000  # hypothesis remembers all that it has tried: 1 MB a run of 200 steps
+RUNS, AT_ONCE = size_of("state_machine"), 1000  # hypothesis keeps what it has tried: gigabytes of 10,000
 
 
 @pytest.mark.parametrize("part", range(-(-RUNS // AT_ONCE)))
