@@ -207,6 +207,10 @@ class ExpertLinearParams(DenseParams[ExpertLinear]):
         return f"cpp/linear/expert_{kind}.cpp.jinja"
 
     @property
+    def headers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("linear/lone.h",) if self.template.endswith("expert_few.cpp.jinja") else ()
+
+    @property
     def _few_tiles(self) -> bool:
         """Whether experts have few tiles, as A of adapters has, so that threads take turns in having more of them."""
         return self.step.index is not None and self.step.topk == 1 and self.step.x_per_slot and self.step.n <= 128
