@@ -67,7 +67,7 @@ def phase_row(program: Program, limits: Limits, phase: PlannedPhase, target: Tar
             facts = kernel.product(tokens, target.level)
             modelled += LinearTilings(target).seconds(facts, pick(facts, tuner))
             read += (facts.matrix_bytes + 2 * facts.k * tokens) / (target.bandwidth * 1e9)
-            peak = target.peak_i8 if facts.eight else target.peak_f16
+            peak = target.peak_i8 if facts.mode.eight else target.peak_f16
             done += 2.0 * facts.columns * facts.parts * facts.k * tokens / (peak * 1e12)
     kind = "decode" if phase.shape.decode else "mixed"
     times = " | ".join(f"{1e6 * seconds:.1f}" for seconds in (modelled, read, done))

@@ -80,7 +80,7 @@ class Target:
     @property
     def warp_size(self) -> int:
         """Threads per warp (wavefront)."""
-        return 64 if self.backend == "hip" else 32
+        return 64 if self.backend == "hip" and not self.rdna else 32
 
     @property
     def dependent_launch(self) -> bool:
@@ -90,7 +90,19 @@ class Target:
     @property
     def registers(self) -> int:
         """32-bit registers of a multiprocessor."""
-        return 131072 if self.backend == "hip" else 65536
+        if self.backend == "hip":
+            return 98304 if self.rdna else 131072
+        return 65536
+
+    @property
+    def rdna(self) -> bool:
+        """Whether it is one of AMD's Radeon GPUs: warps of 32 threads, and WMMA in place of MFMA."""
+        return self.backend == "hip" and not self.arch.startswith("gfx9")
+
+    @property
+    def subnormals(self) -> bool:
+        """Whether matrix units keep f16 numbers below 2^-14, as those of NVIDIA and MI300 do; RDNA's were not tried."""
+        return not self.rdna
 
     @property
     def reserved_shared(self) -> int:
@@ -141,6 +153,8 @@ _TABLE = (
     Target(
         "mi355x", "hip", "gfx950", 8000.0, 2517.0, 5033.0, 160, 256, 32, memory_gib=288.0, link=537.0, sees_others=True
     ),
+    Target("rx7900xtx", "hip", "gfx1100", 960.0, 122.8, 122.8, 64, 96, 32, memory_gib=24.0, link=32.0),
+    Target("rx9070xt", "hip", "gfx1201", 640.0, 194.6, 389.3, 64, 64, 32, memory_gib=16.0, link=64.0),
 )
 TARGETS = {target.name: target for target in _TABLE}
 

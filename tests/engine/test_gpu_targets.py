@@ -31,7 +31,8 @@ pytestmark = pytest.mark.slow
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 ALL = [(name, quant) for name in GPUS for quant in ("rtn4", "none")]
 USUAL = [("h100", "rtn4"), ("mi300x", "none"), ("rtx5090", "rtn4")]
-EM_CUDA, EM_AMDGPU, GFX942, GFX950 = 190, 224, 0x4C, 0x4F
+EM_CUDA, EM_AMDGPU = 190, 224
+AMD = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}  # by LLVM's EF_AMDGPU_MACH
 SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "4")
 
 
@@ -42,7 +43,7 @@ def architecture(binary: bytes) -> str:
     if machine == EM_CUDA:  # the number of the SM moved up a byte with version 8 of the ABI (sm_100)
         return f"sm_{flags & 0xFF if abi < 8 else flags >> 8 & 0xFF}"
     assert machine == EM_AMDGPU
-    return {GFX942: "gfx942", GFX950: "gfx950"}[flags & 0xFF]
+    return AMD[flags & 0xFF]
 
 
 @pytest.mark.parametrize(("target", "quant"), [*USUAL, *soak(*(pair for pair in ALL if pair not in USUAL))])

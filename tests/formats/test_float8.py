@@ -110,8 +110,11 @@ TILINGS = [
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=["decode", "tile"])
-@pytest.mark.parametrize(("kind", "group", "k"), [("bf16", 0, 200), ("bf16", 64, 200), ("f16", 128, 384)])
-def test_on_matrix_units(kind: str, group: int, k: int, tiling: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "group", "k", "target"),
+    [("bf16", 0, 200, "a100"), ("bf16", 64, 200, "a100"), ("f16", 128, 384, "a100"), ("f16", 128, 384, "rx7900xtx")],
+)
+def test_on_matrix_units(kind: str, group: int, k: int, target: str, tiling: dict[str, int]) -> None:
     """Of GPUs that have no instructions for them, as 16-bit values; of others see triton/test_w8a8.py."""
     torch.manual_seed(0)
     form, n, count = Float8(group), 33, 5 if tiling["decode"] else 17
@@ -123,7 +126,7 @@ def test_on_matrix_units(kind: str, group: int, k: int, tiling: dict[str, int]) 
     kernel = make_kernel(
         "linear_q", k=k, n=n, strides={"x": k + 8}, types=(kind, "u8", "f32", kind), stored=form.name
     )  # fmt: skip
-    tuner = products.Forced({**tiling, "k": layout.group}, "a100")
+    tuner = products.Forced({**tiling, "k": layout.group}, target)
     run_kernel(
         kernel, [x, packed, bias], [y], shape=Shape(count, bool(tiling["decode"])), sizes={"num_tokens": count},
         tuner=tuner,

@@ -109,14 +109,17 @@ TILINGS = [
 
 
 @pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize(("bits", "target"), [(0, "h100"), (4, "h100"), (4, "mi300x")])
-def test_every_cut_gives_the_same(tiling: dict[str, int], bits: int, target: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bits", "target"),
+    [("bf16", 0, "h100"), ("bf16", 4, "h100"), ("bf16", 4, "mi300x"), ("f16", 4, "rx7900xtx")],
+)
+def test_every_cut_gives_the_same(tiling: dict[str, int], kind: str, bits: int, target: str) -> None:
     torch.manual_seed(2)
     count, n, k = (5 if tiling["decode"] else tiling["m"] + 1), 30, 448
-    x, w, extra = rows(count, k, k, "bf16"), weight((n, k), "bf16", bits, 64 if bits else 0), torch.randn(count, n)
+    x, w, extra = rows(count, k, k, kind), weight((n, k), kind, bits, 64 if bits else 0), torch.randn(count, n)
     y = torch.full((count, n), torch.nan)
     kernel = make_kernel(
-        "linear_q" if bits else "linear", k=k, n=n, types=("bf16", w.kind, "", "f32", "f32"),
+        "linear_q" if bits else "linear", k=k, n=n, types=(kind, w.kind, "", "f32", "f32"),
         epilogue=Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), n), **w.params,
     )  # fmt: skip
     shape = Shape(count, bool(tiling["decode"]))

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from icc.compiler.backends.triton.dependent import dependent
 from icc.compiler.backends.triton.kernels.linear import LinearKernel
+from icc.compiler.backends.triton.objects.asked import AskedLoop
+from icc.compiler.backends.triton.objects.asked import _loop_texts as loop_texts
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.objects.cubin import _GLOBAL, check_launch
 from icc.compiler.backends.triton.objects.loops import (
@@ -22,8 +24,6 @@ from icc.compiler.backends.triton.objects.loops import (
     loop_faults,
     overwritten_registers,
 )
-from icc.compiler.backends.triton.objects.loops import _Asked as Asked
-from icc.compiler.backends.triton.objects.loops import _loop_texts as loop_texts
 from icc.compiler.backends.triton.objects.loops import _waits_each as waits_each
 from icc.compiler.backends.triton.objects.sass import SassCode, disassemble
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
@@ -259,13 +259,13 @@ def test_what_loops_ask_for_is_told_apart_from_what_is_in_loops_within_them() ->
     inner = ["    %0 = scf.while (%x = %y) : (i32) -> i32 {", "    } do {", "      " + DOT.format(8), "    }"]
     unrolled = ["  scf.for %i = %c2_i32 to %c9_i32 step %c3_i32 {", "    " + DOT.format(128), "  }"]
     texts = list(loop_texts("\n".join([*outer[:2], *inner, outer[2], *unrolled])))
-    asked = [Asked(text, trips) for text, trips in texts]
+    asked = [AskedLoop(text, trips) for text, trips in texts]
     assert [(a.tile, a.flops, a.trips) for a in asked] == [
         ((64, 16), 2 * 64 * 32 * 16, 0), ((64, 8), 2 * 64 * 32 * 8, 0), ((64, 128), 2 * 64 * 32 * 128, 3),
     ]  # fmt: skip
     text = "\n".join(unrolled)
-    assert Asked.whole(asked[2:], text, left=0).flops == 3 * asked[2].flops
-    assert Asked.whole(asked, text, left=0).flops == Asked.whole(asked[2:], text, left=1).flops == float("inf")
+    assert AskedLoop.whole(asked[2:], text, left=0).flops == 3 * asked[2].flops
+    assert AskedLoop.whole(asked, text, left=0).flops == AskedLoop.whole(asked[2:], text, left=1).flops == float("inf")
 
 
 # Codes of two fields fill the registers of tiles that compute nothing twice, and need two more writes to tensor memory;

@@ -33,6 +33,15 @@ def test_a_split_product_waits_for_its_sums(tmp_path: Path, monkeypatch: pytest.
         compile_specs([spec], MI300X)
 
 
+@pytest.mark.parametrize(
+    ("target", "wait"), [("rx7900xtx", "s_waitcnt_vscnt null, 0x0"), ("rx9070xt", "s_wait_storecnt 0x0")]
+)
+def test_later_generations_count_stores_apart(target: str, wait: str) -> None:
+    """Their compiler waits before a barrier without being asked to, too."""
+    spec = of_sixteen_rows(SPLIT, target)
+    assert arrived(spec, TARGETS[target]).source.count(wait) == 1
+
+
 def test_kernels_of_other_makers_and_without_barriers_stay() -> None:
     spec = of_sixteen_rows(SPLIT, "h100")
     assert arrived(spec, TARGETS["h100"]) is spec

@@ -21,7 +21,10 @@ NVIDIA = {
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": ((12, 0), "rtxpro6000"), "NVIDIA GB10": ((12, 1), "gb10"),
     "NVIDIA Thor": ((11, 0), "thor"),
 }  # fmt: skip
-AMD = {"AMD Instinct MI300X": ((9, 4), "mi300x"), "AMD Instinct MI355X OAM": ((9, 5), "mi355x")}
+AMD = {
+    "AMD Instinct MI300X": ((9, 4), "mi300x"), "AMD Instinct MI355X OAM": ((9, 5), "mi355x"),
+    "AMD Radeon RX 7900 XTX": ((11, 0), "rx7900xtx"), "AMD Radeon RX 9070 XT": ((12, 0), "rx9070xt"),
+}  # fmt: skip
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, signs: Path, **drivers: FakeDriver | DeviceError) -> None:

@@ -115,7 +115,7 @@ class ProductKernel(WeightProduct[P]):
     def _spec(
         self, name: str, tile: LinearTiling, tuner: Tuner, args: Sequence[Arg], grid: tuple[Extent, Extent, Extent]
     ) -> LaunchSpec:
-        source = ProductSource(self, tile, tuple(args), tuner.target.level)
+        source = ProductSource(self, tile, tuple(args), tuner.target.level, tuner.target.subnormals)
         file, entry = f"{TEMPLATES}/{name}.py.jinja", f"linear_{name.split('_')[0]}"
         return LaunchSpec(render(file, source, self.step), entry, tuple(args), grid, tile.warps, tile.stages)
 

@@ -23,6 +23,7 @@ class ProductOperands:
     tile: LinearTiling
     args: tuple[Arg, ...]
     level: int  # compute capability, 0 for HIP
+    subnormals: bool = True  # of f16, see Target
 
     @property
     def cuda(self) -> bool:
@@ -59,11 +60,11 @@ class ProductOperands:
 
     @property
     def bias(self) -> int:
-        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep, and
-        those of f16 would lose bits when they are scaled."""
+        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep, nor
+        do all matrix units keep those of f16, which would lose bits when they are scaled."""
         if self.op.x.dtype == "bf16":
             return 128
-        return 1024 if self.whole_values else 0
+        return 1024 if self.whole_values or not self.subnormals else 0
 
     @property
     def magic(self) -> str:

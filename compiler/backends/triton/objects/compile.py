@@ -22,11 +22,11 @@ from ....interrupt import Processes
 from ....targets import Target
 from ...errors import CodegenError, KernelRefused
 from ..spec import LaunchSpec
-from .amdgcn import check_stores
+from . import amdgcn
 from .loops import MatrixLoop, matrix_loops
 from .operands import check_operands
 
-_CACHE_FORMAT = "7"  # of the facts beside a cached object
+_CACHE_FORMAT = "8"  # of the facts beside a cached object
 T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -36,7 +36,7 @@ class Compiled:
     """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory.
 
     driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP. loops: what its loops
-    with matrix instructions do; none for HIP. ir: Triton's IR without layouts, which tells what is accessed.
+    with matrix instructions do. ir: Triton's IR without layouts, which tells what is accessed.
     """
 
     entry: str
@@ -98,10 +98,11 @@ def compile_specs(
 def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="icc-triton-") as folder:
         source, file = Path(folder, f"{spec.entry}.py"), Path(folder, "object")
-        ir, plain = Path(folder, "ir"), Path(folder, "plain")
+        ir, plain, assembly = Path(folder, "ir"), Path(folder, "plain"), Path(folder, "assembly")
         source.write_text(spec.source)
         job = {
             "source": str(source), "entry": spec.entry, "object": str(file), "ir": str(ir), "plain": str(plain),
+            "assembly": str(assembly),
             "signature": {a.name: a.type for a in spec.args},
             "aligned": [i for i, a in enumerate(spec.args) if a.aligned],
             "backend": target.backend, "arch": target.arch.removeprefix("sm_"), "warp_size": target.warp_size,
@@ -113,10 +114,12 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
             raise kind(f"kernel {key} does not compile for {target.name}: {answer['error']}")
         shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
         binary = file.read_bytes()
+        check_operands(layouts := ir.read_text())
         if target.backend == "hip":
-            check_stores(ir.read_text())
-        check_operands(ir.read_text())
-        loops = matrix_loops(binary, ir.read_text(), spec.num_warps) if target.backend == "cuda" else ()
+            amdgcn.check_stores(text := assembly.read_text())
+            loops = amdgcn.matrix_loops(text, layouts, spec.num_warps)
+        else:
+            loops = matrix_loops(binary, layouts, spec.num_warps)
         return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops, plain.read_text())
 
 

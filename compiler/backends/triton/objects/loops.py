@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ...errors import KernelRefused
+from .asked import AskedLoop, asked_loops
 from .sass import MATRIX, SassCode, SassLine, disassemble
 
 BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
@@ -56,8 +57,7 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
     not have the same loops, all of the kernel as one: loops of few steps are unrolled. CodegenError where the
     disassembler fails, KernelRefused for a kernel whose answers depend on how fast matrix units are.
     """
-    asked = [_Asked(text, trips) for text, trips in _loop_texts(ttgir)]
-    asked = [found for found in asked if found.flops]
+    asked = asked_loops(ttgir)
     if not asked:
         return ()
     code = SassCode(disassemble(cubin))
@@ -73,7 +73,7 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
         return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
     if not any(MATRIX.match(line.name) for line in code.lines):
         return ()  # of float32
-    return (_facts(code.lines, code, _Asked.whole(asked, ttgir, len(loops)), warps),)
+    return (_facts(code.lines, code, AskedLoop.whole(asked, ttgir, len(loops)), warps),)
 
 
 def longest_loop(cubin: bytes) -> int:
@@ -112,7 +112,7 @@ def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tupl
     return tuple(found)
 
 
-def _facts(loop: Sequence[SassLine], code: SassCode, asked: _Asked, warps: int) -> MatrixLoop:
+def _facts(loop: Sequence[SassLine], code: SassCode, asked: AskedLoop, warps: int) -> MatrixLoop:
     names = Counter(line.name for line in loop if line.guard != "!PT")
     whole = loop is code.lines
 
@@ -193,59 +193,3 @@ def _flops(line: SassLine, code: SassCode, warps: int) -> float:
     if found := re.match(r"(\d+)x(\d+)x(\d+)", rest):  # of a warp group
         return 2.0 * prod(map(int, found.groups())) * warps / 4
     return 2.0 * _WARP_SHAPES[rest.split(".")[0]] * warps
-
-
-class _Asked:
-    """What a loop of the IR asks for: FLOPs of its dots, and what the compiler made of its loads. trips: how often it
-    runs; 0 where that is not known before."""
-
-    def __init__(self, text: str, trips: int = 0) -> None:
-        shapes = list(
-            map(_dot_shape, re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma(?:_scaled)?) .*", text))
-        )
-        self.flops = sum(2.0 * prod(shape) for shape in shapes)
-        self.products = len(shapes)
-        self.tile = min(((rows, columns) for *_, rows, _, columns in shapes), key=prod, default=(0, 0))
-        self.trips = trips
-        self.commits = text.count("ttg.async_commit_group")
-        self.conversions = text.count("ttg.convert_layout")
-        self.scaled = text.count("ttng.tc_gen5_mma_scaled")
-        # 4-bit floats lie 8 bytes apart in shared memory, so that copies of them are of 8 bytes
-        self.widest = "(64|128)" if "= e2m1" in text else "128"
-
-    @staticmethod
-    def whole(loops: Sequence[_Asked], ttgir: str, left: int) -> _Asked:
-        """A whole kernel with these loops, of which `left` are loops of the machine. Where it is not known how often
-        one runs, its FLOPs are without bound."""
-        found = _Asked(ttgir)
-        found.flops += sum((loop.trips - 1) * loop.flops for loop in loops)
-        if left or not all(loop.trips for loop in loops):
-            found.flops = float("inf")
-        return found
-
-
-def _dot_shape(line: str) -> list[int]:
-    """[.., M, K, N] of a dot, whose operands are the first two shapes of the line's types."""
-    types = line.partition(" : ")[2]
-    shapes = [list(map(int, dims.rstrip("x").split("x"))) for dims in re.findall(r"<((?:\d+x)+)", types)]
-    *lead, rows, depth = shapes[0]
-    return [*lead, rows, max(depth, shapes[1][-2]), shapes[1][-1]]  # of packed operands, the other tells K
-
-
-def _loop_texts(ttgir: str) -> Iterable[tuple[str, int]]:
-    """What is in each loop but in no loop within it, and how often that runs if it is known, else 0."""
-    open_loops: list[tuple[int, int, list[str]]] = []
-    found: list[tuple[int, list[str]]] = []
-    for line in ttgir.splitlines():
-        depth = len(line) - len(line.lstrip())
-        if open_loops and depth == open_loops[-1][0] and line.lstrip().startswith("}") and " do " not in line:
-            open_loops.pop()
-        elif "scf.for" in line or "scf.while" in line:
-            bounds = re.search(r"= %c(\d+)_\w+ to %c(\d+)_\w+ step %c(\d+)_", line)
-            first, end, step = map(int, bounds.groups()) if bounds else (0, 0, 1)
-            lines: list[str] = []
-            open_loops.append((depth, len(found), lines))
-            found.append((max(-(-(end - first) // step), 0), lines))
-        elif open_loops:
-            open_loops[-1][2].append(line)
-    return (("\n".join(lines), trips) for trips, lines in found)

@@ -4,9 +4,9 @@ Run as a script, without icc on its path and without TRITON_INTERPRET: Triton de
 interprets, and it keeps state, so compiling happens apart from the compiler's own process.
 
 A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, max_registers, object, ir,
-plain}.
+plain, assembly}.
 `source` is the path of the rendered Python file, `object` that of the file to write, `ir` that of Triton's IR with
-layouts, or of the assembly for AMD, and `plain` that of the IR without. An answer: {entry, shared, registers, spill,
+layouts, `plain` that of the IR without, and `assembly` that of AMD's. An answer: {entry, shared, registers, spill,
 driver} or {error}.
 """
 
@@ -57,11 +57,12 @@ def _finish(kernel: Any, job: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"needs {scratch} bytes of global scratch and {meta.num_ctas} CTAs per cluster"}
     binary = Path(job["object"])
     binary.write_bytes(kernel.asm["cubin" if job["backend"] == "cuda" else "hsaco"])
-    Path(job["ir"]).write_text(kernel.asm["ttgir" if job["backend"] == "cuda" else "amdgcn"])
+    Path(job["ir"]).write_text(kernel.asm["ttgir"])
     Path(job["plain"]).write_text(kernel.asm["ttir"])
     if job["backend"] == "cuda":
         found = cubin_resources(binary) | {"driver": driver_version(int(job["arch"]))}
     else:
+        Path(job["assembly"]).write_text(kernel.asm["amdgcn"])
         found = hsaco_resources(kernel.asm["amdgcn"]) | {"driver": 0}
     return {"entry": meta.name, "shared": meta.shared, **found}
 

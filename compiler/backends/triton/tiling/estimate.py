@@ -22,7 +22,6 @@ SPLIT_PER_SM = 31e9  # bytes/s of these sums that a multiprocessor writes and re
 WARP_SUM = 0.34e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
 FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
-REGISTERS = 65536  # of a multiprocessor, 32 bits each
 
 
 @dataclass(frozen=True)
@@ -105,14 +104,15 @@ class Estimate:
         fit = self.machine.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
         fit = min(fit, self.held or fit)
         lanes = self.machine.target.warp_size * c["warps"]
-        files = REGISTERS * (2 if self.machine.hip else 1)
         if (
             self.machine.level >= 100 and c["n"] >= 64 and c["warps"] >= 4 and not c["decode"]
         ):  # columns of tensor memory
             columns = p.parts * (c["m"] + (64 if p.apart else 16 if p.mode.powers else 0))
             fit = min(fit, 512 // power_of_two(max(columns, 32)))
         return min(
-            fit, self.machine.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1)
+            fit,
+            self.machine.target.max_warps // c["warps"],
+            max(int(self.machine.target.registers / (self.registers(p, c) * lanes)), 1),
         )
 
     def shared_bytes(self, p: ProductFacts, c: Config) -> int:
