@@ -146,6 +146,12 @@ def prompts_of(traffic: Sequence[Arrival]) -> list[tuple[int, ...]]:
 def _check(table: StepTable, traffic: Sequence[Arrival]) -> None:
     scheduler = Scheduler(table.config)
     longest = max(traffic, key=lambda one: one.prompt_tokens + one.output_tokens)
+    tokens = longest.prompt_tokens + longest.output_tokens
+    if 0 < table.max_seq_len < tokens:
+        raise UsageError(
+            f"a request of the traffic cannot run: it has {tokens} tokens, the engine takes {table.max_seq_len}",
+            "leave it out, or compile the engine with a larger --max-seq-len",
+        )
     try:
         scheduler.validate(RequestSpec(0, (0,) * longest.prompt_tokens, longest.output_tokens))
     except CapacityError as error:

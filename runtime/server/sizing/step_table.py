@@ -65,6 +65,7 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_logit_rows: int
     groups: list[TableGroup]
     given: float | None = None
+    max_seq_len: int = 0  # tokens of a sequence; 0 if only the cache limits them, as in files of older versions
 
     @classmethod
     def read(cls, path: Path) -> StepTable:

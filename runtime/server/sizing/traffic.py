@@ -14,11 +14,11 @@ from ...errors import UsageError
 _Count = Annotated[int, Meta(ge=1, le=1 << 24)]  # more are a mistake, and would be made in memory
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request. time: seconds since any beginning. prompt_tokens, output_tokens: its lengths. prefix, prefix_tokens:
     a name, and how many of the prompt's first tokens are the same in all requests of that name."""
 
-    time: Annotated[float, Meta(ge=0)]
+    time: Annotated[float, Meta(ge=0, le=1e10)]  # larger ones are in milliseconds or less
     prompt_tokens: _Count
     output_tokens: _Count
     prefix: str = ""

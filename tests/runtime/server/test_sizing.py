@@ -139,6 +139,7 @@ def test_a_table_is_measured_on_an_engine(toy_manifest: Any, tmp_path: Path) -> 
     assert [tokens for tokens, _ in table.prompt] == [16, 32]
     assert table.taken is not None and table.taken > 0 and table.given is not None and table.given > 0
     assert (table.max_batch_size, table.max_step_tokens, table.max_logit_rows) == (4, 32, 32)
+    assert table.max_seq_len == toy_manifest().limits.max_seq_len
     assert table.groups == [TableGroup(256, 4)] and table.config.groups == executor.groups
     table.write(tmp_path / "table")
     assert StepTable.read(tmp_path / "table") == table
@@ -173,6 +174,10 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
     TABLE.write(tmp_path / "costs")
     (tmp_path / "bad").write_text('{"time": 0, "prompt_tokens": 3, "output_tokens": 2}\n{"time": 1}\n')
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "unknown").write_text('{"time": 0, "prompt_tokens": 3, "output_tokens": 2, "prefix_token": 2}\n')
+    (tmp_path / "milliseconds").write_text('{"time": 1764360000000, "prompt_tokens": 3, "output_tokens": 2}\n')
+    short = msgspec.structs.replace(TABLE, max_seq_len=600)
+    short.write(tmp_path / "short")
     (tmp_path / "vast").write_text('{"time": 0, "prompt_tokens": 99999999999, "output_tokens": 2}\n')
     (tmp_path / "long").write_text('{"time": 0, "prompt_tokens": 40000, "output_tokens": 2}\n')
     write_traffic(tmp_path / "good", mixed())
@@ -183,6 +188,9 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
         (("--traffic", tmp_path / "empty", *slo, *costs), "holds no requests"),
         (("--traffic", tmp_path / "vast", *slo, *costs), "line 1: Expected `int` <= 16777216"),
         (("--traffic", tmp_path / "long", *slo, *costs), "cannot run"),
+        (("--traffic", tmp_path / "good", *slo, "--step-costs", tmp_path / "short"), "the engine takes 600"),
+        (("--traffic", tmp_path / "unknown", *slo, *costs), "line 1: Object contains unknown field `prefix_token`"),
+        (("--traffic", tmp_path / "milliseconds", *slo, *costs), "line 1: Expected `float` <= 10000000000"),
         (("--traffic", tmp_path / "good", *costs), "needs a service level"),
         (("--traffic", tmp_path / "good", *slo), "is no engine"),
         (("--traffic", tmp_path / "good", *slo, "--step-costs", tmp_path / "bad"), "--step-costs"),
