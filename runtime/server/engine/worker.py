@@ -60,6 +60,14 @@ class GrammarService:
         return []
 
 
+def _log_fault(error: Exception) -> None:
+    """Log what failed in a step: a lost rank or device in a line, which says all, anything else with its traceback."""
+    if isinstance(error, IccError):
+        log.error("a step failed: %s", error.message)
+    else:
+        log.error("a step failed", exc_info=error)
+
+
 class Worker(TaskListener[Prompt]):
     """Takes prompts from the channel, runs steps, and reports each step in one message."""
 
@@ -72,7 +80,7 @@ class Worker(TaskListener[Prompt]):
     ) -> None:
         self._driver = LoopDriver(llm.loop, self, llm.adapters)
         self._adapters, self._ranks = AdapterTable(llm.adapters), ranks(llm.executor)
-        llm.loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
+        llm.loop.on_fault = _log_fault
         self._channel = channel
         self._grammars = grammars or GrammarService()
         self._embeds, self._identity = llm.manifest.embedding is not None, identity_of(llm.manifest)

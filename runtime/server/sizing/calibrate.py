@@ -51,7 +51,9 @@ class _StepTimer:
             (self._decode_context(decode[0][1]), self._prompt_context()),
         )
         row, (given, taken) = self._row(decode, prompt), self._moved()
-        return StepTable(decode, prompt, *contexts, row, taken, self._batch, self._step, rows, groups, given, self._length)
+        return StepTable(
+            decode, prompt, *contexts, row, taken, self._batch, self._step, rows, groups, given, self._length
+        )
 
     def _tell(self) -> None:
         self._done += 1

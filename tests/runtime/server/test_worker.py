@@ -221,6 +221,16 @@ def test_a_lost_rank_ends_the_engine_process(peer: Callable[..., Peer]) -> None:
     assert not side.received()
 
 
+def test_a_fault_that_says_all_is_logged_in_a_line(peer: Callable[..., Peer], caplog: pytest.LogCaptureFixture) -> None:
+    """A draft engine that has lost a rank, for instance, without which answers go on."""
+    told = peer().worker._driver.loop.on_fault
+    told(DeviceError("rank 1 has ended with -9", ""))
+    told(KeyError("a gap"))
+    known, unknown = caplog.records
+    assert known.getMessage() == "a step failed: rank 1 has ended with -9" and known.exc_info is None
+    assert unknown.exc_info is not None
+
+
 def test_an_engine_of_a_stopped_rank_does_not_say_that_it_lives(
     peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
