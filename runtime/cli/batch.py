@@ -18,7 +18,9 @@ from .load import loads
 @command("batch")
 @loads
 @click.option("--lora", multiple=True, metavar="NAME=DIR", help="Adapter that requests name as model (repeatable).")
-@click.option("--judge", type=PATH, metavar="ENGINE", help="Of best_of answers give those that this engine likes best.")
+@click.option(
+    "--judge", type=PATH, metavar="ENGINE", help="With best_of, return the answers that this engine scores highest."
+)
 @click.option("--engines", type=click.IntRange(1), metavar="N", help="With --ray, how many.", show_default="that fit")
 @field_options(RayOptions, leave_out=("app", "scale", "proxies", "detach"))
 @click.argument("source", metavar="IN.jsonl", type=PATH)

@@ -86,7 +86,7 @@ def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, a
     from ..commands import bench_spec
     from ..loading import open_llm
 
-    drafters = re.split(r",(?!\d)", load.spec or "ngram")  # numbers are a drafter's own
+    drafters = re.split(r",(?!\d)", load.spec or "ngram")  # numbers are options of a drafter
     with open_llm(replace(load, spec="none")) as llm:
         texts = bench_spec.read_prompts(llm, prompts)
         asked = bench_spec.SpecBenchOptions(

@@ -18,8 +18,8 @@ from .group import command
 @command("detect")
 @click.argument("engine", metavar="ENGINE", required=False)
 @click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--engine", "named", metavar="ENGINE", help="The engine, where the one argument is TEXT.")
-@click.option("--key", type=Read(watermark), required=True, metavar=FORM, help="What --watermark was given.")
+@click.option("--engine", "named", metavar="ENGINE", help="The engine, if the only argument is TEXT.")
+@click.option("--key", type=Read(watermark), required=True, metavar=FORM, help="The key that --watermark was given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def detect_command(engine: str | None, text: str | None, named: str | None, key: Watermark, as_json: bool) -> None:
     """Tell whether a text was marked with a key by --watermark. Without TEXT, or with -, standard input is read.

@@ -10,7 +10,7 @@ from ..system import allowed_cores
 
 
 def held_back(ranks: int) -> Iterator[tuple[str, str]]:
-    """What was found, and what to do about it; nothing where nothing is in the way. ranks: of the engine."""
+    """(finding, remedy) pairs, both as text; none if nothing slows the engine down. ranks: of the engine."""
     allowed = frozenset(allowed_cores())
     granted = granted_cores()
     if granted is not None and granted < len(allowed):

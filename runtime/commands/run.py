@@ -37,7 +37,7 @@ def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show:
 
 
 def timed(completion: Completion) -> RunResult:
-    """A completion with the rates that follow from its times."""
+    """A completion with its rates, computed from its times."""
     timing = completion.timing
     decode_s = timing.total - timing.ttft
     count = len(completion.token_ids)

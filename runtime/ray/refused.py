@@ -1,4 +1,4 @@
-"""RefuseChanges: what one replica of several must not do alone, because the others would go on as they are."""
+"""RefuseChanges: refuses what one replica of several must not do alone, because the others would not change with it."""
 
 from __future__ import annotations
 
