@@ -134,7 +134,7 @@ class OllamaEmbeddingsRequest(OllamaRequest, forbid_unknown_fields=True, frozen=
 
 
 class OllamaShowRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /api/show. name: an older name of model. verbose changes nothing."""
+    """POST /api/show. name: an older name of model. verbose is accepted and ignored."""
 
     model: str = ""
     name: str | None = None
