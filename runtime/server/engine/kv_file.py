@@ -143,9 +143,9 @@ class KVReader:
             at += wanted
 
     def done(self, part: KVPart) -> None:
-        """The part needs not be read again."""
+        """Advance to the part after this one."""
         self._next = self._at + part.nbytes
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)

@@ -1,4 +1,4 @@
-"""ReadableRequests: a message that is none of its call's type is the caller's mistake, not the server's."""
+"""ReadableRequests: a message that is not of its call's type is the caller's mistake, not the server's."""
 
 from __future__ import annotations
 
