@@ -46,7 +46,7 @@ def batch_command(
     if not ray.ray:
         return run_offline(load, source, answers, adapter_paths(lora), judge)
     if judge is not None:
-        raise UsageError("--judge runs beside one engine, and --ray has several", "leave one of them out")
+        raise UsageError("--judge cannot be combined with --ray, which runs several engines", "leave one of them out")
     from ..ray.batch import run_on_ray
 
     run_on_ray(load, source, answers, adapter_paths(lora), ray, engines)

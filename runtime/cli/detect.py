@@ -32,9 +32,7 @@ def detect_command(engine: str | None, text: str | None, named: str | None, key:
             raise UsageError("two engines are given: --engine and the first of two arguments")
         engine, text = named, engine
     if engine is None:
-        raise UsageError(
-            "no engine is given, whose tokenizer makes the text's tokens", "icc detect ENGINE TEXT --key KEY"
-        )
+        raise UsageError("no engine is given: its tokenizer must split the text", "icc detect ENGINE TEXT --key KEY")
     check_present(Path(engine))
     from ..commands.prompt import read_standard_input
     from ..format.load import read_manifest
@@ -44,7 +42,7 @@ def detect_command(engine: str | None, text: str | None, named: str | None, key:
 
     manifest = read_manifest(Path(engine))
     if manifest.tokenizer_dir is None:
-        raise RequestError("the engine has no tokenizer, which makes tokens of a text")
+        raise RequestError("the engine has no tokenizer to split the text")
     tokenizer = Tokenizer(open_container(Path(engine)).read(f"{manifest.tokenizer_dir}/tokenizer.json"))
     given = read_standard_input() if text in (None, "-") else text
     assert given is not None

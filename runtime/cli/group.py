@@ -72,7 +72,7 @@ class Cli(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first two words or the first word name, and the arguments behind it."""
+        """The command that the first two words or the first word name, and the arguments after it."""
         two = " ".join(args[:2])
         if two in self._lazy and len(args) > 1:
             return two, self.get_command(ctx, two), args[2:]

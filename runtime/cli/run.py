@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     default=None,
     cls=EngineOption,
     needs="tokenizer",
-    show_default="--chat where there is a template",
+    show_default="--chat if there is a template",
     help="Answer the text through the model's chat template, or complete it as it is.",
 )
 @click.option("--system", metavar="TEXT", cls=EngineOption, needs="tokenizer", help="System message before the text.")
@@ -148,7 +148,7 @@ def _given(prompt: str | None, ids: Sequence[int] | None) -> str | Sequence[int]
 def _accepted(speculator: Speculator) -> str:
     counts = speculator.counts
     if not counts.drafts:
-        return f"no guesses in {counts.steps} steps, where they were not expected to pay"
+        return f"no guesses in {counts.steps} steps: they would not have made decoding faster"
     return (
         f"{counts.tokens_per_step:.2f} tokens per step, {counts.accepted} of {counts.guesses} guesses accepted "
         f"in {counts.drafts} of {counts.steps} steps"

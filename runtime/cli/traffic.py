@@ -54,7 +54,9 @@ def traffic_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="ttft=S,itl=S",
             help="Limits that 99 % of requests must keep: ttft=1s,itl=50ms.",
         ),
-        click.option("--traffic", type=PATH, metavar="FILE", help="Requests, to say how many replicas they need."),
+        click.option(
+            "--traffic", type=PATH, metavar="FILE", help="A file of requests: find how many replicas they need."
+        ),
     ):
         function = option(function)
     return function

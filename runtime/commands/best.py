@@ -1,4 +1,4 @@
-"""`run --best-of`: several completions, of which the best is shown, by a judge or by its likelihood."""
+"""`run --best-of`: several completions, of which the best by a judge, or by likelihood, is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_best(
     show: Callable[[str], object],
     judge: tuple[Path, str | Sequence[int]] | None = None,
 ) -> RunResult:
-    """Generate `params.n` completions; `show` gets the text of the best (token ids where there is no tokenizer).
+    """Generate `params.n` completions; `show` gets the text of the best (token ids without a tokenizer).
 
     judge: an engine that scores texts, and the question, as text or token ids; None: the completion with the highest
     mean log-probability is the best. UsageError if the engine does not score texts.

@@ -93,7 +93,8 @@ def evaluate_text(
 
 
 def windows(count: int, room: int, stride: int) -> list[tuple[int, int, int]]:
-    """(begin, first scored, end) of each window over `count` tokens; the scored parts are a partition."""
+    """(begin, first scored, end) of each window over `count` tokens; each token is scored in exactly one window. room:
+    tokens of a window."""
     result = [(0, 0, min(room, count))]
     while result[-1][2] < count:
         first = result[-1][2]

@@ -227,4 +227,4 @@ def _process_bytes(root: Path) -> tuple[int | None, str]:
     try:
         return msgspec.json.decode(done.stdout, type=int), ""
     except msgspec.DecodeError:
-        return None, "not measured: the process that loads the engine answered nothing"
+        return None, "not measured: the process that loads the engine gave no answer"

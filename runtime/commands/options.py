@@ -29,7 +29,7 @@ class BenchOptions:
     batch_sizes: Sequence[int] = setting(
         (), "One or several.", names="--batch-size", read=integers, metavar="N,N", unset="1; all, of --batching"
     )
-    rounds: int = setting(3, "Times that each is measured; the median counts.")
+    rounds: int = setting(3, "Number of measurements of each; the median counts.")
     seed: int = setting(0, "Of the random prompts.")
 
 

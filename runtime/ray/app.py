@@ -27,17 +27,17 @@ HEALTH_S = 2.0  # between two health checks of a replica
 ENGINE = "engine"  # the name of the replicas' deployment
 # options that only a single server can have, and their refusals
 _ALONE = {
-    "batch_store": "--batch-store is the file of one server: use icc batch --ray",
-    "devices": "--devices is of one machine: Ray places replicas on GPUs",
-    "grpc_port": "--grpc-port is of one server: with --ray, Ray routes",
-    "kv_events": "--kv-events is the socket of one server: with --ray, Ray routes",
-    "kv_events_replay": "--kv-events-replay is the socket of one server: with --ray, Ray routes",
-    "nixl": "--nixl is of one server: with --ray, Ray routes",
-    "prefill_replicas": "--prefill-replicas is of the replicas of one machine",
-    "prefiller": "--prefiller is of one server: with --ray, Ray routes",
-    "role": "--role is of one server: with --ray, Ray routes",
-    "ssl_certfile": "--ssl-certfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
-    "ssl_keyfile": "--ssl-keyfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
+    "batch_store": "--batch-store is for a single server: use icc batch --ray",
+    "devices": "--devices is for a single machine: with --ray, Ray chooses GPUs",
+    "grpc_port": "--grpc-port is for a single server: with --ray, Ray routes",
+    "kv_events": "--kv-events is for a single server: with --ray, Ray routes",
+    "kv_events_replay": "--kv-events-replay is for a single server: with --ray, Ray routes",
+    "nixl": "--nixl is for a single server: with --ray, Ray routes",
+    "prefill_replicas": "--prefill-replicas is for replicas on a single machine",
+    "prefiller": "--prefiller is for a single server: with --ray, Ray routes",
+    "role": "--role is for a single server: with --ray, Ray routes",
+    "ssl_certfile": "--ssl-certfile: with --ray, the load balancer in front of the cluster terminates HTTPS",
+    "ssl_keyfile": "--ssl-keyfile: with --ray, the load balancer in front of the cluster terminates HTTPS",
 }
 
 

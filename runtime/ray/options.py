@@ -42,7 +42,7 @@ class RayOptions:
         metavar="ADDRESS",
         unset="RAY_ADDRESS, else one is started here",
     )
-    app: str = setting("icc", "Name of the application; one that runs is upgraded.", names="--ray-app", metavar="NAME")
+    app: str = setting("icc", "Name of the application; a running one is upgraded.", names="--ray-app", metavar="NAME")
     scale: tuple[int, int] | None = setting(
         None,
         "As many replicas as the queue and the KV caches need.",
@@ -53,13 +53,13 @@ class RayOptions:
     )
     cpus: float | None = setting(
         None,
-        "CPUs that Ray keeps for a replica; threads of a CPU engine.",
+        "CPUs that Ray reserves for a replica; threads of a CPU engine.",
         names="--ray-cpus",
         metavar="N",
         unset="CPU engine: --threads or the cores of this machine; GPU engine: 1",
     )
     resources: tuple[str, ...] = setting(
-        (), "What a replica's machine must have besides; repeatable.", names="--ray-resource", metavar="NAME=N"
+        (), "Another resource that a replica's machine must have; repeatable.", names="--ray-resource", metavar="NAME=N"
     )
     proxies: str = setting("every", "Where requests come in.", names="--ray-proxies", values=lambda: PROXIES)
     detach: bool = setting(False, "Return once the engine is served, and leave it running.", names="--ray-detach")

@@ -19,7 +19,7 @@ _PATHS = {
 
 
 class RefuseChanges:
-    """ASGI middleware, behind the keys: 409 for requests that change what a server serves."""
+    """ASGI middleware, after the key check: answers 409 to requests that change what a server serves."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

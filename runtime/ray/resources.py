@@ -45,11 +45,11 @@ def replica_place(load: LoadOptions, manifest: Manifest, options: RayOptions) ->
     ranks = manifest.ranks
     if not manifest.main.libraries:
         if load.device is not None:
-            raise UsageError("--device says which GPU, and with --ray that is said by Ray", "leave it out")
+            raise UsageError("--device chooses a GPU, and with --ray, Ray does that", "leave it out")
         kept: dict[str, float] = {"CPU": options.cpus or float(ranks), "GPU": float(ranks)}
     else:
         if load.cores is not None:
-            raise UsageError("--cores is of one machine, and Ray places replicas on several", "give --ray-cpus N")
+            raise UsageError("--cores is for a single machine, and Ray places replicas on several", "give --ray-cpus N")
         cpus = options.cpus or float(load.threads or usable_cores(None))
         if cpus < ranks > 1:
             raise UsageError(f"--ray-cpus {cpus:g} is fewer than the {ranks} ranks of the engine")

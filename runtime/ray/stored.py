@@ -74,7 +74,5 @@ class StoredAnswers:
         try:
             lines = msgspec.json.Decoder(_Line).decode_lines(file.read_bytes())
         except msgspec.DecodeError as error:
-            raise UsageError(
-                f"{file} is none of the answers that map_batches keeps", "give another directory"
-            ) from error
+            raise UsageError(f"{file} does not hold answers of map_batches", "give another directory") from error
         self._found.update((line.key, line.answer) for line in lines)

@@ -81,7 +81,7 @@ class KVPublisher:
             raise
         for address in filter(None, (endpoint, replay)):
             if not _is_local(address):
-                log.warning("whoever can connect to %s reads the tokens of all prompts", address)
+                log.warning("anyone who can connect to %s can read the tokens of all prompts", address)
 
     def start(self) -> None:
         """Start answering requests for replays."""

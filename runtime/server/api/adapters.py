@@ -143,7 +143,7 @@ class ServedAdapters:
             raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter. HttpError 404 if there is none of that name."""
+        """Unload an adapter. HttpError 404 if there is none of that name."""
         if name not in self._known:
             raise HttpError(404, f"there is no adapter {name[:80]!r}", "lora_name", "not_found")
         self._forget(name)

@@ -62,7 +62,7 @@ class EngineChanges:
 
     def _check_key(self) -> None:
         if not self.keyed:
-            words = "engines are changed behind a key: start the server with --api-key-file"
+            words = "changing the engine needs an API key: start the server with --api-key-file"
             raise HttpError(403, words, code="no_key")
 
     async def _take(
@@ -71,7 +71,7 @@ class EngineChanges:
         """Load the engine at `path`, whose `fields` and `files` must equal those of the served engine. A change during
         another change is refused, because it would be undefined which engine is served afterwards."""
         if self._under_way:
-            raise HttpError(409, "the engine is being changed already: ask again after that", code="change_under_way")
+            raise HttpError(409, "the engine is being changed already: try again later", code="change_under_way")
         self._under_way = True
         try:
             await self._change_to(path, wait_s, fields, files)
@@ -102,7 +102,7 @@ def _lacking(room: AdapterRoom | None, before: AdapterRoom | None) -> str:
     if room is None:
         return "the adapters that are loaded"
     lacking = "" if before is None else room.lacking(before)
-    return f"adapters of {lacking}, which the engine that is served has, and some are loaded" if lacking else ""
+    return f"adapters of {lacking}, which the served engine can hold, and adapters are loaded" if lacking else ""
 
 
 def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, AdapterRoom | None]:

@@ -21,7 +21,7 @@ class TextPart(Struct, tag_field="type", tag="text", frozen=True):
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
-    """What an assistant said when it refused."""
+    """The text of a refusal by an assistant."""
 
     refusal: Text
 
@@ -139,7 +139,7 @@ class ToolName(Struct, frozen=True):
 
 
 class ToolSubset(Struct, frozen=True):
-    """The tools of the request that may be called, or of which one must be."""
+    """The tools of the request that may be called. mode "required": one of them must be."""
 
     tools: Annotated[list[ToolName], Meta(min_length=1, max_length=limits.TOOLS)]
     mode: Literal["auto", "required"] = "auto"

@@ -254,7 +254,7 @@ class Jobs:
         """The template's input for a conversation, up to where the answer begins or continues."""
         if request.continue_final_message and request.add_generation_prompt:
             raise conflict(
-                "continue_final_message: the answer goes on with the last message, which add_generation_prompt ends",
+                "continue_final_message contradicts add_generation_prompt, which ends the last message",
                 "continue_final_message",
             )
         variables = {name: getattr(request, name) for name in ("reasoning_effort", "verbosity")}

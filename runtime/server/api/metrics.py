@@ -51,12 +51,12 @@ _GAUGES = {
     "num_requests_running": ("Completions in the batch", "running"),
     "num_requests_waiting": ("Completions in the queue", "waiting"),
     "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", "usage"),
-    "kv_blocks_cached": ("KV blocks that hold a prefix that nobody uses now", "blocks_cached"),
+    "kv_blocks_cached": ("KV blocks that hold a prefix that no request uses now", "blocks_cached"),
     "engine_ready": ("Engine processes that are loaded", "ready"),
-    "prompts_kept": ("Beginnings of prompts that are kept because requests have asked for it", "kept"),
+    "prompts_kept": ("Prefixes of prompts that are kept because requests asked for it", "kept"),
 }
 _COUNTERS = {
-    "engine_restarts": ("Times that the engine process was started again", "restarts"),
+    "engine_restarts": ("Times that the engine process was restarted", "restarts"),
     "engine_steps": ("Steps", "steps"),
     "num_preemptions": ("Completions that lost their KV blocks for a while", "preemptions"),
     "num_swaps": ("Preemptions whose KV was kept in host memory", "swaps"),
@@ -64,7 +64,7 @@ _COUNTERS = {
     "generation_tokens": ("Tokens sampled", "output_tokens"),
     "prefix_cache_queries": ("Tokens looked up in the prefix cache", "prompt_tokens"),
     "prefix_cache_hits": ("Tokens found in the prefix cache", "cached_tokens"),
-    "kv_healed": ("Times that wrong KV bookkeeping was made anew", "healed"),
+    "kv_healed": ("Times that wrong KV bookkeeping was reset", "healed"),
 }
 _FIGURES = (
     "running", "waiting", "usage", "blocks_cached", "ready", "restarts",

@@ -43,5 +43,5 @@ def read_prices(path: Path) -> Prices:
             f"--prices {path}: {error}", 'such as {"input": 3, "cached_input": 0.3, "output": 15}, per million tokens'
         ) from error
     if found.cached_input > found.input:
-        raise UsageError(f"--prices {path}: cached_input costs more than input", "they stand the other way round?")
+        raise UsageError(f"--prices {path}: cached_input costs more than input", "are the two swapped?")
     return found

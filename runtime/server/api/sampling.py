@@ -15,7 +15,7 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None) -> Sampling
     beams = width(request) if request.use_beam_search else 1
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
         if getattr(request, name) != default and not request.use_beam_search:
-            raise conflict(f"{name}: only a beam search has it: give use_beam_search", name)
+            raise conflict(f"{name}: is for beam search only: give use_beam_search", name)
     if request.use_beam_search and request.temperature:
         raise conflict("temperature: a beam search does not sample: leave it out, or give 0", "temperature")
     searched = {"length_penalty": request.length_penalty, "early_stopping": request.early_stopping}
@@ -69,7 +69,7 @@ def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
             raise conflict(f"watermark: key: {asked.method} takes one, not several", "watermark")
         found = Watermark(one_or_all(asked.key), asked.method, asked.ratio, asked.bias, asked.alpha)
     if found is not None and request.use_beam_search:
-        raise conflict("watermark: beam search does not sample, which is what a mark is in", "watermark")
+        raise conflict("watermark: needs sampling, and beam search does not sample", "watermark")
     if found is not None and found.method == "gumbel" and width(request) > 1:
         raise conflict("n: a gumbel watermark makes all answers to one prompt equal", "n")
     return found
@@ -79,7 +79,7 @@ def check_allowed(params: SamplingParams, grammar: str) -> None:
     """HttpError if a grammar and another field restrict the tokens, or if no token may be sampled."""
     if grammar and (params.bad_words or params.allowed_token_ids is not None):
         name = "bad_words" if params.bad_words else "allowed_token_ids"
-        raise conflict(f"{name}: what may come is said by a grammar already", name)
+        raise conflict(f"{name}: a grammar already restricts the tokens", name)
     allowed = params.allowed_token_ids
     if allowed is not None and {(token,) for token in allowed} <= set(params.bad_words):
         raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")

@@ -79,7 +79,7 @@ def has_texts(body: bytes) -> bool:
 async def vectors_answer(generator: Generator, job: Job, request: EmbedRequest, facts: EmbeddingFacts) -> bytes:
     """The vectors of a job as a JSON array of arrays. HttpError 400 for normalize: false if the model normalizes."""
     if facts.normalize and not request.normalize:
-        raise HttpError(400, "normalize: false cannot be done, the model's vectors have length 1", "normalize")
+        raise HttpError(400, "normalize: false is not possible: the model's vectors have length 1", "normalize")
     found = [np.frombuffer(raw, dtype="<f4") async for raw in vectors_of(generator, job)]
     vectors = [shortened(vector, request.dimensions) for vector in found]
     return msgspec.json.encode([(scaled(v) if request.normalize else v).tolist() for v in vectors])

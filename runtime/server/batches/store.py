@@ -60,7 +60,7 @@ class BatchError(msgspec.Struct):
 
 
 class BatchErrors(msgspec.Struct):
-    """A list of errors, as OpenAI's API has it."""
+    """A list of errors, in the form of OpenAI's API."""
 
     data: list[BatchError]
     object: str = "list"

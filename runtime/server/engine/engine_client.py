@@ -46,7 +46,7 @@ from .prompt_folder import PromptFolder
 from .step_costs import StepCosts
 
 log = logging.getLogger("icc.serve")
-_RELOADING = "the engine takes up new weights"
+_RELOADING = "the engine is being loaded again"
 _NOT_READY = "the engine is not ready"
 _DRAIN_S = 0.02
 _BACKOFF_S = (0.1, 30.0)  # first and longest wait before a restart of the engine
@@ -320,7 +320,7 @@ class EngineClient:
         if self._identity is None:
             self._identity = ready.identity
         elif ready.identity != self._identity:  # the engine in the directory was replaced
-            self._not_again("another model, tokenizer or limits are in its place: start the server anew")
+            self._not_again("another model, tokenizer or limits have replaced it: restart the server")
             self._lost.set()
             return
         self.facts = ready

@@ -150,7 +150,7 @@ class EnginePool:
         replica is ready, or a process cannot load the engine: then all return to their old commands.
         """
         if self._reloading or not self.ready:
-            raise EngineFailed(503, "the engine is loaded anew already" if self._reloading else "no engine is ready")
+            raise EngineFailed(503, "the engine is being reloaded already" if self._reloading else "no engine is ready")
         self._reloading, before = True, [replica.command for replica in self.replicas]
         try:
             for replica, command in zip(self.replicas, commands, strict=True):

@@ -40,12 +40,12 @@ def open_kv(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
     """Open a KVWriter's file; returns the descriptor. OSError if there is none, ValueError if it is not a regular file
     of this user, or not a name of a KVWriter."""
     if not is_kv_name(name):
-        raise ValueError("it has no name that is given")
+        raise ValueError("its name is not one of this server's KV files")
     file = os.open(folder / name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(file)
-        raise ValueError("it is no file of this user's")
+        raise ValueError("it is not a regular file of this user")
     return file
 
 

@@ -38,11 +38,11 @@ class PromptFolder(msgspec.Struct, frozen=True):
         """UsageError if an engine's prompts cannot be kept on disk."""
         why = ""
         if manifest.backend != "cpu":
-            why = "the KV cache lies in a GPU's memory"
+            why = "the KV cache is in a GPU's memory"
         elif manifest.main.is_stage:
-            why = "the KV caches of its layers lie in several processes"
+            why = "the KV caches of its layers are in several processes"
         elif manifest.embedding is not None:
-            why = "of what the engine reads, no KV is kept"
+            why = "the KV of an embedding engine is not kept"
         if why:
             raise UsageError(f"--prompt-cache {self.path}: {why}, and is not written to disk", "leave it out")
 
@@ -61,5 +61,7 @@ class PromptFolder(msgspec.Struct, frozen=True):
         except OSError as error:
             raise UsageError(f"--prompt-cache {self.path}: cannot be used: {error.strerror}") from error
         if len(found) != 32:
-            raise UsageError(f"--prompt-cache {self.path}: {_SECRET} is damaged", "remove it; what is kept is lost")
+            raise UsageError(
+                f"--prompt-cache {self.path}: {_SECRET} is damaged", "remove it; the kept prompts are lost"
+            )
         return found

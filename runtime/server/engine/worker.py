@@ -362,6 +362,6 @@ class Worker(TaskListener[Prompt]):
             self._driver.loop.scheduler.check()
             assert self._driver.loop.scheduler.kv.is_idle, "blocks are lost"
         except AssertionError as error:
-            log.error("the KV bookkeeping was wrong (%s) and is made anew", error)
+            log.error("the KV bookkeeping was wrong (%s) and is reset", error)
             self._healed += 1
             self._driver.loop.reset()

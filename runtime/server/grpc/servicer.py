@@ -161,7 +161,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         async with self._calls.call(context, "SubscribeKvEvents"):
             refuse_unknown(request)
             if self.kv is None:
-                raise HttpError(501, "this engine makes vectors, and has no prefix cache to tell of")
+                raise HttpError(501, "this engine computes vectors, and has no prefix cache")
             await context.send_initial_metadata(())
             batches = self.kv.batches(request.start_sequence_number)
             try:
@@ -172,7 +172,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Context) -> None:  # noqa: N802
         """Not supported."""
-        await self._refuse(context, "FlushCache", "the prefix cache gives its blocks back by itself")
+        await self._refuse(context, "FlushCache", "the prefix cache frees its blocks by itself")
 
     async def StartProfile(self, request: common_pb2.StartProfileRequest, context: Context) -> None:  # noqa: N802
         """Not supported."""

@@ -153,7 +153,9 @@ async def _uploaded(request: Request) -> tuple[str, bytes]:
     """The name and the content of the file in a form."""
     declared = request.headers.get("content-length", "")
     if not declared.isdigit() or int(declared) > limits.UPLOAD_BYTES:
-        raise HttpError(413, f"a file must say its length, at most {limits.UPLOAD_BYTES} bytes", code="body_too_large")
+        raise HttpError(
+            413, f"an upload needs a content-length of at most {limits.UPLOAD_BYTES} bytes", code="body_too_large"
+        )
     try:
         async with asyncio.timeout(limits.BODY_S * 10):
             form = await request.form(max_files=1, max_fields=8)

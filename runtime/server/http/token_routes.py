@@ -34,7 +34,7 @@ def add_tokens(app: FastAPI, parts: ServerParts) -> None:
         body = await decode_body(request, DetokenizeRequest)
         parts.jobs.check_model(body.model)
         if parts.model.tokenizer is None or any(token >= parts.model.vocab_size for token in body.tokens):
-            raise HttpError(400, "there is a token id that the vocabulary does not have", "tokens", "invalid_value")
+            raise HttpError(400, "a token id is not in the vocabulary", "tokens", "invalid_value")
         return json_response(Detokenized(parts.model.text(body.tokens)))
 
 

@@ -87,7 +87,7 @@ class MessageEnd(Struct):
 
 
 class ErrorDetails(Struct):
-    """The error's code as OpenAI's API has it."""
+    """The error's code, as in the OpenAI API."""
 
     error_code: str
 

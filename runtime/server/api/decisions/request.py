@@ -34,7 +34,7 @@ DecisionContent = Text | Annotated[list[DecisionPart], Meta(max_length=limits.ME
 
 
 class DecisionMessage(Struct, tag_field="type", tag="message", frozen=True):
-    """What somebody said. `type` may be left out."""
+    """A message. `type` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: DecisionContent

@@ -92,7 +92,7 @@ def plain(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def _item(item: DecisionItem) -> Item:
-    """An item of the input as /v1/responses has it."""
+    """An item of the input in the form of /v1/responses."""
     if isinstance(item, DecisionMessage):
         return InputMessage(item.role, _text(item.content))
     if isinstance(item, CustomCall):

@@ -42,7 +42,7 @@ def prompt_request(request: OllamaGenerateRequest, model: ServedModel) -> ChatRe
     if request.template:
         raise conflict("template: conversations are written in the model's own template", "template")
     if request.context:
-        raise conflict("context: what was said before goes into messages of /api/chat", "context")
+        raise conflict("context: send the earlier conversation as messages of /api/chat", "context")
     prompt = request.prompt or ""
     if request.raw or request.suffix or not model.template:
         if request.system:
@@ -89,7 +89,7 @@ def _fields(request: OllamaAsking, model: ServedModel) -> dict[str, Any]:
     if request.truncate:
         raise conflict("truncate: prompts that are too long are refused", "truncate")
     if request.shift:
-        raise conflict("shift: an answer ends where the context does", "shift")
+        raise conflict("shift: an answer ends at the end of the context", "shift")
     options = request.options or OllamaOptions()
     check_context(options, model)
     defaults = model.manifest.sampling.of_terminals()

@@ -60,7 +60,7 @@ class OllamaRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 class OllamaAsking(OllamaRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Fields that chats and prompts share. stream: unless it is false, an answer is a stream of lines. think: whether
     the model thinks, or how much. truncate, shift: must not be true: a prompt that is too long is refused, and an
-    answer ends where the context does."""
+    answer ends at the end of the context."""
 
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None

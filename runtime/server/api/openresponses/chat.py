@@ -42,7 +42,7 @@ def items_of(request: ResponsesRequest) -> list[Item]:
 def chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     """The chat request of all items of the conversation. HttpError 400 for a feature that this server lacks."""
     if request.background:
-        raise HttpError(400, "responses are not made in the background here", "background", "unsupported")
+        raise HttpError(400, "this server does not run responses in the background", "background", "unsupported")
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     fields["messages"] = messages_of(request.instructions, items)
     fields["stream"] = True  # a whole answer is assembled from chunks too

@@ -20,7 +20,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
 
 class OutputMessage(Struct, tag_field="type", tag="message"):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     status: Status
