@@ -1,4 +1,4 @@
-"""Facts about an engine as a terminal shows them."""
+"""Facts about an engine as text for a terminal."""
 
 from __future__ import annotations
 

@@ -72,5 +72,5 @@ def _has_template(container: Container, start: str) -> bool:
 
 
 def own_engine(context: click.Context) -> OwnEngine | None:
-    """The engine that a command line belongs to; None for `icc`, which takes any."""
+    """The engine that a command line belongs to; None for `icc`, which works with any engine."""
     return context.find_object(OwnEngine)

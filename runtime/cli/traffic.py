@@ -1,4 +1,4 @@
-"""`icc plan --traffic`: how many replicas of which role keep a service level."""
+"""`icc plan --traffic`: how many replicas of which role meet a service level."""
 
 from __future__ import annotations
 

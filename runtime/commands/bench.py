@@ -114,7 +114,7 @@ def check_room(llm: LLM, options: BenchOptions, batch_size: int) -> None:
 def _round(
     llm: LLM, random: np.random.Generator, batch_size: int, prompt_tokens: int, output_tokens: int
 ) -> tuple[float, float, int]:
-    """Seconds until all have a first token, seconds after that, tokens generated after that."""
+    """One round on random prompts; returns as `timed_generation`."""
     vocab_size = llm.manifest.model.vocab_size
     prompts = random.integers(0, vocab_size, size=(batch_size, prompt_tokens))
     if llm.manifest.embedding is not None:
@@ -126,7 +126,7 @@ def _round(
 
 
 def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[float, float, int]:
-    """Run prompts together: seconds until all have a first token, seconds after that, tokens generated after that."""
+    """Run prompts together: (seconds until all have a first token, seconds after that, tokens generated after that)."""
     queries = [llm.prompting.completion(prompt, params) for prompt in prompts]
     generations = [generation for query in queries for generation in llm.submit(query).generations]
     start = time.perf_counter()

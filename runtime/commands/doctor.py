@@ -180,8 +180,8 @@ def _host_memory(manifest: Manifest, program: Program, fixed: int) -> str:
 def _gpu(
     found: Diagnosis, manifest: Manifest, memory: Footprint, cuda: Callable[[str], Cuda]
 ) -> tuple[int, float | None]:
-    """Run the checks of a GPU engine. Returns the bytes for its KV cache and the GPU's bandwidth in GB/s; 0 and None if
-    the check failed."""
+    """Run the checks of a GPU engine. Returns the bytes for its KV cache (0 if a check failed) and the GPU's bandwidth
+    in GB/s (None if unknown)."""
     room, bandwidth = 0, None
 
     def device() -> str:

@@ -1,4 +1,4 @@
-"""What keeps an engine on this host from the speed that its cores and memory have."""
+"""Finds what slows an engine on this host below the speed of its cores and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held_back(ranks: int) -> Iterator[tuple[str, str]]:
     if slow:
         yield (
             f"{len(slow)} of {len(allowed)} cores are slower ones",
-            "kernels use only the fast ones, unless --cores names others or --threads is larger",
+            "kernels use only the fast ones, unless --cores names others or --threads exceeds their number",
         )
     sockets = {read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id") or "0" for cpu in allowed}
     if len(sockets) > ranks:

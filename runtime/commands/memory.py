@@ -45,9 +45,9 @@ def certify(path: str | os.PathLike[str], sequences: int | None = None, length: 
     """The memory of an engine under a load (default: all that its limits allow) as plain JSON values, in bytes.
 
     Ranks on CPUs are counted together; for ranks on GPUs the bytes are per GPU. Each part is what the load needs, or
-    touches if the system gives memory on first touch. `total_bytes` adds what the process takes besides (measured here;
-    absent if the engine cannot be loaded here). `reserved_bytes` is what it can grow to, because the prefix cache fills
-    the KV cache. UsageError beyond the limits.
+    touches if the system gives memory on first touch. `total_bytes` includes the other memory of the process (measured
+    here, or left out if the engine cannot be loaded here). `reserved_bytes` is the most that it can grow to, because
+    the prefix cache fills the KV cache. UsageError for a load beyond the engine's limits.
     """
     root = Path(path)
     manifest = read_manifest(root)

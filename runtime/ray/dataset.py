@@ -124,7 +124,8 @@ def plain(value: Any) -> Any:
 
 
 def answered(llm: LLM, prompts: Sequence[Any], params: SamplingParams | None) -> list[RowAnswer]:
-    """The answers of prompts; one that is refused fails alone. params: None for the engine's."""
+    """The answers of prompts; a refused prompt gets an error and does not affect the others. params: None for the
+    engine's defaults."""
     if not prompts:
         return []
     try:

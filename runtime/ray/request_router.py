@@ -1,4 +1,4 @@
-"""PrefixRouter: Ray Serve's request router by a ReplicaChooser."""
+"""PrefixRouter: a request router of Ray Serve that uses a ReplicaChooser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The candidates, the best first, each alone in its rank."""
+        """The candidates, the best first, each in a group of its own."""
         if not candidate_replicas:
             return []
         by_name = {one.replica_id: one for one in candidate_replicas}

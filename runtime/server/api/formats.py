@@ -56,7 +56,7 @@ Choices = Annotated[
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, frozen=True):
-    """vLLM's: one of the first five; a schema may be JSON in a string."""
+    """vLLM's structured_outputs: one of the first five fields; a schema may be JSON in a string."""
 
     json: JsonText | dict[str, Any] | None = None
     regex: Regex | None = None

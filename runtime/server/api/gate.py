@@ -31,5 +31,5 @@ class RequestGate:
             raise HttpError(503, "the server is shutting down", code="draining", retry_after=5)
 
     def check_room(self) -> None:
-        """Overloaded if the queue is full: a refusal must not cost what the request would."""
+        """Overloaded if the queue is full; checked first, so that a refusal costs little."""
         self._admission.check_room()

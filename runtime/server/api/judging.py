@@ -1,4 +1,4 @@
-"""EngineJudge: an engine of `--task rerank`, in a process of its own, as the judge of answers."""
+"""EngineJudge: an engine of `--task rerank`, in its own process, as the judge of answers."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ServedModel:
             raise HttpError(404, f"this engine was {made}compiled {named}", code="unsupported")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, those of its text if it is a special one."""
+        """The bytes of a token; for a special token, those of its text."""
         return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
 
     def token_text(self, token: int) -> str:

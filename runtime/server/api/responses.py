@@ -300,7 +300,7 @@ class Tokenized(Struct):
 
 
 class RenderedSampling(Struct):
-    """How a rendered request is sampled, by vLLM's names."""
+    """The sampling parameters of a rendered request, under vLLM's names."""
 
     n: int
     max_tokens: int

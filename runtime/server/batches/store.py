@@ -1,4 +1,4 @@
-"""Store: files and batches in SQLite, which persist when the server ends. Calls block; one thread at a time."""
+"""BatchStore: files and batches in SQLite, which persist when the server ends. Calls block; one thread at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts: the prompts from the HTTP process that have not ended.
+"""PromptTable: the prompts from the HTTP process that have not ended.
 
     ARRIVED --compile--> COMPILING --run--> RUNNING --> ENDED
     ARRIVED --run-------------------------> RUNNING

@@ -1,4 +1,4 @@
-"""Worker: the engine loop in a process of its own, driven by messages."""
+"""Worker: the engine loop in its own process, driven by messages."""
 
 from __future__ import annotations
 

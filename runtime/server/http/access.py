@@ -1,4 +1,4 @@
-"""Access: wraps all routes. It gives each request an id and a line in the log, and handles a proxy's path prefix."""
+"""AccessLog: wraps all routes; gives each request an id and a line in the log, and handles a proxy's path prefix."""
 
 from __future__ import annotations
 

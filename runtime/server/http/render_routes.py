@@ -18,7 +18,7 @@ _ERRORS = (400, 404, 408, 413)
 
 
 def add_render(app: FastAPI, parts: ServerParts) -> None:
-    """Add /v1/completions/render and /v1/chat/completions/render, of vLLM's form."""
+    """Add /v1/completions/render and /v1/chat/completions/render, in vLLM's form."""
 
     @app.post("/v1/completions/render", **operation(list[Rendered], CompletionRequest, errors=_ERRORS))
     async def render_completions(request: Request) -> Response:

@@ -1,5 +1,5 @@
-"""Store: responses that a later request may continue. In memory, bounded, and visible only to the client that made
-them."""
+"""ResponseStore: responses that a later request may continue. In memory, bounded, and visible only to the client that
+made them."""
 
 from __future__ import annotations
 
