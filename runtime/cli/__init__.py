@@ -1,1 +1,1 @@
-"""The command line of the runtime: one file per command, read by click; what they do is in the rooms that they call."""
+"""The command line of the runtime: one file per command, parsed by click; the packages that they call do the work."""

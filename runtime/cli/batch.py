@@ -18,7 +18,9 @@ from .load import loads
 @command("batch")
 @loads
 @click.option("--lora", multiple=True, metavar="NAME=DIR", help="Adapter that requests name as model (repeatable).")
-@click.option("--judge", type=PATH, metavar="ENGINE", help="Of best_of answers give those that this engine likes best.")
+@click.option(
+    "--judge", type=PATH, metavar="ENGINE", help="With best_of, return the answers that this engine scores highest."
+)
 @click.option("--engines", type=click.IntRange(1), metavar="N", help="With --ray, how many.", show_default="that fit")
 @field_options(RayOptions, leave_out=("app", "scale", "proxies", "detach"))
 @click.argument("source", metavar="IN.jsonl", type=PATH)
@@ -44,7 +46,7 @@ def batch_command(
     if not ray.ray:
         return run_offline(load, source, answers, adapter_paths(lora), judge)
     if judge is not None:
-        raise UsageError("--judge runs beside one engine, and --ray has several", "leave one of them out")
+        raise UsageError("--judge cannot be combined with --ray, which runs several engines", "leave one of them out")
     from ..ray.batch import run_on_ray
 
     run_on_ray(load, source, answers, adapter_paths(lora), ray, engines)

@@ -33,7 +33,11 @@ from .load import loads_but, thread_warnings, warn
     help="A JSON list of texts: compare the drafters of --spec A,B on them.",
 )
 @click.option(
-    "--always", is_flag=True, cls=EngineOption, needs="generate", help="With --prompts: draft whatever a step costs."
+    "--always",
+    is_flag=True,
+    cls=EngineOption,
+    needs="generate",
+    help="With --prompts: always draft, even where it slows decoding.",
 )
 @click.option(
     "--threads",
@@ -58,12 +62,12 @@ def bench_command(
     options = BenchOptions(**taken(BenchOptions, parameters))
     batching = BatchingOptions(**taken(BatchingOptions, parameters))
     if batching.batching and prompts is not None:
-        raise UsageError("--batching and --prompts are two comparisons", "give one of them")
+        raise UsageError("--batching and --prompts cannot be combined", "give one of them")
     loads = [replace(load, threads=count) for count in threads or (None,)]
     if len(loads) == 1:
         warn(thread_warnings(load := loads[0]))
     elif batching.batching or prompts is not None:
-        raise UsageError("--batching and --prompts are measured with one number of threads", "give one --threads")
+        raise UsageError("--batching and --prompts take a single number of threads", "give one --threads")
     if batching.batching:
         return _compare_batching(load, options, batching, as_json)
     if batching != BatchingOptions():
@@ -86,7 +90,7 @@ def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, a
     from ..commands import bench_spec
     from ..loading import open_llm
 
-    drafters = re.split(r",(?!\d)", load.spec or "ngram")  # numbers are a drafter's own
+    drafters = re.split(r",(?!\d)", load.spec or "ngram")  # numbers are options of a drafter
     with open_llm(replace(load, spec="none")) as llm:
         texts = bench_spec.read_prompts(llm, prompts)
         asked = bench_spec.SpecBenchOptions(

@@ -35,18 +35,18 @@ def chat_command(
 ) -> int:
     """Talk to an engine: answers are streamed, Ctrl-C stops one, /help lists the commands.
 
-    Through a pipe every line is a message, and standard output gets the answers alone. Where neither the options nor
-    the model's generation_config.json say how to sample, it is as in llama.cpp and Ollama: temperature 0.8, top_k 40,
-    top_p 0.95, min_p 0.05.
+    Through a pipe every line is a message, and standard output gets the answers alone. If neither the options nor the
+    model's generation_config.json say how to sample, the values are those of llama.cpp and Ollama: temperature 0.8,
+    top_k 40, top_p 0.95, min_p 0.05.
     """
     settings = {"max_tokens": max_tokens, **taken(SamplingParams, parameters)}
     given = {name: value for name, value in settings.items() if value not in (None, ())}
-    SamplingParams(**given)  # what is wrong with them shows before the engine is loaded
+    SamplingParams(**given)  # wrong parameters are refused before the engine is loaded
     from ..opening import begin
     from ..templates.source import read_template_file
 
     template = None if chat_template is None else read_template_file(chat_template)
-    begun = begin(load)  # before the imports that take long
+    begun = begin(load)  # before the slow imports
     from ..chat.chat import chat
     from ..loading import open_llm
 

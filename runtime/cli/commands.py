@@ -25,7 +25,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None, engine: str | None = None) -> int:
-    """Run one of them and return its exit code. arguments: None for those of the process.
+    """Run the command that the arguments name and return its exit code. arguments: None for those of the process.
 
     engine: the engine if it is implied; otherwise it is the command's first argument.
     """

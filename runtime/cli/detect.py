@@ -18,8 +18,8 @@ from .group import command
 @command("detect")
 @click.argument("engine", metavar="ENGINE", required=False)
 @click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--engine", "named", metavar="ENGINE", help="The engine, where the one argument is TEXT.")
-@click.option("--key", type=Read(watermark), required=True, metavar=FORM, help="What --watermark was given.")
+@click.option("--engine", "named", metavar="ENGINE", help="The engine, if the only argument is TEXT.")
+@click.option("--key", type=Read(watermark), required=True, metavar=FORM, help="The key that --watermark was given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def detect_command(engine: str | None, text: str | None, named: str | None, key: Watermark, as_json: bool) -> None:
     """Tell whether a text was marked with a key by --watermark. Without TEXT, or with -, standard input is read.
@@ -32,9 +32,7 @@ def detect_command(engine: str | None, text: str | None, named: str | None, key:
             raise UsageError("two engines are given: --engine and the first of two arguments")
         engine, text = named, engine
     if engine is None:
-        raise UsageError(
-            "no engine is given, whose tokenizer makes the text's tokens", "icc detect ENGINE TEXT --key KEY"
-        )
+        raise UsageError("no engine is given: its tokenizer must split the text", "icc detect ENGINE TEXT --key KEY")
     check_present(Path(engine))
     from ..commands.prompt import read_standard_input
     from ..format.load import read_manifest
@@ -44,7 +42,7 @@ def detect_command(engine: str | None, text: str | None, named: str | None, key:
 
     manifest = read_manifest(Path(engine))
     if manifest.tokenizer_dir is None:
-        raise RequestError("the engine has no tokenizer, which makes tokens of a text")
+        raise RequestError("the engine has no tokenizer to split the text")
     tokenizer = Tokenizer(open_container(Path(engine)).read(f"{manifest.tokenizer_dir}/tokenizer.json"))
     given = read_standard_input() if text in (None, "-") else text
     assert given is not None

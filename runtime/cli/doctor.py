@@ -14,7 +14,7 @@ from .group import command
 @click.option("--hashes", is_flag=True, help="Also compare the content of every file with its sha256.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def doctor_command(engine: str, hashes: bool, as_json: bool) -> int:
-    """Whether this host can run an engine, what it lacks, and what to expect of it here."""
+    """Check whether this host can run an engine, what is missing, and what speed to expect."""
     from ..commands.doctor import as_text, diagnose
 
     found = diagnose(engine, hashes)

@@ -22,7 +22,7 @@ from .load import loads
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @loads
 def eval_command(load: LoadOptions, text: Path, window: int | None, stride: int | None, as_json: bool) -> None:
-    """Perplexity and bits per byte of an engine on a text."""
+    """Measure the perplexity and bits per byte of an engine on a text."""
     try:
         with text.open(encoding="utf-8", newline="") as stream:
             content = stream.read()

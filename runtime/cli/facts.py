@@ -1,4 +1,4 @@
-"""Facts about an engine as a terminal shows them."""
+"""Facts about an engine as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..format.footprint import size_text
 
 
 def as_text(facts: dict[str, object], indent: str = "", bytes_all: bool = False) -> str:
-    """The facts for people: one per line, nested ones indented. bytes_all: every number is a size."""
+    """Facts as text for a terminal: one per line, nested ones indented. bytes_all: every number is a size in bytes."""
     lines: list[str] = []
     for name, value in facts.items():
         if isinstance(value, dict) and value:

@@ -17,7 +17,7 @@ _KINDS: dict[Any, click.ParamType] = {int: click.INT, float: click.FLOAT, str: c
 
 
 class Read(click.ParamType):
-    """Texts that a function reads, whose ValueError says what is wrong with one."""
+    """A click type: `read` parses the text, and the message of its ValueError is the refusal."""
 
     name = "text"
 
@@ -48,12 +48,12 @@ def field_options(options: type, leave_out: Sequence[str] = ()) -> Callable[[Cal
 
 
 def taken(options: type, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `options` among a command's parameters, which no longer hold them."""
+    """The fields of `options` from a command's parameters, from which they are removed."""
     return {name: parameters.pop(name) for name in settings(options) if name in parameters}
 
 
 def _add(function: Callable[..., Any], option: click.Option) -> None:
-    """What click.option does with an option that is made already."""
+    """As click.option does, for an option object that exists already."""
     if not hasattr(function, "__click_params__"):
         function.__click_params__ = []  # type: ignore[attr-defined]
     function.__click_params__.append(option)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Cli and Command: click's group and command with what all of icc's have in common.
+"""Cli and Command: click's group and command with what all commands of icc share.
 
 Commands are imported when they are asked for. An IccError becomes one line, a hint and its own exit code; so does a
 wrong option. --debug shows the traceback instead.
@@ -29,11 +29,12 @@ _EXTRAS = {
     "serve": ("fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn", "uvloop"),
 }
 _REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOSPC)
-_BASE = ("numpy", "tokenizers", "msgspec", "minijinja", "rich")  # where an engine runs by itself, without icc
+_BASE = ("numpy", "tokenizers", "msgspec", "minijinja", "rich")  # what the runtime needs without the compiler
 
 
 class Lazy(msgspec.Struct, frozen=True):
-    """A command that is imported when it is asked for. needs: what an engine must have to list it, see OwnEngine."""
+    """A command that is imported on first use. needs: what an engine must have for the command to be listed, see
+    OwnEngine."""
 
     module: str
     attribute: str
@@ -53,12 +54,13 @@ class Cli(click.Group):
         self._lazy = dict(commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the commands; in a copy inside an engine those that the engine can run."""
+        """The names of the commands; in an engine's own copy of the runtime, those that the engine can run."""
         own = own_engine(ctx)
         return [name for name, lazy in self._lazy.items() if own is None or own.can(lazy.needs)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, imported now; None where there is none. An IccError where the engine cannot run it."""
+        """Import and return the command of this name; None if there is no such command. IccError if the engine cannot
+        run it."""
         lazy = self._lazy.get(cmd_name)
         if lazy is None:
             return None
@@ -70,20 +72,20 @@ class Cli(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first two words or the first word name, and the arguments behind it."""
+        """The command that the first two words or the first word name, and the arguments after it."""
         two = " ".join(args[:2])
         if two in self._lazy and len(args) > 1:
             return two, self.get_command(ctx, two), args[2:]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what it raises becomes one line and an exit code."""
+        """Run a command; an error becomes one line and an exit code."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read our output has what it wanted
+        except BrokenPipeError:  # the reader of the output has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except EOFError as error:  # click takes it for Ctrl-D at a prompt
+        except EOFError as error:  # click would treat it as Ctrl-D at a prompt
             raise RuntimeError(f"unexpected end: {error}") from error
         except (IccError, ModuleNotFoundError, OSError) as error:
             said = error if isinstance(error, IccError) else _environment(error)
@@ -92,10 +94,10 @@ class Cli(click.Group):
             ctx.exit(_say(said.message, said.hint, said.exit_code))
 
     def run(self, arguments: Sequence[str] | None, name: str | None, own: OwnEngine | None = None) -> int:
-        """Run the command that the arguments name and return its exit code. None: the arguments and the name of the
-        process. own: the engine that is implied, if it is not None."""
+        """Run the command that the arguments name and return its exit code. arguments, name: None for those of the
+        process. own: the engine that the command line belongs to; None for `icc`."""
         gc.enable()
-        gc.set_threshold(50_000, 20, 20)  # most of what a start makes stays: looking through it takes a tenth of that
+        gc.set_threshold(50_000, 20, 20)  # most objects of a start live on: this takes a tenth of the time
         try:
             code = super().main(arguments, name, standalone_mode=False, obj=own)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -109,30 +111,30 @@ class Cli(click.Group):
         return code if isinstance(code, int) else 0
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **more: Any) -> Any:
-        """Like click's: ends the process with the exit code. None: the arguments and the name of the process."""
+        """As click's `main`: end the process with the exit code. args, prog_name: None for those of the process."""
         sys.exit(self.run(args, prog_name))
 
 
 class Command(click.Command):
-    """A command with --debug, without the parameters that an own engine implies or has no use for, whose help explains
-    the values of options."""
+    """A command with --debug whose help explains the values of options. In an engine's own copy of the runtime it lacks
+    the parameters that this engine implies or cannot use."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        if not any(param.name == "debug" for param in self.params):  # of a command that is made of another
+        if not any(param.name == "debug" for param in self.params):  # a command made from another has it already
             self.params.append(_debug())
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The parameters; in a copy inside an engine those that apply to it, and no ENGINE."""
+        """The parameters; in an engine's own copy of the runtime, those that apply to the engine, without ENGINE."""
         own, found = own_engine(ctx), super().get_params(ctx)
         if own is None:
             return found
         return [p for p in found if p.name != "engine" and own.can(getattr(p, "needs", ""))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; in a copy inside an engine, ENGINE is that one."""
+        """Parse the arguments; in an engine's own copy of the runtime, ENGINE is that engine."""
         own = own_engine(ctx)
-        if own is not None:  # what get_params leaves out; before click, which makes None of its mark for "no default"
+        if own is not None:  # parameters not in get_params; before click, which makes None of "no default"
             there = {param.name for param in self.get_params(ctx)}
             for param in self.params:
                 if param.expose_value and param.name not in there:
@@ -140,7 +142,7 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and behind them what the values of some stand for."""
+        """Write the options, then for some of them what each value means."""
         super().format_options(ctx, formatter)
         for param in self.get_params(ctx):
             found = param.explained() if isinstance(param, EngineOption) and param.explained else {}
@@ -150,7 +152,8 @@ class Command(click.Command):
 
 
 class EngineOption(click.Option):
-    """An option that only engines have which can do what it `needs`; explained: its values and what they mean."""
+    """An option that is only offered if the engine can do all that it `needs`. explained: the option's values and their
+    meanings."""
 
     def __init__(
         self,
@@ -171,14 +174,14 @@ def command(name: str, **more: Any) -> Callable[[Callable[..., Any]], click.Comm
 def _debug() -> click.Option:
     def keep(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value:
-            ctx.meta["debug"] = True  # the same for all contexts of a command line
+            ctx.meta["debug"] = True  # meta is shared by all contexts of a command line
 
     return click.Option(["--debug"], is_flag=True, expose_value=False, callback=keep, help="Show an error's traceback.")
 
 
 def _environment(error: ModuleNotFoundError | OSError) -> IccError | None:
-    """What a module that is not installed means, or a file that the system does not give; None where that is a fault of
-    icc: a module that it does not ask for, a file that it looked for and did not find."""
+    """The refusal for a module that is not installed or a file that the system denies; None if the error is a bug of
+    icc: a module that icc does not depend on, or a file that icc expected and did not find."""
     if isinstance(error, OSError):
         if error.errno not in _REFUSED or not isinstance(error.filename, str):
             return None

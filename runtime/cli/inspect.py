@@ -16,14 +16,16 @@ from .group import command
 @command("inspect")
 @click.argument("engine", metavar="ENGINE")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-@click.option("--memory", is_flag=True, help="The bytes that it takes for a load: weights, buffers, every KV group.")
+@click.option(
+    "--memory", is_flag=True, help="Bytes that the engine takes for a load: weights, buffers, every KV group."
+)
 @click.option("--sequences", type=int, help="With --memory: number of sequences at once.  [default: the largest batch]")
-@click.option("--length", type=int, help="With --memory: so many tokens each.  [default: the longest]")
+@click.option("--length", type=int, help="With --memory: tokens of each sequence.  [default: the longest]")
 def inspect_command(engine: str, as_json: bool, memory: bool, sequences: int | None, length: int | None) -> None:
     """Show what is inside an engine: limits, memory, kernels, bytes."""
     check_present(Path(engine))
     if not memory and (sequences, length) != (None, None):
-        raise UsageError("--sequences and --length say what --memory is asked for", "add --memory")
+        raise UsageError("--sequences and --length need --memory", "add --memory")
     from ..commands.inspect import describe_engine
 
     if memory:

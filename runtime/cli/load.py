@@ -1,4 +1,4 @@
-"""How commands say which engine to load, and how: the argument ENGINE and the options of LoadOptions."""
+"""The argument ENGINE and the options of LoadOptions, for commands that load an engine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .fields import field_options, taken
 
 
 def loads(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that loads an engine: it has ENGINE and the options of LoadOptions, and gets them as `load`."""
+    """Decorator for a command that loads an engine: adds ENGINE and the options of LoadOptions, passed on as `load`."""
     return loads_but()(function)
 
 
 def loads_but(*leave_out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `loads`, without some of the options: those that the command has itself, with another meaning."""
+    """As `loads`, without the options in `leave_out`, which the command defines itself with another meaning."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -32,7 +32,7 @@ def loads_but(*leave_out: str) -> Callable[[Callable[..., Any]], Callable[..., A
             load = LoadOptions(engine, **taken(LoadOptions, parameters))
             check_present(Path(engine))
             load = of_this_machine(load)
-            # numpy starts threads otherwise, and nothing here uses them
+            # numpy would start threads that nothing here uses
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             warn(_warnings(load))
             return function(load=load, **own, **parameters)
@@ -43,19 +43,19 @@ def loads_but(*leave_out: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Say so on stderr."""
+    """Print the warnings on stderr."""
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
 
 
 def _warnings(load: LoadOptions) -> Iterator[str]:
-    """What the options mean that their user may not want."""
+    """Warnings about consequences of the options that a user may not want."""
     if load.acceptance is not None:
         yield "--spec-accept typical is lossy: outputs no longer have the model's distribution"
     yield from thread_warnings(load)
 
 
 def thread_warnings(load: LoadOptions) -> Iterator[str]:
-    """That there are more threads than cores."""
+    """A warning if there are more threads than cores."""
     if load.threads is not None and load.threads > (cores := usable_cores(load.core_set)):
         yield f"--threads {load.threads} is slower than {cores}, the number of cores that this process may use"

@@ -1,4 +1,4 @@
-"""OwnEngine: the engine in `python ENGINE COMMAND`, whose commands and options are those that it can do."""
+"""OwnEngine: the engine in `python ENGINE COMMAND`; only commands and options that it can carry out are offered."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..format.present import MANIFEST_FILE
 
 
 class OwnEngine(msgspec.Struct, frozen=True):
-    """path: the engine. lacks: what it cannot do, of "generate", "cpu", "gpu", "targets", "tokenizer", "template" and
-    "server"."""
+    """An engine that runs by itself. path: of the engine. lacks: abilities that it does not have, a subset of
+    "generate", "cpu", "gpu", "targets", "tokenizer", "template" and "server"."""
 
     path: str
     lacks: frozenset[str]
 
     @classmethod
     def read(cls, path: str) -> OwnEngine:
-        """From engine.json as it stands. One that cannot be read lacks nothing that it could have: the command that is
-        run says what is wrong with it."""
+        """Read engine.json without validation. An engine that cannot be read lacks "server" alone: the command that
+        runs then reports what is wrong with it."""
         lacks = {"server"}
         try:
             container = open_container(Path(path))
             found = json.loads(container.read(MANIFEST_FILE))
-            if "targets" in found:  # each can do what the others can, but for what its device decides
+            if "targets" in found:  # targets differ only in what their devices decide
                 each = [cls.read(f"{path}/{target}").lacks for target in found["targets"]]
                 return cls(path, frozenset.intersection(*each) - {"targets"})
             lacks |= {"targets", "gpu" if found["backend"] == "cpu" else "cpu"}
@@ -42,11 +42,11 @@ class OwnEngine(msgspec.Struct, frozen=True):
         return cls(path, frozenset(lacks))
 
     def can(self, needs: str) -> bool:
-        """Whether it has all of these, which are separated by spaces."""
+        """Whether the engine has all abilities in `needs`, which are separated by spaces."""
         return self.lacks.isdisjoint(needs.split())
 
     def refusal(self, command: str, needs: str) -> IccError:
-        """Why it has no such command."""
+        """The error that says why the engine does not have this command."""
         if needs == "server":
             return MissingExtraError(
                 f"an engine's own runtime has no {command}", f"{install('serve')}; icc {command} {self.path}"
@@ -72,5 +72,5 @@ def _has_template(container: Container, start: str) -> bool:
 
 
 def own_engine(context: click.Context) -> OwnEngine | None:
-    """The engine that a command line belongs to; None for `icc`, which takes any."""
+    """The engine that a command line belongs to; None for `icc`, which works with any engine."""
     return context.find_object(OwnEngine)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     default=None,
     cls=EngineOption,
     needs="tokenizer",
-    show_default="--chat where there is a template",
+    show_default="--chat if there is a template",
     help="Answer the text through the model's chat template, or complete it as it is.",
 )
 @click.option("--system", metavar="TEXT", cls=EngineOption, needs="tokenizer", help="System message before the text.")
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @field_options(SamplingParams, leave_out=["max_tokens"])
 @click.option("--lora", type=PATH, metavar="DIR", help="Answer with this adapter; needs an engine with --adapters.")
 @click.option("--best-of", type=click.IntRange(1, 16), default=1, metavar="N", help="Show the best of so many answers.")
-@click.option("--judge", type=PATH, metavar="ENGINE", help="The best is what this engine of --task rerank likes best.")
+@click.option("--judge", type=PATH, metavar="ENGINE", help="Choose the best answer with this engine of --task rerank.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @loads
 def run_command(
@@ -78,8 +78,8 @@ def run_command(
 ) -> None:
     """Answer or complete a text with an engine, streamed.
 
-    Where neither the options nor the model's generation_config.json say how to sample, it is greedy. With --beams, and
-    with --best-of, the text comes when it is whole.
+    If neither the options nor the model's generation_config.json say how to sample, decoding is greedy. With --beams or
+    --best-of, the text is printed when it is complete.
     """  # fmt: skip
     start = time.perf_counter()
     from ..commands.prompt import Asked, prepare
@@ -95,7 +95,7 @@ def run_command(
     params = SamplingParams(**limit, **taken(SamplingParams, parameters), n=best_of)
     if judge is not None and best_of == 1:
         raise click.UsageError("--judge: there is one answer only; give --best-of N")
-    begun = begin(load)  # before the imports that take long
+    begun = begin(load)  # before the slow imports
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
     from ..loading import open_llm
@@ -130,7 +130,7 @@ def run_command(
 
 
 def _given(prompt: str | None, ids: Sequence[int] | None) -> str | Sequence[int]:
-    """The prompt of the command line, or else of standard input."""
+    """The prompt from the command line, or else from standard input."""
     from ..commands.prompt import read_standard_input, standard_input_is_given
 
     if prompt is not None and ids is not None:
@@ -148,7 +148,7 @@ def _given(prompt: str | None, ids: Sequence[int] | None) -> str | Sequence[int]
 def _accepted(speculator: Speculator) -> str:
     counts = speculator.counts
     if not counts.drafts:
-        return f"no guesses in {counts.steps} steps, where they were not expected to pay"
+        return f"no guesses in {counts.steps} steps: they would not have made decoding faster"
     return (
         f"{counts.tokens_per_step:.2f} tokens per step, {counts.accepted} of {counts.guesses} guesses accepted "
         f"in {counts.drafts} of {counts.steps} steps"

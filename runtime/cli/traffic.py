@@ -1,4 +1,4 @@
-"""`icc plan --traffic`: how many replicas of which role keep a service level."""
+"""`icc plan --traffic`: how many replicas of which role meet a service level."""
 
 from __future__ import annotations
 
@@ -30,23 +30,40 @@ def _slo(text: str) -> ServiceLevel:
 
 
 def traffic_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a command that simulates traffic; `taken_traffic` takes them out of its parameters."""
+    """Decorator that adds the options of a traffic simulation to a command; `taken_traffic` removes them from its
+    parameters."""
     for option in (
         click.option(
             "--threads", type=click.IntRange(1), metavar="N", help="With --traffic: kernel threads of a replica."
         ),
-        click.option("--max-replicas", type=click.IntRange(1, 64), default=8, help="With --traffic: stop there."),
-        click.option("--write-step-costs", type=PATH, metavar="FILE", help="With --traffic: keep what was measured."),
-        click.option("--step-costs", type=PATH, metavar="FILE", help="With --traffic: of such a file; nothing is run."),
-        click.option("--slo", type=Read(_slo), metavar="ttft=S,itl=S", help="What 99 % may take: ttft=1s,itl=50ms."),
-        click.option("--traffic", type=PATH, metavar="FILE", help="Requests, to say how many replicas they need."),
+        click.option(
+            "--max-replicas", type=click.IntRange(1, 64), default=8, help="With --traffic: the most replicas to try."
+        ),
+        click.option(
+            "--write-step-costs", type=PATH, metavar="FILE", help="With --traffic: write the measured costs here."
+        ),
+        click.option(
+            "--step-costs",
+            type=PATH,
+            metavar="FILE",
+            help="With --traffic: read costs from such a file; measure nothing.",
+        ),
+        click.option(
+            "--slo",
+            type=Read(_slo),
+            metavar="ttft=S,itl=S",
+            help="Limits that 99 % of requests must keep: ttft=1s,itl=50ms.",
+        ),
+        click.option(
+            "--traffic", type=PATH, metavar="FILE", help="A file of requests: find how many replicas they need."
+        ),
     ):
         function = option(function)
     return function
 
 
 def taken_traffic(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The options of traffic among a command's parameters, which no longer hold them."""
+    """The traffic options from a command's parameters, from which they are removed."""
     return {name: parameters.pop(name) for name in _NAMES}
 
 
@@ -61,10 +78,10 @@ def plan_traffic(
     max_replicas: int,
     threads: int | None,
 ) -> None:
-    """Print what fleets of an engine's replicas make of the traffic, and which to take. path: the engine. step_costs,
-    write_step_costs: where the costs of steps are read, None where they are measured, and written, None for nowhere.
-    threads: None for all cores. UsageError for files that cannot be read, a missing level, or no engine and no step
-    costs."""
+    """Simulate the traffic on fleets of the engine's replicas; print the results and the fleet to take. path: the
+    engine. step_costs: the file to read the costs of steps from; None: measure them. write_step_costs: the file to
+    write them to; None: do not. threads: None for all cores. UsageError if a file cannot be read, the service level is
+    missing, or there is neither an engine nor step costs."""
     from ..server.sizing.sizing import best, size
     from ..server.sizing.step_table import StepTable
     from ..server.sizing.traffic import read_traffic
@@ -72,7 +89,7 @@ def plan_traffic(
     if slo is None:
         raise UsageError("--traffic needs a service level", "give --slo ttft=1s,itl=50ms")
     arrivals = read_traffic(traffic)
-    if write_step_costs is not None and not write_step_costs.parent.is_dir():  # before a minute of measuring
+    if write_step_costs is not None and not write_step_costs.parent.is_dir():  # refused before a minute of measuring
         raise UsageError(f"--write-step-costs: {write_step_costs.parent} is no directory", "make it first")
     with open_display() as display:
         if step_costs is not None:

@@ -1,9 +1,9 @@
 """`bench --batching`: static and dynamic batches against continuous batching, on the same requests at the same times.
 
 Static and dynamic batches are the baselines of Orca (Yu et al. 2022, OSDI) and of vLLM (Kwon et al. 2023, arXiv
-2309.06180), which measure as here: latency per generated token over the rate at which requests come. In their
-baselines a batch computes for all of its requests, and answers none, until the longest has ended. Here those that have
-ended take no part in later steps, and are answered at once: what the modes differ in is who waits.
+2309.06180), which measure as here: latency per generated token over the rate at which requests come. In their baselines
+a batch computes for all of its requests, and answers none, until the longest has ended. Here a request that has ended
+takes no part in later steps and is answered at once: the modes differ only in which requests wait.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from ..requests.params import SamplingParams
 from .bench import check_room
 from .options import BatchingOptions, BenchOptions
 
-_SHARES = (0.4, 0.7, 1.0)  # of the rate at which all requests end that come at once, where no rate is given
-_PROMPT, _OUTPUT = 1, 2  # streams of the seed, of which lengths are drawn
+_SHARES = (0.4, 0.7, 1.0)  # of the throughput when all requests come at once; used if no rate is given
+_PROMPT, _OUTPUT = 1, 2  # random streams of the seed, for the lengths of prompts and outputs
 _NAP_S = 0.0005
 
 
 @dataclass(frozen=True)
 class TimedRequest:
-    """A request: when it comes, in seconds from the first one, its prompt as token ids, and the tokens to generate."""
+    """A request. due: its arrival, in seconds after the first request's. prompt: token ids. output_tokens: how many to
+    generate."""
 
     due: float
     prompt: Sequence[int]
@@ -43,8 +44,8 @@ class TimedRequest:
 
 @dataclass(frozen=True)
 class BatchingResult:
-    """One mode at one rate (requests per second). ms_per_token: the median over the requests of the time from when one
-    was due to its last token, over its tokens. running: requests that a step ran, on average."""
+    """One mode at one rate (requests per second). ms_per_token: the time from a request's arrival to its last token,
+    divided by its tokens; the median over the requests. running: the mean number of requests in a step."""
 
     mode: str
     rate: float
@@ -55,8 +56,8 @@ class BatchingResult:
 
 @dataclass
 class _Queue:
-    """What a mode decides by: requests that have come, the first ones first, how many run, and whether more will
-    come. waited: seconds since the first of them came."""
+    """The state from which a mode decides. arrived: waiting requests, the oldest first. running: how many run. more:
+    whether others will come. waited: seconds since the oldest waiting request came."""
 
     arrived: deque[TimedRequest] = field(default_factory=deque)
     running: int = 0
@@ -64,22 +65,23 @@ class _Queue:
     waited: float = 0.0
 
     def batch(self, size: int) -> int:
-        """The requests of a batch that begins now, if nothing else runs."""
+        """How many requests a batch that begins now has; 0 while others run."""
         return 0 if self.running else min(len(self.arrived), size)
 
 
 def _static(queue: _Queue, size: int, window: float) -> int:
-    """A full batch once nothing runs; a smaller one where nothing more comes."""
+    """How many requests to start: a full batch when nothing runs; a smaller one if no more requests will come."""
     return queue.batch(size) if len(queue.arrived) >= size or not queue.more else 0
 
 
 def _dynamic(queue: _Queue, size: int, window: float) -> int:
-    """A full batch once nothing runs, or what has come when the first has waited for the window."""
+    """How many requests to start when nothing runs: a full batch, or all that wait once the oldest has waited `window`
+    seconds."""
     return queue.batch(size) if queue.waited >= window else _static(queue, size, window)
 
 
 def _continuous(queue: _Queue, size: int, window: float) -> int:
-    """Whatever has come, as far as there is room, at any step."""
+    """How many requests to start: at any step all that wait, up to the batch size."""
     return min(len(queue.arrived), size - queue.running)
 
 
@@ -94,10 +96,11 @@ def run_batching(
     batching: BatchingOptions,
     progress: Callable[[str, float, float], None] = lambda text, done, total: None,
 ) -> list[BatchingResult]:
-    """Measure each mode at each rate. UsageError or CapacityError if the engine cannot hold a batch of the longest.
+    """Measure each mode at each rate. UsageError or CapacityError if the engine cannot hold a batch of the longest
+    requests.
 
-    Lengths are drawn evenly from 1 to those of the options, arrivals are a Poisson process; both are the same for all
-    modes. The batch is the one size of the options, or what the engine holds. progress: as for run_bench.
+    Lengths are uniform from 1 to those of the options, arrivals are a Poisson process; both are the same for all modes.
+    The batch size is that of the options, or the engine's largest. progress: as for run_bench.
     """
     sizes = options.batch_sizes or (llm.executor.max_batch_size,)
     if len(sizes) != 1:
@@ -120,7 +123,7 @@ def run_batching(
 
 
 def _lengths(options: BenchOptions, count: int) -> list[tuple[int, int]]:
-    """Tokens of prompts and of outputs."""
+    """(prompt tokens, output tokens) of each of `count` requests."""
     drawn = [
         np.random.default_rng((options.seed, stream)).integers(1, most + 1, count).tolist()
         for stream, most in ((_PROMPT, options.prompt_tokens), (_OUTPUT, options.output_tokens))
@@ -129,7 +132,8 @@ def _lengths(options: BenchOptions, count: int) -> list[tuple[int, int]]:
 
 
 def _requests(llm: LLM, lengths: Sequence[tuple[int, int]], seed: int, rate: float | None) -> list[TimedRequest]:
-    """Requests of these lengths that come so many per second, or all at once. The gaps are the same but for scale."""
+    """Requests of these lengths that come at `rate` per second, or all at once if it is None. Rates only scale the
+    gaps."""
     random = np.random.default_rng(seed)
     gaps = random.exponential(1.0, len(lengths))
     due = (np.cumsum(gaps) - gaps[0]) / rate if rate is not None else np.zeros(len(lengths))
@@ -141,7 +145,7 @@ def _requests(llm: LLM, lengths: Sequence[tuple[int, int]], seed: int, rate: flo
 
 
 class _Replay:
-    """Requests that come at their times, and what has come of them."""
+    """Sends requests at their times and keeps their traces."""
 
     def __init__(self, llm: LLM, requests: Sequence[TimedRequest]) -> None:
         self._llm, self._coming = llm, deque(requests)
@@ -149,11 +153,11 @@ class _Replay:
         self._begin = time.perf_counter()
         self.queue = _Queue()
         self.traces: list[Trace] = []
-        self.steps = self.ran = 0  # steps, and requests in them
+        self.steps = self.ran = 0  # steps, and requests summed over the steps
 
     @property
     def done(self) -> bool:
-        """Whether all have come and ended."""
+        """Whether all requests have come and ended."""
         return not (self._coming or self.queue.arrived or self._running)
 
     def look(self) -> _Queue:
@@ -166,7 +170,7 @@ class _Replay:
         return queue
 
     def start(self, count: int) -> None:
-        """Send the engine the first waiting request."""
+        """Send the oldest `count` waiting requests to the engine."""
         for _ in range(count):
             request = self.queue.arrived.popleft()
             params = SamplingParams(
@@ -178,7 +182,7 @@ class _Replay:
             self.traces.append(trace)
 
     def step(self) -> None:
-        """Run a step, or wait a little where nothing runs."""
+        """Run a step, or wait briefly if nothing runs."""
         if not self._running:
             time.sleep(_NAP_S)
             return
@@ -194,7 +198,7 @@ class _Replay:
         self._running = [(task, trace) for task, trace in self._running if not task.done]
 
     def close(self) -> None:
-        """Nothing runs on."""
+        """Abort the requests that still run."""
         for task, _ in self._running:
             self._llm.driver.abort(task)
 
@@ -217,7 +221,7 @@ def _run(
 
 
 def as_table(results: Sequence[BatchingResult]) -> str:
-    """The results for people; times in milliseconds."""
+    """The results as a text table; times in milliseconds."""
     lines = ["requests/s  mode        ms/token  out tok/s  running  TTFT p50       p99   e2e p50       p99"]
     for one in results:
         times = [values[name] for values in (one.summary.ttft_ms, one.summary.e2e_ms) for name in ("p50", "p99")]
@@ -229,7 +233,7 @@ def as_table(results: Sequence[BatchingResult]) -> str:
 
 
 def as_json(results: Sequence[BatchingResult]) -> list[dict[str, Any]]:
-    """The results for programs."""
+    """The results as plain values for JSON."""
     return [asdict(one) for one in results]
 
 

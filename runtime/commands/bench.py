@@ -1,4 +1,4 @@
-"""`bench`: prefill and decode throughput of a loaded engine on random tokens; one that embeds only has the first."""
+"""`bench`: prefill and decode throughput of a loaded engine on random tokens; an embedding engine has no decode."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ _WARMUP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Medians over the rounds for one batch size. threads: of the kernels, where
-    several numbers are compared, else None.
+    """Medians over the rounds for one batch size. threads: of the kernels, if several numbers are compared, else None.
 
     Prefill: prompt tokens over the time until every sequence has its first token. Decode: all later tokens over the
     rest. `ttft_ms` is the time to the first token of the whole batch, `ms_per_token` the time between tokens of one
@@ -45,11 +44,10 @@ def run_bench(
     progress: Callable[[str, float, float], None] = lambda text, done, total: None,
     threads: int | None = None,
 ) -> list[BenchResult]:
-    """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
+    """Measure each batch size. UsageError or CapacityError if the engine cannot hold a whole batch at once.
 
-    An engine that embeds is measured with outputs of no tokens. progress: called with what is measured next, and how
-    much of about how much work is done. threads: what the results shall say that the engine was loaded with; None:
-    nothing.
+    An embedding engine generates no tokens. progress: called with what is measured next, the work done, and the
+    estimated work in all. threads: the number of threads to state in the results; None: state none.
     """
     if llm.manifest.embedding is not None:
         options = replace(options, output_tokens=0)
@@ -87,8 +85,8 @@ def run_bench(
 
 
 def _work(batch_size: int, prompt_tokens: int, output_tokens: int) -> float:
-    """What a round costs, about: a step reads all weights, whatever its batch, and a token of a prompt takes a tenth of
-    that."""
+    """The approximate cost of a round, in steps: a step reads all weights, whatever its batch, and a prompt token takes
+    a tenth of that."""
     return 0.1 * batch_size * prompt_tokens + output_tokens * (1 + 0.1 * batch_size)
 
 
@@ -116,7 +114,7 @@ def check_room(llm: LLM, options: BenchOptions, batch_size: int) -> None:
 def _round(
     llm: LLM, random: np.random.Generator, batch_size: int, prompt_tokens: int, output_tokens: int
 ) -> tuple[float, float, int]:
-    """Seconds until all have a first token, seconds after that, tokens generated after that."""
+    """One round on random prompts; returns as `timed_generation`."""
     vocab_size = llm.manifest.model.vocab_size
     prompts = random.integers(0, vocab_size, size=(batch_size, prompt_tokens))
     if llm.manifest.embedding is not None:
@@ -128,7 +126,7 @@ def _round(
 
 
 def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[float, float, int]:
-    """Run prompts together: seconds until all have a first token, seconds after that, tokens generated after that."""
+    """Run prompts together: (seconds until all have a first token, seconds after that, tokens generated after that)."""
     queries = [llm.prompting.completion(prompt, params) for prompt in prompts]
     generations = [generation for query in queries for generation in llm.submit(query).generations]
     start = time.perf_counter()
@@ -144,7 +142,7 @@ def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: Samplin
 
 
 def as_table(results: Sequence[BenchResult]) -> str:
-    """The results for people."""
+    """The results as a text table."""
     several = len({result.threads for result in results}) > 1
     lines = ["threads  " * several + "batch  prompt  output   prefill tok/s   decode tok/s    ttft ms   ms/token"]
     for result in results:
@@ -158,5 +156,5 @@ def as_table(results: Sequence[BenchResult]) -> str:
 
 
 def as_json(results: Sequence[BenchResult]) -> list[dict[str, object]]:
-    """The results for programs."""
+    """The results as plain values for JSON."""
     return [{k: round(value, 3) for k, value in asdict(result).items() if value is not None} for result in results]

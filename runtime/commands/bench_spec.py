@@ -19,9 +19,9 @@ from .bench import SMALLER, timed_generation
 
 @dataclass(frozen=True, slots=True)
 class SpecBenchOptions:
-    """Prompts (token ids), tokens to decode after each, and how often: every batch size with every drafter.
+    """What to measure: every drafter at every batch size, on these prompts (token ids).
 
-    always: draft as much as the drafter gives at every step, whatever it costs, to see what is accepted.
+    always: draft as much as the drafter gives at every step, whatever it costs, to see what share is accepted.
     """
 
     drafters: Sequence[str]
@@ -37,8 +37,8 @@ class SpecBenchOptions:
 class SpecBenchResult:
     """One drafter at one batch size: medians over the rounds.
 
-    tokens_per_step: of one request, over its decode steps; accepted: the share of guesses. speedup: against plain
-    decoding of the same prompts in the same round.
+    tokens_per_step: of one request, over its decode steps. accepted: the share of guesses that were accepted. speedup:
+    against plain decoding of the same prompts in the same round.
     """
 
     drafter: str
@@ -50,7 +50,7 @@ class SpecBenchResult:
 
 
 def read_prompts(llm: LLM, path: Path) -> list[list[int]]:
-    """Token ids of the prompts in a JSON list of texts. UsageError in one line."""
+    """Token ids of the prompts in a file that is a JSON list of texts. UsageError if it is not."""
     try:
         texts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def _measure(
     speculators: dict[str, Speculator | None],
     rate: Callable[[Speculator | None], float],
 ) -> list[SpecBenchResult]:
-    rate(None)  # warm, and the prompts are in the prefix cache
+    rate(None)  # warms up, and puts the prompts into the prefix cache
     rates: dict[str, list[float]] = {name: [] for name in speculators}
     gains: dict[str, list[float]] = {name: [] for name in speculators}
     plain: list[float] = []
@@ -136,7 +136,7 @@ def _counts(speculator: Speculator | None) -> tuple[int, int, int, int]:
 
 
 def _rate(llm: LLM, options: SpecBenchOptions, batch_size: int, speculator: Speculator | None) -> float:
-    """Decode tokens per second over all prompts, `batch_size` at a time, from the first token of all to the last."""
+    """Decode tokens per second over all prompts, `batch_size` at a time, after every request has its first token."""
     llm.loop.speculator = speculator
     params = SamplingParams(
         max_tokens=options.output_tokens,
@@ -154,7 +154,7 @@ def _rate(llm: LLM, options: SpecBenchOptions, batch_size: int, speculator: Spec
 
 
 def as_table(results: Sequence[SpecBenchResult]) -> str:
-    """The results for people."""
+    """The results as a text table."""
     lines = ["drafter      batch  tokens/step  accepted   decode tok/s   speed-up"]
     for result in results:
         lines.append(
@@ -165,7 +165,7 @@ def as_table(results: Sequence[SpecBenchResult]) -> str:
 
 
 def as_json(results: Sequence[SpecBenchResult]) -> list[dict[str, object]]:
-    """The results for programs."""
+    """The results as plain values for JSON."""
     return [
         {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(result).items()}
         for result in results

@@ -1,4 +1,4 @@
-"""`run --best-of`: several completions, of which the best is shown, by a judge or by its likelihood."""
+"""`run --best-of`: several completions, of which the best by a judge, or by likelihood, is shown."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def run_best(
     show: Callable[[str], object],
     judge: tuple[Path, str | Sequence[int]] | None = None,
 ) -> RunResult:
-    """Generate `params.n` completions; `show` gets the text of the best (token ids where there is no tokenizer).
+    """Generate `params.n` completions; `show` gets the text of the best (token ids without a tokenizer).
 
-    judge: an engine that scores texts, and what was asked, as text or as token ids; None: the likeliest per token
-    is the best. UsageError if the engine is another.
+    judge: an engine that scores texts, and the question, as text or token ids; None: the completion with the highest
+    mean log-probability is the best. UsageError if the engine does not score texts.
     """
     if judge is None and params.logprobs is None:
         params = replace(params, logprobs=0)
@@ -42,13 +42,13 @@ def run_best(
 
 
 def _likelihood(completion: Completion) -> float:
-    """The mean log-probability of its tokens."""
+    """The mean log-probability of the completion's tokens."""
     logprobs = completion.logprobs or ()
     return sum(one.logprob for one in logprobs) / max(len(logprobs), 1)
 
 
 def _judged(engine: Path, question: str | Sequence[int], answers: Sequence[str]) -> int:
-    """The number of the answer that an engine likes best."""
+    """The index of the answer that the engine scores highest."""
     from ..loading import load
 
     if not isinstance(question, str):

@@ -47,7 +47,7 @@ State = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. exit_code: of the error that using the engine would end with."""
+    """The result of one check. exit_code: of the error that using the engine would end with."""
 
     name: str
     state: State
@@ -58,7 +58,8 @@ class Check:
 
 @dataclass
 class Diagnosis:
-    """Everything that was found. expect: bytes, GB/s, tokens and tokens per second by name; {} where it cannot run."""
+    """The results of all checks. expect: bytes, GB/s, tokens and tokens per second by name; {} if the engine cannot run
+    here."""
 
     engine: str
     target: str
@@ -75,7 +76,7 @@ class Diagnosis:
         return {**asdict(self), "runs": self.exit_code == 0}
 
     def look(self, name: str, at: Callable[[], str]) -> None:
-        """Make one check: `at` returns what it found, or raises."""
+        """Run one check: `at` returns a text of what it found, or raises."""
         try:
             self.checks.append(Check(name, "ok", at()))
         except IccError as error:
@@ -83,10 +84,10 @@ class Diagnosis:
 
 
 def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[[str], Cuda] = open_gpu) -> Diagnosis:
-    """Examine this host for an engine; of several targets for the one that would be taken. hashes: also compare every
-    file with its sha256. cuda: opens a back end's GPU.
+    """Examine this host for an engine; with several targets, for the one that would be taken. hashes: also compare
+    every file with its sha256. cuda: opens a back end's GPU.
 
-    Raises IccError only where there is no engine whose manifest and program can be read.
+    Raises IccError only if the engine's manifest or program cannot be read.
     """
     root = Path(path)
     if (targets := read_targets(root)) is None:
@@ -101,7 +102,7 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
 
 
 def _choice(asked: Sequence[TargetHere]) -> str:
-    """Which target is taken and why, and what speaks against others."""
+    """Which target is taken and why, and why the others are not."""
     taken = chosen(asked)
     others = [f"{one.target}: {one.why}" for one in asked if one is not taken]
     return "; ".join([f"{taken.target} is taken, as {taken.why}", *others])
@@ -150,7 +151,7 @@ def _abi(manifest: Manifest) -> str:
 def _isa(manifest: Manifest, files: EngineFiles) -> str:
     flags = cpu_flags()
     best = select_library(manifest.main.libraries, flags, os.environ.get("ICC_ISA"))
-    KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
+    KernelLibrary(files.read(best.path), best.path)  # checks that it loads, with all libraries that it links to
     others = [
         library.title + (" (the system refuses tile data)" if _lacks_tiles(library, flags) else "")
         for library in manifest.main.libraries
@@ -160,12 +161,12 @@ def _isa(manifest: Manifest, files: EngineFiles) -> str:
 
 
 def _lacks_tiles(library: Library, flags: frozenset[str]) -> bool:
-    """Whether nothing but the system's leave is missing."""
+    """Whether the CPU has all that the library needs, so that only the system's permission for tile data is missing."""
     return library.system == system() and flags.issuperset(library.cpu_flags)
 
 
 def _sharers(manifest: Manifest) -> int:
-    """How many ranks share this machine's memory, each of which has parts of all layers."""
+    """How many ranks share this machine's memory, each with parts of all layers."""
     return manifest.main.parts if manifest.main.is_stage else manifest.ranks
 
 
@@ -179,7 +180,8 @@ def _host_memory(manifest: Manifest, program: Program, fixed: int) -> str:
 def _gpu(
     found: Diagnosis, manifest: Manifest, memory: Footprint, cuda: Callable[[str], Cuda]
 ) -> tuple[int, float | None]:
-    """The checks of a GPU engine; memory for its KV cache, and the GPU's bandwidth."""
+    """Run the checks of a GPU engine. Returns the bytes for its KV cache (0 if a check failed) and the GPU's bandwidth
+    in GB/s (None if unknown)."""
     room, bandwidth = 0, None
 
     def device() -> str:
@@ -220,8 +222,8 @@ def _warnings(manifest: Manifest, memory: Footprint, room: int) -> Iterator[Chec
 
 
 class Reading(NamedTuple):
-    """once: bytes that a decode step of one sequence moves beside its cache, on each of `sharers` ranks that read the
-    same memory. bandwidth: GB/s of that memory."""
+    """once: bytes other than the KV cache that a decode step of one sequence moves, on each of `sharers` ranks that
+    read the same memory. bandwidth: GB/s of that memory."""
 
     once: int
     bandwidth: float
@@ -229,8 +231,8 @@ class Reading(NamedTuple):
 
 
 def _expect(manifest: Manifest, program: Program, memory: Footprint, room: int, reading: Reading) -> dict[str, Any]:
-    """What the engine can reach here: a decode step reads the weights once and each sequence's cache. room: bytes for
-    the cache of each rank."""
+    """The highest speed that the engine can reach here: a decode step reads the weights once, and each sequence's
+    cache. room: bytes for the cache of each rank."""
     kv, limits = program.kv, manifest.limits
     batch = min(max(sequences_within(kv, limits, room), 1), limits.max_batch_size)
     once, bandwidth, sharers = reading
@@ -256,7 +258,8 @@ def _expect(manifest: Manifest, program: Program, memory: Footprint, room: int, 
 
 
 def _decode_bytes(root: Path, memory: Footprint) -> int:
-    """Bytes that a decode step of one sequence reads and writes: what the compiler's report says, else the weights."""
+    """Bytes that a decode step of one sequence reads and writes: from the compiler's report, else the bytes of the
+    weights."""
     try:
         rows = json.loads((root / "report.json").read_text())["roofline"]["decode"]
         return int(sum(row["bytes"] for row in rows))
@@ -265,7 +268,7 @@ def _decode_bytes(root: Path, memory: Footprint) -> int:
 
 
 def as_text(found: Diagnosis) -> str:
-    """The diagnosis for people."""
+    """The diagnosis as text for a terminal."""
     marks = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}
     lines = [f"{found.engine}: compiled for {found.target}"]
     for check in found.checks:

@@ -13,7 +13,7 @@ from ..errors import RequestError, UsageError
 from ..format.manifest import Manifest
 from ..tokenizer import Tokenizer
 
-_WINDOW = 1024  # tokens of a window unless told otherwise
+_WINDOW = 1024  # default tokens of a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Evaluation:
 
 
 class Scorer(Protocol):
-    """What is evaluated: an LLM, or anything else that gives logits."""
+    """A model to evaluate: an LLM, or anything else that gives logits."""
 
     manifest: Manifest
     tokenizer: Tokenizer | None
@@ -53,17 +53,17 @@ def evaluate_text(
     """Score a text in sliding windows, each token once.
 
     A window holds `window` tokens (default: 1024, or the engine's limit), starts with the bos token if the model has
-    one, and moves by `stride` (default: half a window): but for the first, only its last `stride` tokens are scored,
-    so that each has context. `progress` is called with (tokens done, tokens in all).
-    RequestError if the engine has no tokenizer, UsageError if the text has nothing to score, or the window does not fit
-    the engine or the stride.
+    one, and moves by `stride` tokens (default: half a window). In all windows but the first, only the last `stride`
+    tokens are scored, so that each has context. `progress` is called with (tokens done, tokens in all). RequestError if
+    the engine has no tokenizer, UsageError if the text has nothing to score, or the window does not fit the engine or
+    the stride.
     """
     if llm.tokenizer is None:
         raise RequestError("the engine has no tokenizer, so it cannot read a text")
     token_ids = llm.tokenizer.encode(text, add_special_tokens=False)
     bos = llm.manifest.model.bos_token_id
     scored_bytes = len(text.encode())
-    if bos is None:  # nothing predicts the first token
+    if bos is None:  # the first token has no prediction
         scored_bytes -= len(llm.tokenizer.decode(token_ids[:1]).encode())
     limit = llm.manifest.limits.max_seq_len
     window = min(_WINDOW, limit) if window is None else window
@@ -93,7 +93,8 @@ def evaluate_text(
 
 
 def windows(count: int, room: int, stride: int) -> list[tuple[int, int, int]]:
-    """(begin, first scored, end) of each window over `count` tokens; the scored parts are a partition."""
+    """(begin, first scored, end) of each window over `count` tokens; each token is scored in exactly one window. room:
+    tokens of a window."""
     result = [(0, 0, min(room, count))]
     while result[-1][2] < count:
         first = result[-1][2]
@@ -109,7 +110,7 @@ def _nll(llm: Scorer, inputs: list[int]) -> np.ndarray:
     for chunk in llm.iter_logits(inputs):
         targets = np.asarray(inputs[row + 1 : row + 1 + len(chunk)], dtype=np.int64)
         row += len(chunk)
-        logits = chunk[: len(targets)]  # the last row of all predicts what is not there
+        logits = chunk[: len(targets)]  # the very last row predicts a token beyond the text
         largest = logits.max(axis=1, keepdims=True)
         total = np.exp(logits - largest).sum(axis=1, dtype=np.float64)
         losses.append(np.log(total) + largest[:, 0] - logits[np.arange(len(targets)), targets])

@@ -1,5 +1,5 @@
-"""How many states a load touches: which steps its prompts run in decides where states are left, so it is run, without
-a device."""
+"""How many states of recurrent layers a load touches. That depends on the steps in which its prompts run, so the
+scheduler is run, without a device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..scheduler.config import SchedulerConfig
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler
 
-_ANSWER = 8  # tokens of each sequence that are its answer; with longer ones, not more states stay
-_MOST = 1 << 22  # tokens; what more leave is not counted: then all there are
+_ANSWER = 8  # tokens of each sequence's answer; longer answers leave no more states
+_MOST = 1 << 22  # tokens; a larger load is not run: it counts as touching all states
 
 
 def states_touched(cache: KVMemory, load: Limits) -> list[int]:
-    """For each KV group how many blocks the sequences of `load` have had that came at once, each with a prompt of its
-    own.
+    """The number of blocks of each KV group that the sequences of `load` have used if all come at once, each with its
+    own prompt.
 
-    Pools give away the numbers that were given back last, so these are the lowest.
+    Pools hand out the blocks that were freed last, so the used blocks have the lowest numbers.
     """
     counts, groups = cache.num_blocks, cache.layout.groups
     if load.max_batch_size * load.max_seq_len > _MOST:

@@ -1,4 +1,4 @@
-"""What keeps an engine on this host from the speed that its cores and memory have."""
+"""Finds what slows an engine on this host below the speed of its cores and memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..system import allowed_cores
 
 
 def held_back(ranks: int) -> Iterator[tuple[str, str]]:
-    """What was found, and what to do about it; nothing where nothing is in the way. ranks: of the engine."""
+    """(finding, remedy) pairs, both as text; none if nothing slows the engine down. ranks: of the engine."""
     allowed = frozenset(allowed_cores())
     granted = granted_cores()
     if granted is not None and granted < len(allowed):
         threads = usable_cores()
         text = f"a quota of {granted:g} cores' time on {len(allowed)} cores"
-        hint = "threads that have used it up wait for the next period: use so many whole cores (cpusets), or raise it"
+        hint = "threads that have used it up wait for the next period: give whole cores instead (cpuset), or raise it"
         yield (
             text,
             hint if granted != threads else f"{threads} threads keep within it; cores of its own would be steadier",
@@ -25,7 +25,7 @@ def held_back(ranks: int) -> Iterator[tuple[str, str]]:
     if slow:
         yield (
             f"{len(slow)} of {len(allowed)} cores are slower ones",
-            "kernels leave them out; --cores, or more --threads than there are others, say otherwise",
+            "kernels use only the fast ones, unless --cores names others or --threads exceeds their number",
         )
     sockets = {read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id") or "0" for cpu in allowed}
     if len(sockets) > ranks:
@@ -35,7 +35,7 @@ def held_back(ranks: int) -> Iterator[tuple[str, str]]:
     if busy > max(len(allowed) / 4, 0.5):
         yield (
             f"a load of {busy:.1f} on {len(allowed)} cores",
-            "what else runs takes turns with the kernels, which wait for each other",
+            "other processes interrupt threads of the kernels, which wait for each other",
         )
     if "[never]" in (read_text("/sys/kernel/mm/transparent_hugepage/enabled") or ""):
         yield "no huge pages", "weights are read faster with transparent_hugepage/enabled at madvise"

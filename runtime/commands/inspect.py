@@ -25,7 +25,7 @@ BESIDE = {"streaming": "in front", "h2o": "the last", "snapkv": "the last"}
 
 
 def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Facts about an engine as plain JSON values, of several targets about each; sizes in bytes. The files are not
+    """Facts about an engine as plain JSON values, per target if it has several; sizes in bytes. The files are not
     compared with their hashes."""
     root = Path(path)
     if (targets := read_targets(root)) is not None:
@@ -90,7 +90,7 @@ def _of_one(root: Path) -> dict[str, object]:
 
 
 def _kv_facts(kv: KVLayout, limits: Limits) -> dict[str, object]:
-    """The bytes of the KV cache, of all groups and of each."""
+    """The bytes of the KV cache, in all and for each KV group."""
     one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
     groups = [
         {
@@ -113,7 +113,7 @@ def _kv_facts(kv: KVLayout, limits: Limits) -> dict[str, object]:
 
 
 def _kept(group: KVGroup) -> str:
-    """What of a sequence a group keeps."""
+    """Which tokens of a sequence a group keeps, as text."""
     if group.holds_states:
         return f"the state, and {group.size} checkpoints per sequence"
     if group.keeps in EVICTING:
@@ -122,7 +122,7 @@ def _kept(group: KVGroup) -> str:
 
 
 def _prompt_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:
-    """The prompts that it was compiled with; nothing without any."""
+    """The prompts that the engine was compiled with; {} if there are none."""
     if PROMPTS_FILE not in manifest.files:
         return {}
     found = decode(files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts)
@@ -140,14 +140,14 @@ def _prompt_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:
 
 
 def _form_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:
-    """The schemas and grammars that it was compiled with; nothing without any."""
+    """The schemas and grammars that the engine was compiled with; {} if there are none."""
     forms = read_forms(files, manifest)
     rows = [{"file": one.source, "is": one.kind, "bytes": len(one.lowered)} for one in forms]
     return {"grammars": rows} if rows else {}
 
 
 def _embedding_facts(manifest: Manifest) -> dict[str, object]:
-    """The task, and how vectors are made."""
+    """The embedding engine's task, and how its vectors are made."""
     found = manifest.embedding
     if found is None:
         return {"task": "generate"}
@@ -156,7 +156,7 @@ def _embedding_facts(manifest: Manifest) -> dict[str, object]:
 
 
 def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:
-    """What a GPU engine needs, and the resources of each of its kernel objects; nothing for a CPU engine."""
+    """What a GPU engine needs, and the resources of each of its kernel objects; {} for a CPU engine."""
     if manifest.gpu is None or program.plan is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""`inspect --memory`: the bytes that an engine takes for a load, each exact, and what its process takes beside them."""
+"""`inspect --memory`: the exact bytes of each part of an engine under a load, and the other memory of its process."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def certify(path: str | os.PathLike[str], sequences: int | None = None, length: 
     """The memory of an engine under a load (default: all that its limits allow) as plain JSON values, in bytes.
 
     Ranks on CPUs are counted together; for ranks on GPUs the bytes are per GPU. Each part is what the load needs, or
-    touches if the system gives memory on first touch. `total_bytes` adds what the process takes besides (measured here;
-    absent if the engine cannot be loaded here). `reserved_bytes` is what it can grow to, because the prefix cache fills
-    the KV cache. UsageError beyond the limits.
+    touches if the system gives memory on first touch. `total_bytes` includes the other memory of the process (measured
+    here, or left out if the engine cannot be loaded here). `reserved_bytes` is the most that it can grow to, because
+    the prefix cache fills the KV cache. UsageError for a load beyond the engine's limits.
     """
     root = Path(path)
     manifest = read_manifest(root)
@@ -86,9 +86,9 @@ def _load(limits: Limits, sequences: int | None, length: int | None) -> Load:
 
 
 def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: Limits) -> tuple[dict[str, int], int]:
-    """(what the load takes of each part, all that is reserved) in this machine's memory."""
+    """(bytes that the load takes of each part by name, bytes reserved in all) in this machine's memory."""
     limits, ranks, stages = manifest.limits, manifest.ranks, manifest.main.is_stage
-    holders = manifest.main.parts if stages else ranks  # ranks that have a part of every layer's cache, or a copy
+    holders = manifest.main.parts if stages else ranks  # ranks that hold a part or a copy of every layer's cache
     largest = batch_limits(program, limits, LOGITS_BYTES["cpu"])
     cache = choose_blocks(program.kv, limits, int(available_bytes() * KV_SHARES["cpu"]) // holders)
     tokens = min(largest.tokens, load.max_batch_size * load.max_seq_len)
@@ -102,7 +102,7 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     stored = sum(weight.nbytes for weight in program.stored.values())
     pools = holders * (sum(weight.nbytes for weight in program.weights.values()) - stored)
     prompts = sum(entry.size for name, entry in manifest.files.items() if name.startswith(f"{PROMPTS_DIR}/"))
-    writers = 1 if stages else ranks  # of logits: the last stage's lie where rank 0 reads them
+    writers = 1 if stages else ranks  # ranks that write logits: the last stage writes into memory that rank 0 reads
     parts = {
         "weights_bytes": weights,
         **_of_adapters(pools),
@@ -134,8 +134,8 @@ def _weights_bytes(manifest: Manifest, program: Program, files: EngineFiles) -> 
 
 
 def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[dict[str, int], int]:
-    """(what the load takes of each part, all that is reserved) in the memory of a GPU, which is taken when the engine
-    is loaded."""
+    """(bytes that the load takes of each part by name, bytes reserved in all) in a GPU's memory, which is allocated
+    when the engine is loaded."""
     limits = manifest.limits
     needs = footprint(program, limits, manifest.backend)
     largest = batch_limits(program, limits, LOGITS_BYTES[manifest.backend])
@@ -152,13 +152,13 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
 
 
 def _of_adapters(nbytes: int) -> dict[str, int]:
-    """Room for adapters, which is touched where one is loaded; nothing of an engine without."""
+    """The bytes for adapters, which are touched when one is loaded; {} if the engine has none."""
     return {"adapters_bytes": nbytes} if nbytes else {}
 
 
 def _blocks(cache: KVMemory, load: Limits) -> list[int]:
-    """How many blocks of each group such a load touches. What a window has passed stays in the prefix cache as long as
-    there are blocks that nobody had; states stay where steps ended."""
+    """How many blocks of each group such a load touches. Blocks that a window has passed stay in the prefix cache while
+    there are unused blocks; a state is kept wherever a step ended."""
     groups = cache.layout.groups
     everything = (_touches(group, load.max_seq_len) * load.max_batch_size for group in groups)
     found = [min(have, most) for have, most in zip(cache.num_blocks, everything, strict=True)]
@@ -169,13 +169,13 @@ def _blocks(cache: KVMemory, load: Limits) -> list[int]:
 
 
 def _touches(group: KVGroup, length: int) -> int:
-    """How many blocks a sequence has had at its end; where tokens have places, it writes the same ones again."""
+    """How many blocks a sequence has used by its end; under a policy with Places it writes the same blocks again."""
     most = group.blocks_for(length)
     return min(most, group.policy.most_blocks(length, group.block_size)) if isinstance(group.policy, Places) else most
 
 
 def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """(offset, bytes) of the first blocks of every layer: pools give away low numbers first."""
+    """(offset, size) in bytes of the first `blocks` of every layer: pools hand out low numbers first."""
     found: list[tuple[int, int]] = []
     base = 0
     for group, have, used in zip(cache.layout.groups, cache.num_blocks, blocks, strict=True):
@@ -187,7 +187,7 @@ def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str, object]]:
-    """For each KV group the blocks that such a load needs to run without preemption, and what they hold."""
+    """For each KV group, the blocks that such a load needs to run without preemption, and their sizes."""
     groups: list[dict[str, object]] = []
     counts = program.kv.blocks_needed(load, load.max_batch_size)
     for group, count in zip(program.kv.groups, counts, strict=True):
@@ -206,15 +206,15 @@ def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str
 
 
 def _sizes(group: KVGroup) -> str:
-    """The sizes of what a group keeps, where it has any."""
+    """How much a group keeps, as text; "" if its policy has no size."""
     if group.keeps in EVICTING:
         return f" {group.size} ({group.beside} {BESIDE[group.keeps]}; lossy)"
     return f" {group.size}" if group.keeps == "window" else ""
 
 
 def _process_bytes(root: Path) -> tuple[int | None, str]:
-    """What a process takes that has loaded the engine and run nothing: interpreter, libraries, kernels, tokenizer and
-    tables, measured in one that does; or why it could not be."""
+    """The bytes of a process that has loaded the engine and run nothing: interpreter, libraries, kernels, tokenizer and
+    tables, measured in a child process. (None, reason) if it could not be measured."""
     assert __package__ is not None
     top = str(Path(__file__).resolve().parents[len(__package__.split("."))])
     paths = os.pathsep.join(filter(None, (top, os.environ.get("PYTHONPATH"))))
@@ -227,4 +227,4 @@ def _process_bytes(root: Path) -> tuple[int | None, str]:
     try:
         return msgspec.json.decode(done.stdout, type=int), ""
     except msgspec.DecodeError:
-        return None, "not measured: the process that loads the engine answered nothing"
+        return None, "not measured: the process that loads the engine gave no answer"

@@ -1,4 +1,4 @@
-"""What `icc bench` is asked for; imports nothing heavy."""
+"""The options of `icc bench`; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES = ("static", "dynamic", "continuous")
 
 
 def modes(text: str) -> tuple[str, ...]:
-    """Modes of batching like static,continuous, in the order of MODES. ValueError for others."""
+    """The modes named in a text such as static,continuous, in the order of MODES. ValueError for an unknown mode."""
     found = {part.strip() for part in text.split(",")}
     if other := sorted(found - set(MODES)):
         raise ValueError(f"{other[0]!r} is not {', '.join(MODES[:-1])} or {MODES[-1]}")
@@ -29,14 +29,14 @@ class BenchOptions:
     batch_sizes: Sequence[int] = setting(
         (), "One or several.", names="--batch-size", read=integers, metavar="N,N", unset="1; all, of --batching"
     )
-    rounds: int = setting(3, "Times that each is measured; the median counts.")
+    rounds: int = setting(3, "Number of measurements of each; the median counts.")
     seed: int = setting(0, "Of the random prompts.")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingOptions:
-    """Ways to make batches of `requests` that come at a rate per second, or at several rates one after the other; none
-    is 40, 70 and 100 % of the rate at which they end if all come at once.
+    """Batching modes to compare on `requests` requests that come at each `rate` (requests per second) in turn; no rate:
+    40, 70 and 100 % of the throughput when all come at once.
 
     window_s: how long the first request of a dynamic batch waits for others.
     """
@@ -51,6 +51,6 @@ class BatchingOptions:
         unset="40, 70 and 100 % of the most"
     )  # fmt: skip
     window_s: float = setting(
-        0.1, "With --batching: so long waits a dynamic batch.", needs="generate", names="--window", metavar="S"
+        0.1, "With --batching: how long a dynamic batch waits.", needs="generate", names="--window", metavar="S"
     )
     html: Path | None = setting(None, "With --batching: write a report here.", needs="generate", metavar="FILE")

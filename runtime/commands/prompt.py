@@ -1,4 +1,4 @@
-"""What `run` is asked: a text of the command line or of standard input, through the chat template or as it is."""
+"""The prompt of `run`: a text from the command line or standard input, through the chat template or unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ..requests.params import SamplingParams
     from ..templates.messages import Messages
 
-RAW_TOKENS, ANSWER_TOKENS = 128, 512  # where nothing else is said
+RAW_TOKENS, ANSWER_TOKENS = 128, 512  # default max_tokens without and with the chat template
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """prompt: a text, or token ids. chat: whether a text goes through the chat template; None: if there is one.
-    system: the system message of a conversation. max_tokens: None, so many as usual. template: the text of a chat
+    """prompt: a text, or token ids. chat: whether a text goes through the chat template; None: if there is one. system:
+    the system message of a conversation. max_tokens: None for RAW_TOKENS or ANSWER_TOKENS. template: the text of a chat
     template instead of the engine's."""
 
     prompt: str | Sequence[int]
@@ -49,14 +49,15 @@ def read_standard_input() -> str:
 
 
 def standard_input_is_given() -> bool:
-    """Whether somebody has redirected it, rather than sitting before it."""
+    """Whether standard input is a file or pipe, not a terminal."""
     return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
 
 
 def prepare(llm: LLM, asked: Asked, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """The token ids and the parameters.
+    """The token ids of the prompt, and the parameters with their max_tokens.
 
-    IccError if the template must be used and cannot be; a warning if it is only not used for that.
+    IccError if the template is required and unusable; if it is optional, a warning is printed and the prompt is
+    completed unchanged.
     """
     if not isinstance(asked.prompt, str) or not _through_template(llm, asked):
         return llm.encode(asked.prompt), replace(params, max_tokens=asked.max_tokens or RAW_TOKENS)

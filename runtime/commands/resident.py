@@ -1,4 +1,5 @@
-"""`python -m icc.runtime.commands.resident ENGINE`: loads an engine and prints the bytes that the process has then."""
+"""`python -m icc.runtime.commands.resident ENGINE`: loads an engine and prints the bytes of memory that the process
+then takes."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from ..options import LoadOptions
 
 
 def resident_bytes(process: int | str = "self") -> int:
-    """A process's memory in RAM now: its own, and pages of mapped files that it has touched."""
+    """Bytes of RAM that a process takes now: its own memory, and pages of mapped files that it has touched."""
     rollup = Path(f"/proc/{process}/smaps_rollup").read_text()  # statm's counters lag behind
     return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Rss:")).split()[1])
 
 
 def main(path: str) -> int:
-    """Load the engine at `path` and print how many bytes of memory the process has then, with those of its ranks; the
+    """Load the engine at `path`, print how many bytes of memory the process and its ranks then take, and return the
     exit code. An error is printed in one line."""
     try:
         with open_llm(LoadOptions(path, verify=False)) as llm:

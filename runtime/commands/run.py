@@ -24,7 +24,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show: Callable[[str], object]) -> RunResult:
-    """Generate one completion; `show` gets each piece of text (token ids where there is no tokenizer) as it comes."""
+    """Generate one completion; `show` gets each chunk of text (token ids without a tokenizer) as it comes."""
     task, generation = llm.begin(llm.prompting.completion(token_ids, params))
     try:
         while generation.finish_reason is None:
@@ -37,7 +37,7 @@ def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show:
 
 
 def timed(completion: Completion) -> RunResult:
-    """A completion with the rates that follow from its times."""
+    """A completion with its rates, computed from its times."""
     timing = completion.timing
     decode_s = timing.total - timing.ttft
     count = len(completion.token_ids)

@@ -23,21 +23,21 @@ from .resources import ReplicaPlace, replica_place
 if TYPE_CHECKING:
     from ray.serve import Application  # pyright: ignore
 
-HEALTH_S = 2.0  # between two questions whether the engine is ready
-ENGINE = "engine"  # the deployment of the replicas
-# what is of one server and cannot be of several, and what to do instead
+HEALTH_S = 2.0  # between two health checks of a replica
+ENGINE = "engine"  # the name of the replicas' deployment
+# options that only a single server can have, and their refusals
 _ALONE = {
-    "batch_store": "--batch-store is the file of one server: use icc batch --ray",
-    "devices": "--devices is of one machine: Ray places replicas on GPUs",
-    "grpc_port": "--grpc-port is of one server: with --ray, Ray routes",
-    "kv_events": "--kv-events is the socket of one server: with --ray, Ray routes",
-    "kv_events_replay": "--kv-events-replay is the socket of one server: with --ray, Ray routes",
-    "nixl": "--nixl is of one server: with --ray, Ray routes",
-    "prefill_replicas": "--prefill-replicas is of the replicas of one machine",
-    "prefiller": "--prefiller is of one server: with --ray, Ray routes",
-    "role": "--role is of one server: with --ray, Ray routes",
-    "ssl_certfile": "--ssl-certfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
-    "ssl_keyfile": "--ssl-keyfile: with --ray, HTTPS is ended before the cluster, by the load balancer",
+    "batch_store": "--batch-store is for a single server: use icc batch --ray",
+    "devices": "--devices is for a single machine: with --ray, Ray chooses GPUs",
+    "grpc_port": "--grpc-port is for a single server: with --ray, Ray routes",
+    "kv_events": "--kv-events is for a single server: with --ray, Ray routes",
+    "kv_events_replay": "--kv-events-replay is for a single server: with --ray, Ray routes",
+    "nixl": "--nixl is for a single server: with --ray, Ray routes",
+    "prefill_replicas": "--prefill-replicas is for replicas on a single machine",
+    "prefiller": "--prefiller is for a single server: with --ray, Ray routes",
+    "role": "--role is for a single server: with --ray, Ray routes",
+    "ssl_certfile": "--ssl-certfile: with --ray, the load balancer in front of the cluster terminates HTTPS",
+    "ssl_keyfile": "--ssl-keyfile: with --ray, the load balancer in front of the cluster terminates HTTPS",
 }
 
 
@@ -55,17 +55,17 @@ def deployment(
     Args:
         engine: the engine's directory, at the same path on every machine; or the options of `icc serve`.
         replicas: how many, each with an engine process. By default 1, or those of the options.
-        autoscale: the least and the most replicas instead: as many as the queue and the KV caches need.
-        cpus: that Ray keeps for a replica; see RayOptions, which `options` gives as a whole.
+        autoscale: the least and the most replicas, instead of `replicas`: as many as the queue and the KV caches need.
+        cpus: CPUs that Ray reserves for a replica. options: all of RayOptions, instead of single ones.
         serve: other fields of ServeOptions, such as `api_key_file` and `drain_s`.
 
-    Requests go to the replica that computes them the soonest, by prefix, adapter, queue and KV use. An application of
-    the same name that runs is upgraded, replica by replica: where there is room, a new one is there before an old one
-    ends, and what runs is finished for up to `drain_s` seconds.
+    A request goes to the replica that will compute it soonest, by prefix, adapter, queue and KV use. A running
+    application of the same name is upgraded, replica by replica: if the cluster has capacity, a new replica starts
+    before an old one ends, and running requests have up to `drain_s` seconds to finish.
 
     Raises:
         MissingExtraError: Ray Serve is not installed.
-        UsageError: options that contradict each other, or are of one server only.
+        UsageError: options that contradict each other, or that only a single server can have.
         EngineFormatError: the engine cannot be read.
     """
     given = engine if isinstance(engine, ServeOptions) else ServeOptions(LoadOptions(engine), **serve)
@@ -78,10 +78,10 @@ def deployment(
 
 
 def planned(serve: ServeOptions, ray: RayOptions) -> tuple[Manifest, ReplicaPlace]:
-    """The engine's manifest, and what a replica needs of a machine. UsageError for what several servers cannot have, or
-    not as many as these; EngineFormatError."""
+    """The engine's manifest, and the resources that a replica needs. UsageError for options that several servers cannot
+    have, or a wrong number of replicas; EngineFormatError if the engine cannot be read."""
     for name, words in _ALONE.items():
-        if getattr(serve, name) != getattr(ServeOptions, name):  # what is not said; port 0 says something
+        if getattr(serve, name) != getattr(ServeOptions, name):  # not the default; port 0 is a value too
             raise UsageError(words)
     if not 1 <= serve.replicas <= 1024:
         raise UsageError(f"--replicas {serve.replicas} is not from 1 to 1024")
@@ -112,12 +112,12 @@ def _application(serve: ServeOptions, ray: RayOptions, manifest: Manifest, place
         ray_actor_options=place.actor,
         **({} if place.bundles is None else _together(place.bundles)),
         max_ongoing_requests=room
-        + 64,  # the server's own queue refuses first, in OpenAI's words, and /metrics goes through
+        + 64,  # so that the server's own queue refuses first, with OpenAI's error, and /metrics still answers
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=max(serve.watchdog_s, HEALTH_S),
         graceful_shutdown_timeout_s=serve.drain_s,
         graceful_shutdown_wait_loop_s=0.2,
-        # of an upgrade: a new replica before an old one ends, or Ray waits for its room for ever
+        # in an upgrade a new replica starts before an old one ends; without capacity Ray would wait forever
         max_surge_percent=max(ceil(100 / most), 20) if has_room(place) else 0,
         **_routing(serve, manifest, most),
         **scaling,
@@ -130,18 +130,19 @@ def _together(bundles: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _absolute(serve: ServeOptions) -> ServeOptions:
-    """Paths as they are named on every machine, whatever its processes' working directories are. A link to an engine is
-    followed now: replicas that run keep their engine when it leads to the next."""
+    """The options with absolute paths, which hold in any working directory. A link to an engine is resolved now:
+    running replicas keep their engine when the link is changed."""
     load = replace(serve.load, path=str(Path(serve.load.path).resolve()))
     found = {name: value.absolute() for name, value in vars(serve).items() if isinstance(value, Path)}
     if serve.chat_template is not None and not serve.chat_template.exists():
-        del found["chat_template"]  # one of the model's own, by its name
+        del found["chat_template"]  # not a path: the name of a template of the model
     lora = tuple(f"{name}={path.absolute()}" for name, path in adapter_paths(serve.lora).items())
     return replace(serve, load=load, lora=lora, **found)
 
 
 def _names(serve: ServeOptions) -> str:
-    """What requests call the model: of a link to an engine its name, which stays when it leads to the next."""
+    """The name by which requests call the model; for a link to an engine, the link's name, which stays when the link is
+    changed."""
     return serve.name or engine_name(Path(serve.load.path).absolute())
 
 
@@ -160,7 +161,7 @@ def _routing(serve: ServeOptions, manifest: Manifest, most: int) -> dict[str, An
 
 
 def _routed(engine: Application) -> Application:
-    """With the deployment that HAProxy asks where a request goes."""
+    """The application, with a deployment that HAProxy asks which replica gets a request."""
     from ray.serve import deployment as of_class  # pyright: ignore
     from ray.serve import ingress  # pyright: ignore
 

@@ -18,14 +18,14 @@ _RAY = {"autoscale": "scale", "cpus": "cpus", "resources": "resources"}  # of Ra
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application of these arguments: `engine`, `autoscale` ("1-4"), `cpus`, `resources`, and fields of
-    ServeOptions and LoadOptions by their names. UsageError for any other; else as `deployment`."""
+    """The application for these arguments: `engine`, `autoscale` ("1-4"), `cpus`, `resources`, and fields of
+    ServeOptions and LoadOptions by their names. UsageError for any other name; otherwise as `deployment`."""
     serve, ray = read_args(args)
     return deployment(serve, options=ray)
 
 
 def read_args(args: dict[str, Any]) -> tuple[ServeOptions, RayOptions]:
-    """The options that arguments are. UsageError names what is missing or unknown."""
+    """The options from the arguments of a config file. UsageError names a missing or unknown argument."""
     given = dict(args)
     if "engine" not in given:
         raise UsageError("args: no engine", "give its directory, engine: /engine")

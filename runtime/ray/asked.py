@@ -1,4 +1,4 @@
-"""What a router sees of a request before anything tokenizes it: its model, and digests of how its prompt begins."""
+"""What a router learns from a request that is not tokenized yet: its model, and digests of its prompt's prefixes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from ..server.engine.router import chunk_keys
 
-BYTES = 4  # of text that count as a token; a token's number is as long
-# the fields that a prompt is of, in the order in which templates put them first
+BYTES = 4  # bytes of text that count as one token; a token id also takes 4 bytes
+# the fields that make up a prompt, in the order in which most templates render them
 _BEFORE = ("tools", "system", "instructions", "documents")
 _PROMPT = ("messages", "input", "prompt")
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -19,8 +19,8 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True)
 class AskedOfReplica:
-    """model: as the request names it, "" where it names none. keys: digests of the beginnings of its prompt, as
-    `prefix_keys` makes them. length: about how many tokens it has."""
+    """model: as the request names it, "" if it names none. keys: digests of the prefixes of its prompt, as `chunk_keys`
+    makes them. length: of the prompt, in tokens, estimated."""
 
     model: str = ""
     keys: tuple[bytes, ...] = ()
@@ -28,11 +28,11 @@ class AskedOfReplica:
 
 
 def read_asked(body: bytes) -> AskedOfReplica:
-    """What a body asks for. One that is cut off or no JSON object is answered by a replica, which says what is wrong:
-    nothing is known of it here.
+    """Read a request body. An incomplete body, or one that is no JSON object, gives an empty AskedOfReplica; the
+    replica that gets it answers with the error.
 
-    Texts are looked at as they are written, four bytes as a token, so that a conversation's next turn begins with the
-    chunks of the turn before, and no tokenizer is needed; token ids have four bytes each.
+    No tokenizer is needed: four bytes of text count as a token, and a token id has four bytes. The next turn of a
+    conversation begins with the chunks of the turn before.
     """
     try:
         fields = _decoder.decode(body)
@@ -59,7 +59,7 @@ def _content(fields: dict[str, msgspec.Raw]) -> Iterator[bytes]:
             yield value.encode()
         elif name == "prompt" and isinstance(value, list) and all(map(_is_token, value)):
             yield array("i", value).tobytes()
-        elif isinstance(value, list):  # not as a list: what follows a message would differ from its end
+        elif isinstance(value, list):  # each message alone, so that a longer list begins alike
             for one in value:
                 yield one.encode() if isinstance(one, str) else msgspec.json.encode(one, order="deterministic")
         else:

@@ -1,4 +1,5 @@
-"""`icc batch --ray`: a file of requests answered by engines on the machines of a cluster; resumable as without."""
+"""`icc batch --ray`: a file of requests answered by engines on the machines of a cluster; it can be resumed, as without
+--ray."""
 
 from __future__ import annotations
 
@@ -23,22 +24,23 @@ from .resources import ReplicaPlace, replica_place
 from .same_engine import check_engine
 
 _AGAIN_S = 0.5
-_DEATHS = 2  # of engines, under one line: what ends them must not end all
+_DEATHS = 2  # engine crashes per line: a line that crashes engines must not end all of them
 
 
 class Lost(Exception):
-    """The engine that had a line has ended, or its machine has."""
+    """The engine that was answering a line has ended, or its machine has."""
 
 
 class Answering(Protocol):
-    """An engine somewhere: takes a line, as JSON, and gives its status and its result, or raises Lost."""
+    """A remote engine that answers lines. `answer` takes a line as JSON and returns its status and its result as JSON,
+    or raises Lost."""
 
     async def answer(self, line: bytes) -> tuple[int, bytes]:
         """The status and the result of a line."""
         ...
 
     async def back(self) -> None:
-        """Wait until it takes lines again, after one was lost."""
+        """Wait until the engine takes lines again after a Lost."""
         ...
 
 
@@ -50,8 +52,8 @@ def run_on_ray(
     options: RayOptions,
     engines: int | None,
 ) -> None:
-    """As `run_offline`, with as many engines as are asked for, or as the cluster has room for. A line whose engine ends
-    is asked again elsewhere, at most twice."""
+    """As `run_offline`, with this number of engines; engines None: as many as fit into the cluster. A line whose engine
+    ends is tried once more; after a second loss it is answered with 503."""
     manifest = read_manifest(Path(load.path))
     place = replica_place(load, manifest, options)
 
@@ -68,8 +70,8 @@ def run_on_ray(
 
 
 async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each: int, done: Done) -> None:
-    """Have lines answered, at most `each` at a time by an engine. One that an engine was lost under is asked again by
-    whoever is free, and answered with 503 after the second time."""
+    """Have the lines answered, with at most `each` at a time on an engine. If its engine is lost, a line goes to the
+    next free engine; after the second loss it is answered with 503."""
     waiting = deque((line, 0) for line in lines)
     left = len(waiting)
     changed = asyncio.Event()
@@ -82,7 +84,7 @@ async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each:
                 return
             if not waiting:
                 changed.clear()
-                await changed.wait()  # a line may come back
+                await changed.wait()  # a lost line may be queued again
                 continue
             line, deaths = waiting.popleft()
             try:
@@ -107,7 +109,7 @@ async def spread(lines: Sequence[BatchLine], engines: Sequence[Answering], each:
 
 
 async def _until_back(engine: Answering, there: asyncio.Event) -> None:
-    """Nobody gives a lost engine a line before it is back: it would be lost again at once."""
+    """Clear `there` until a lost engine is back, so that no line is sent to it meanwhile."""
     if there.is_set():
         there.clear()
         await engine.back()
@@ -122,7 +124,7 @@ def _failed(line: BatchLine, words: str) -> bytes:
 
 
 class _Actor:
-    """A LineActor, which Ray starts again, on another machine if need be, where it ends."""
+    """A LineActor, which Ray restarts when it ends, on another machine if need be."""
 
     def __init__(self, ray: Any, place: ReplicaPlace, digest: str, adapters: dict[str, str], each: int) -> None:
         load = replace(place.load, path=str(Path(place.load.path).absolute()))
@@ -162,7 +164,7 @@ class LineActor:
         return await run_line(core.jobs, core.generator, "", msgspec.json.decode(line, type=BatchLine))
 
     async def there(self) -> None:
-        """The actor runs."""
+        """Return once the actor runs."""
 
     async def _start(self) -> Any:
         from ..server.api.core import Core

@@ -1,7 +1,7 @@
 """ReplicaChooser: which replica of a deployment gets a request, by the scores of runtime/server's Router.
 
-Replicas say now and then how they are, every STATS_S; what was sent to one since is counted here. Each process that
-routes remembers by itself what it has sent where.
+Replicas report their load every STATS_S seconds; requests sent to a replica since its report are counted here. Each
+routing process remembers only the requests that it has sent itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..server.engine.router import ReplicaLoad, Router
 from .asked import AskedOfReplica
 
 STATS_S = 1.0
-_KEPT_S = 1.5 * STATS_S  # a request that was sent so long ago is among what the replica says of itself
-_CAPACITY = 1 << 20  # tokens of a replica's cache, until it says how many
+_KEPT_S = 1.5 * STATS_S  # after so many seconds a sent request is included in the replica's report
+_CAPACITY = 1 << 20  # tokens in a replica's cache, until the replica reports the number
 NO_STATS: dict[str, Any] = {
     "waiting": 0,
     "sequences": 0,
@@ -31,8 +31,8 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class ReplicaChooser(Generic[Name]):
-    """Ranks replicas, by the names that they have, for requests. models: what requests call the model itself, other
-    names are adapters'. now: the clock."""
+    """Ranks replicas, known by their names, for a request. models: names of the model itself; any other model name is
+    an adapter. now: the clock, in seconds."""
 
     def __init__(self, models: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
         self._models = frozenset(models)
@@ -41,25 +41,26 @@ class ReplicaChooser(Generic[Name]):
         self._next = count()
 
     def ranked(self, asked: AskedOfReplica, replicas: Mapping[Name, Mapping[str, Any]]) -> list[Name]:
-        """The replicas, each with what it last said of itself, the best first, which is taken to get the request."""
+        """The names of the replicas, the best first; the request is counted as sent to it. replicas: the last report of
+        each."""
         adapter = "" if asked.model in self._models else asked.model
         names = {self._number(name): name for name in replicas}
         stats = {number: NO_STATS | dict(replicas[name]) for number, name in names.items()}
         loads = [replica_load(number, stats[number], self._sent, adapter) for number in names]
         found = self._router.ranked(asked.keys, asked.length, loads)
-        found.sort(key=lambda one: not stats[one[0].replica]["ready"])  # an engine that is started again comes last
+        found.sort(key=lambda one: not stats[one[0].replica]["ready"])  # an engine that is restarting comes last
         best, tokens = found[0]
         self._sent.add(best.replica, tokens)
         self._router.ran(best.replica, asked.keys, stats[best.replica]["tokens"])
         return [names[load.replica] for load, _ in found]
 
     def keep(self, names: Collection[Name]) -> None:
-        """These replicas there are; others that were are gone, with their caches."""
+        """Forget all replicas but these."""
         for name in [name for name in self._numbers if name not in names]:
             self.forget(name)
 
     def forget(self, name: Name) -> None:
-        """A replica has ended."""
+        """Forget a replica that has ended, and its cache."""
         number = self._numbers.pop(name, None)
         if number is not None:
             self._router.forget(number)
@@ -72,30 +73,31 @@ class ReplicaChooser(Generic[Name]):
 
 
 class Sent:
-    """Tokens that each replica was lately given to compute. now: the clock."""
+    """Prompts recently sent to each replica, and how many of their tokens it has to compute. now: the clock, in
+    seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._sent: dict[int, deque[tuple[float, int]]] = {}
 
     def add(self, replica: int, tokens: int) -> None:
-        """A replica gets a prompt of which it has to compute so many."""
+        """Count a prompt sent to a replica, which has to compute so many of its tokens."""
         self._sent.setdefault(replica, deque()).append((self._now(), tokens))
 
     def lately(self, replica: int) -> tuple[int, int]:
-        """How many prompts, and how many tokens, since a replica may have said how it is."""
+        """(prompts, tokens) sent to a replica that its last report may not include."""
         found = self._sent.get(replica, deque())
         while found and self._now() - found[0][0] > _KEPT_S:
             found.popleft()
         return len(found), sum(tokens for _, tokens in found)
 
     def forget(self, replica: int) -> None:
-        """There is no such replica any more."""
+        """Forget a replica that has ended."""
         self._sent.pop(replica, None)
 
 
 def replica_load(number: int, stats: dict[str, Any], sent: Sent, adapter: str) -> ReplicaLoad:
-    """What a replica has to do: what it says of itself (see NO_STATS), and what it was sent since."""
+    """A replica's load: its last report (see NO_STATS) plus the requests sent since."""
     prompts, tokens = sent.lately(number)
     has_adapter = not adapter or adapter in stats["adapters"]
     return ReplicaLoad(

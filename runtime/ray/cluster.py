@@ -15,15 +15,15 @@ from .resources import ReplicaPlace
 
 
 def address_of(given: str | None) -> str:
-    """The address of the cluster to join, RAY_ADDRESS for None; "" where one is to be started here."""
+    """The address of the cluster to join; None: that in RAY_ADDRESS. "" if a cluster is to be started here."""
     return given or os.environ.get("RAY_ADDRESS") or ""
 
 
 @contextlib.contextmanager
 def joined(given: str | None) -> Iterator[Any]:
-    """The package ray, while this process is of the cluster at an address, of RAY_ADDRESS for None, or of one that is
-    started here and ends with the block. UsageError where there is none at the address; MissingExtraError without
-    Ray."""
+    """The package ray, in a context in which this process is part of a cluster: the one at the address (None: at
+    RAY_ADDRESS), or one that is started here and ends with the context. UsageError if there is no cluster at the
+    address; MissingExtraError without Ray."""
     address = address_of(given)
     with tempfile.TemporaryDirectory(prefix="icc-ray-") as folder:
         if not address:
@@ -49,7 +49,7 @@ def _join(ray: Any, address: str) -> None:
 
 
 def has_room(place: ReplicaPlace) -> bool:
-    """Whether a machine of the cluster that this process is of has room for one more replica now."""
+    """Whether a machine of this process's cluster has the free resources for one more replica now."""
     ray: Any = import_ray()
     from ray._private.state import available_resources_per_node  # pyright: ignore[reportMissingImports]
 

@@ -1,5 +1,5 @@
-"""`icc.ray.map_batches`: the prompts of a Ray Dataset answered by engines on a cluster; stopped and started again, it
-goes on."""
+"""`icc.ray.map_batches`: the prompts of a Ray Dataset answered by engines on a cluster; an interrupted run can be
+resumed."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def map_batches(
         params: how all are sampled; by default as `generate` and `chat` do.
         column: of the prompts. output: of the answers; beside it come `{output}_finish_reason`, `{output}_tokens`, and
             `{output}_error`, which is "" where there is an answer. A prompt that is refused fails alone.
-        keep: a directory that all machines share. What it has the answer of, by the same engine with the same
-            `params`, is not computed again; each batch is kept as soon as it is answered.
-        engines: how many run, each an actor that Ray starts again where it ends. cpus: that Ray keeps for each.
-        batch_size: rows that an engine gets at a time; by default four times its batch.
+        keep: a directory that all machines share. A prompt whose answer by the same engine with the same `params` is
+            there is not computed again; each batch is written as soon as it is answered.
+        engines: how many run, each in an actor that Ray restarts if it ends. cpus: CPUs that Ray reserves for each.
+        batch_size: rows that an engine gets at a time; by default four times its largest batch.
 
     Raises:
         MissingExtraError: Ray Serve is not installed; Ray Data has an extra of its own, `ray[data]`.
-        UsageError: a number that cannot be. EngineFormatError: the engine cannot be read.
+        UsageError: a number out of range. EngineFormatError: the engine cannot be read.
     """
     if engines < 1:
         raise UsageError(f"engines = {engines}: at least 1")
@@ -79,8 +79,8 @@ def map_batches(
 
 
 class Answers:
-    """The actor of `map_batches`: an engine, and what it was asked before. Arguments are those of `map_batches`; load:
-    the fields of LoadOptions; digest: of the engine that every machine must have."""
+    """The actor of `map_batches`: an engine, and the answers of earlier runs. Arguments as for `map_batches`; load: the
+    fields of LoadOptions; digest: of the engine that every machine must have."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Answers:
         self._stored = StoredAnswers(None if keep is None else Path(keep))
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch of rows, by columns, with the columns of their answers."""
+        """Answer a batch of rows, given by columns; returns the batch with the columns of the answers added."""
         if self._column not in batch:
             raise UsageError(f"the dataset has no column {self._column!r}", f"it has {', '.join(map(repr, batch))}")
         prompts = [plain(value) for value in batch[self._column]]
@@ -115,7 +115,8 @@ class Answers:
 
 
 def plain(value: Any) -> Any:
-    """A prompt of a batch as a text, or as a list of messages: Arrow has arrays, and fields that are None, for them."""
+    """A prompt of a batch as a text or a list of messages; Arrow gives a list as an array, and missing fields as
+    None."""
     if isinstance(value, str):
         return value
     messages = [{name: field for name, field in dict(one).items() if field is not None} for one in value]
@@ -123,7 +124,8 @@ def plain(value: Any) -> Any:
 
 
 def answered(llm: LLM, prompts: Sequence[Any], params: SamplingParams | None) -> list[RowAnswer]:
-    """The answers of prompts; one that is refused fails alone. params: None for the engine's."""
+    """The answers of prompts; a refused prompt gets an error and does not affect the others. params: None for the
+    engine's defaults."""
     if not prompts:
         return []
     try:
@@ -140,7 +142,7 @@ def answered(llm: LLM, prompts: Sequence[Any], params: SamplingParams | None) ->
 
 
 def columns(output: str, answers: Sequence[RowAnswer | None]) -> dict[str, Any]:
-    """The columns that answers are."""
+    """The answers as columns of the dataset. output: the name of the first."""
     found = [one for one in answers if one is not None]
     return {
         output: [one.text for one in found],

@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 from .asked import read_asked
 
 log = logging.getLogger("icc.serve")
-_PATH = "/internal/route"  # where Ray's HAProxy asks
+_PATH = "/internal/route"  # the path that Ray's HAProxy requests
 
 
 class RouteApp:
-    """handle: of the deployment whose replicas are chosen among, with a PrefixRouter."""
+    """handle: of the deployment among whose replicas a PrefixRouter chooses."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -31,7 +31,7 @@ class RouteApp:
                 replica = found._replica
                 where = replica.backend_http_endpoint
                 name = replica.replica_id.to_full_id_str()
-        except Exception as error:  # whatever it is, HAProxy must get an answer
+        except Exception as error:  # HAProxy must get an answer after any error
             log.warning("no replica for a request: %s", error)
             return await _answer(send, 503, {"detail": str(error)[:300]})
         if where is None:
@@ -65,5 +65,5 @@ class Front:
         handle._init()  # now, not with the first request
 
     def __serve_build_asgi_app__(self) -> RouteApp:
-        """What answers HAProxy."""
+        """The application that answers HAProxy."""
         return RouteApp(self._handle)

@@ -1,4 +1,4 @@
-"""How Ray is imported: with the settings that icc needs of Ray Serve, and one line where it is missing."""
+"""How Ray is imported: with the settings of Ray Serve that icc needs, and with a one-line error if Ray is missing."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from types import ModuleType
 
 from ..errors import MissingExtraError, install
 
-# What Ray Serve reads once, in every process of a cluster, when it is imported; see docs/clusters.md. A value that is
-# set already stays.
+# Environment variables that Ray Serve reads when it is imported, in every process of a cluster; see docs/clusters.md. A
+# variable that is set already is not changed.
 SETTINGS = {
     # requests go from HAProxy straight to a replica's own HTTP server, not through Ray's proxies and its object store
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     # a replica's HTTP server and the engine's client share one event loop, so that no token waits for another thread;
-    # the access log of Ray, which says what icc's says, is written in pieces
+    # Ray's access log, which repeats icc's, is buffered
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # whom a request goes to is said by what is in it: without its body, there is no prefix to look for
+    # the replica is chosen by the prefix of the prompt, which is in the request's body
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
-    # HAProxy keeps so much of a body for that: 2 x this x connections, by default 8 MiB
+    # bytes of a body that HAProxy buffers for that, at a cost of 2 x this x connections; Ray's default is 8 MiB
     "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(256 << 10),
-    # when replicas come and go, HAProxy is started anew; the one before goes on with its streams for so long (120)
+    # when replicas change, HAProxy is restarted; the old process serves its streams for so many seconds (default 120)
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-    # a replica that ends stays reachable for so long, until every HAProxy knows; later ones ask another (30)
+    # a replica that ends stays reachable for so many seconds, until every HAProxy knows (default 30)
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
 }
 
 
 def prepare() -> None:
-    """Set what Ray Serve needs in this process, and in those that it starts. Before Ray is imported."""
+    """Set the environment variables of Ray Serve for this process and its children; call it before Ray is imported."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 def prepare_own(folder: Path) -> None:
-    """As `prepare`, for a cluster that is only of this machine and ends with this process: HAProxy has its files in
-    `folder`, and ports that others do not have."""
+    """As `prepare`, for a cluster on this machine alone that ends with this process: HAProxy has its files in `folder`,
+    and ports that are free."""
     with ExitStack() as stack:
         ports = [stack.enter_context(socket.create_server(("", 0))).getsockname()[1] for _ in range(2)]
     names = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
@@ -53,7 +53,8 @@ def prepare_own(folder: Path) -> None:
 
 
 def end_haproxy(folder: Path) -> None:
-    """End the HAProxy processes that were started with files of `folder`: one that has streams outlives its cluster."""
+    """End the HAProxy processes that were started with files in `folder`: one with open streams outlives its
+    cluster."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
@@ -62,7 +63,7 @@ def end_haproxy(folder: Path) -> None:
 
 
 def import_ray() -> ModuleType:
-    """The package ray. MissingExtraError where it, or Ray Serve's part of it, is not installed."""
+    """The package ray. MissingExtraError if Ray or Ray Serve is not installed."""
     prepare()
     try:
         import ray  # pyright: ignore[reportMissingImports]

@@ -1,4 +1,4 @@
-"""RayOptions: what `icc serve --ray` and `icc.ray.deployment` are asked for. Imports nothing of Ray."""
+"""RayOptions: the options of `icc serve --ray` and `icc.ray.deployment`. Imports nothing from Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROXIES = {
 
 
 def autoscale(text: str) -> tuple[int, int]:
-    """The least and the most replicas of "1-4". ValueError for what is none."""
+    """The least and the most replicas, from a text such as "1-4". ValueError for any other text."""
     found = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text.strip())
     least, most = (int(part) for part in found.groups()) if found else (0, 0)
     if not 1 <= least <= most <= MOST_REPLICAS:
@@ -28,21 +28,21 @@ def autoscale(text: str) -> tuple[int, int]:
 class RayOptions:
     """How an engine is served by a Ray cluster.
 
-    ray: whether it is. address: of the cluster to join, see `ray.init`; None starts one that ends with the command.
-    app: what the application is called; one of that name is upgraded. scale: the least and most replicas. cpus: that
-    Ray keeps for each replica, and kernel threads of a CPU engine. resources: what else a machine must have, as Ray
-    names it. detach: leave the application running and return.
+    ray: whether to use Ray. address: of the cluster to join, see `ray.init`; None starts one that ends with the
+    command. app: the name of the application; a running one of that name is upgraded. scale: the least and most
+    replicas. cpus: CPUs that Ray reserves for each replica, and kernel threads of a CPU engine. resources: others that
+    a machine must have, by Ray's names. detach: leave the application running and return.
     """
 
     ray: bool = setting(False, "Serve with the machines of a Ray cluster; needs Ray.")
     address: str | None = setting(
         None,
-        "Join this cluster; auto is the one that this machine is of.",
+        "Join this cluster; auto: the one that this machine belongs to.",
         names="--ray-address",
         metavar="ADDRESS",
         unset="RAY_ADDRESS, else one is started here",
     )
-    app: str = setting("icc", "Name of the application; one that runs is upgraded.", names="--ray-app", metavar="NAME")
+    app: str = setting("icc", "Name of the application; a running one is upgraded.", names="--ray-app", metavar="NAME")
     scale: tuple[int, int] | None = setting(
         None,
         "As many replicas as the queue and the KV caches need.",
@@ -53,16 +53,16 @@ class RayOptions:
     )
     cpus: float | None = setting(
         None,
-        "CPUs that Ray keeps for a replica; threads of a CPU engine.",
+        "CPUs that Ray reserves for a replica; threads of a CPU engine.",
         names="--ray-cpus",
         metavar="N",
         unset="CPU engine: --threads or the cores of this machine; GPU engine: 1",
     )
     resources: tuple[str, ...] = setting(
-        (), "What a replica's machine must have besides; repeatable.", names="--ray-resource", metavar="NAME=N"
+        (), "Another resource that a replica's machine must have; repeatable.", names="--ray-resource", metavar="NAME=N"
     )
     proxies: str = setting("every", "Where requests come in.", names="--ray-proxies", values=lambda: PROXIES)
-    detach: bool = setting(False, "Return when it is served, and leave it running.", names="--ray-detach")
+    detach: bool = setting(False, "Return once the engine is served, and leave it running.", names="--ray-detach")
 
     def __post_init__(self) -> None:
         if self.cpus is not None and not 0 < self.cpus <= 4096:
@@ -73,7 +73,7 @@ class RayOptions:
 
     @property
     def named_resources(self) -> dict[str, float]:
-        """--ray-resource as Ray takes it. UsageError for what is no NAME=N."""
+        """The values of --ray-resource by name. UsageError for one that is not NAME=N."""
         found: dict[str, float] = {}
         for text in self.resources:
             name, _, number = text.partition("=")

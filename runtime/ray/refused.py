@@ -1,4 +1,4 @@
-"""RefuseChanges: what one replica of several must not do alone, because the others would go on as they are."""
+"""RefuseChanges: refuses what one replica of several must not do alone, because the others would not change with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATHS = {
 
 
 class RefuseChanges:
-    """ASGI middleware, behind the keys: 409 for requests that change what a server serves."""
+    """ASGI middleware, after the key check: answers 409 to requests that change what a server serves."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -20,9 +20,9 @@ from .scaling import LOAD, replica_load
 
 class EngineReplica:
     """One replica; Ray Serve calls its methods. options: as for a server that listens itself, with one engine process.
-    digest: of the engine that was deployed, which every machine has at the same path.
+    digest: of the deployed engine, which every machine has at the same path.
 
-    EngineChangedError, and no replica, where there is another engine on this machine.
+    EngineChangedError, and no replica, if this machine has another engine at that path.
     """
 
     async def __init__(self, options: ServeOptions, digest: str) -> None:
@@ -33,17 +33,17 @@ class EngineReplica:
         await self._served.start()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """What answers requests. Ray Serve asks for it when the engine is loaded."""
+        """The application that answers requests. Ray Serve asks for it once the engine is loaded."""
         return _WithEnd(self._served)
 
     async def check_health(self) -> None:
-        """IccError while the engine takes no requests. It is started again here where it has died; where that does not
-        help in three checks, Ray puts another replica in the place of this one."""
+        """IccError while the engine takes no requests. An engine that has died is restarted here; if three checks fail,
+        Ray replaces the replica."""
         if not self._served.core.engine.ready:
             raise IccError("the engine is not ready")
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """How the replica is, for PrefixRouter."""
+        """The replica's load, for PrefixRouter."""
         limits = self._served.core.model.manifest.limits
         return routing_stats(self._engine, limits.max_batch_size * limits.max_seq_len)
 
@@ -60,7 +60,7 @@ class EngineReplica:
 
 
 class _WithEnd:
-    """The server as an ASGI application whose lifespan, which Ray Serve ends with the replica, ends the engine."""
+    """The server as an ASGI application. Ray Serve ends its lifespan with the replica, and that ends the engine."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -69,14 +69,14 @@ class _WithEnd:
         if scope["type"] != "lifespan":
             return await self._served.app(scope, receive, send)
         await receive()
-        await send({"type": "lifespan.startup.complete"})  # the engine is loaded before
+        await send({"type": "lifespan.startup.complete"})  # the engine was loaded before
         await receive()
-        await self._served.stop()  # what ran has ended by now, or its time was up
+        await self._served.stop()  # running requests have ended, or drain_s has passed
         await send({"type": "lifespan.shutdown.complete"})
 
 
 def routing_stats(engine: EngineClient, tokens: int) -> dict[str, Any]:
-    """What an engine process has to do, as NO_STATS of choosing.py has it. tokens: that its cache holds at most."""
+    """The load of an engine process, with the keys of NO_STATS in choosing.py. tokens: the capacity of its cache."""
     slots, blocks = _room(engine)
     told = engine.adapters
     named = [] if told is None else [*told.resident, *told.awaited]
@@ -92,5 +92,5 @@ def routing_stats(engine: EngineClient, tokens: int) -> dict[str, Any]:
 
 
 def _room(engine: EngineClient) -> tuple[int, int]:
-    """Sequences that run at once, and blocks of the KV cache."""
+    """(sequences that run at once, blocks of the KV cache)."""
     return (1, 1) if engine.facts is None else (engine.facts.max_batch_size, engine.facts.num_blocks)

@@ -1,4 +1,4 @@
-"""PrefixRouter: Ray Serve's request router by a ReplicaChooser."""
+"""PrefixRouter: a request router of Ray Serve that uses a ReplicaChooser."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from .choosing import ReplicaChooser
 
 
 class PrefixRouter(RequestRouter):
-    """Sends a request to the replica that computes it the soonest. What is in the request comes as an AskedOfReplica
-    among the arguments; a request without one goes to the least load."""
+    """Sends a request to the replica that will compute it soonest. The request is described by an AskedOfReplica among
+    its arguments; one without it goes to the replica with the least load."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Ray has made the router. models: what requests call the model itself; other names are adapters'."""
+        """Called by Ray after it made the router. models: names of the model itself; any other model name is an
+        adapter."""
         self._chooser: ReplicaChooser[ReplicaID] = ReplicaChooser(kwargs.get("models", ()))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The candidates, the best first, each alone in its rank."""
+        """The candidates, the best first, each in a group of its own."""
         if not candidate_replicas:
             return []
         by_name = {one.replica_id: one for one in candidate_replicas}
@@ -29,12 +30,12 @@ class PrefixRouter(RequestRouter):
         return [[by_name[name]] for name in self._chooser.ranked(_asked(pending_request), said)]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Ray says which replicas there are now."""
+        """Called by Ray with all replicas that now exist."""
         self._chooser.keep({one.replica_id for one in replicas})
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """A replica has ended, and its cache with it."""
+        """Called by Ray when a replica has ended: forget it and its cache."""
         self._chooser.forget(replica_id)
         super().on_replica_actor_died(replica_id)
 

@@ -1,4 +1,4 @@
-"""What Ray keeps for a replica of an engine: CPUs, and GPUs for its ranks, all on one machine."""
+"""The resources that Ray reserves for a replica of an engine: CPUs, and GPUs for its ranks, all on one machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .options import RayOptions
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    """load: the options of a replica's engine. actor: what Ray keeps for it, as `ray_actor_options` has it. bundles: of
-    its placement group, None where its actor's own place is enough."""
+    """load: the options of a replica's engine. actor: the resources that Ray reserves for it, as `ray_actor_options`.
+    bundles: of its placement group; None if the actor needs none."""
 
     load: LoadOptions
     actor: dict[str, Any]
     bundles: list[dict[str, float]] | None
 
     def fits(self, resources: Mapping[str, float]) -> int:
-        """How many replicas have room in so much, as Ray counts it."""
+        """How many replicas fit into these resources, given by Ray's names."""
         wanted = {
             "CPU": self.actor["num_cpus"],
             "GPU": self.actor.get("num_gpus", 0),
@@ -35,21 +35,21 @@ class ReplicaPlace:
 
 
 def replica_place(load: LoadOptions, manifest: Manifest, options: RayOptions) -> ReplicaPlace:
-    """Where a replica can be, and how it is loaded there.
+    """The resources that a replica needs, and how its engine is loaded.
 
-    A CPU engine's kernels get as many threads as CPUs are kept for it; ranks have a core each at least. A GPU engine
-    has a GPU for each rank, which Ray chooses, so that it is the first that its processes see. The ranks of a replica
-    talk through memory that they share: a placement group of one bundle keeps them on one machine. UsageError for
-    what contradicts that.
+    A CPU engine's kernels get as many threads as CPUs are reserved for it; each rank has at least one core. A GPU
+    engine has a GPU for each rank; Ray chooses it and shows its processes no other. The ranks of a replica communicate
+    through shared memory: a placement group of one bundle keeps them on one machine. UsageError for options that
+    contradict that.
     """
     ranks = manifest.ranks
     if not manifest.main.libraries:
         if load.device is not None:
-            raise UsageError("--device says which GPU, and with --ray that is said by Ray", "leave it out")
+            raise UsageError("--device chooses a GPU, and with --ray, Ray does that", "leave it out")
         kept: dict[str, float] = {"CPU": options.cpus or float(ranks), "GPU": float(ranks)}
     else:
         if load.cores is not None:
-            raise UsageError("--cores is of one machine, and Ray places replicas on several", "give --ray-cpus N")
+            raise UsageError("--cores is for a single machine, and Ray places replicas on several", "give --ray-cpus N")
         cpus = options.cpus or float(load.threads or usable_cores(None))
         if cpus < ranks > 1:
             raise UsageError(f"--ray-cpus {cpus:g} is fewer than the {ranks} ranks of the engine")

@@ -1,4 +1,4 @@
-"""Is the engine on this machine the one that was deployed?"""
+"""Checks that the engine on this machine is the one that was deployed."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..server.engine.messages import Stats
 
-TARGET = 0.75  # of what a replica can do at a time
-LOAD = "icc_load"  # the name of what replicas report
+TARGET = 0.75  # share of a replica's capacity that should be used
+LOAD = "icc_load"  # the name of the metric that replicas report
 
 
 def replica_load(stats: Stats, slots: int, blocks: int) -> float:
@@ -21,8 +21,8 @@ def replica_load(stats: Stats, slots: int, blocks: int) -> float:
 
 
 def replicas_wanted(loads: Mapping[Any, float], running: int) -> int:
-    """How many replicas have TARGET of their work each, if they share what the `running` ones have; the mean
-    stands for one that has not said anything yet."""
+    """The number of replicas that gives each a load of TARGET if they share the work of the `running` ones. A replica
+    that has not reported yet counts with the mean."""
     if not loads:
         return running
     mean = sum(loads.values()) / len(loads)
@@ -30,6 +30,7 @@ def replicas_wanted(loads: Mapping[Any, float], running: int) -> int:
 
 
 def policy(context: Any) -> tuple[int, dict[str, Any]]:
-    """What Ray Serve asks about a deployment (an AutoscalingContext); bounds and delays are Ray's."""
+    """A policy of Ray Serve's autoscaler: (replicas wanted, {}). context: an AutoscalingContext. Ray applies bounds and
+    delays."""
     loads = (context.aggregated_metrics or {}).get(LOAD, {})
     return replicas_wanted(loads, context.current_num_replicas), {}

@@ -1,4 +1,4 @@
-"""`icc serve --ray`: starts or joins a cluster, deploys an engine there, and waits until it is told to end."""
+"""`icc serve --ray`: starts or joins a cluster, deploys an engine there, and waits for a signal to end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from .library import import_ray
 from .options import RayOptions
 
 _LISTEN_S = 120.0
-_SAID = re.compile(r"icc\.runtime\.errors\.\w+: (.+)")  # what a replica could not start for, in a traceback
+_SAID = re.compile(r"icc\.runtime\.errors\.\w+: (.+)")  # the error in a replica's traceback
 
 
 def serve(options: ServeOptions, ray_options: RayOptions) -> int:
-    """Serve an engine with the machines of a cluster; the exit code. SIGTERM ends it, and lets requests end before;
-    SIGHUP deploys what is in the engine's directory now. IccError where the engine or the cluster cannot be used."""
-    planned(options, ray_options)  # what is wrong is said before anything starts
+    """Serve an engine with the machines of a cluster; returns the exit code. SIGTERM ends it after running requests
+    have ended; SIGHUP deploys the engine that is in the directory now. IccError if the engine or the cluster cannot be
+    used."""
+    planned(options, ray_options)  # refuses wrong options before anything starts
     check_bind(options.host, options.api_key_file is not None)
     if ray_options.detach and not address_of(ray_options.address):
         raise UsageError("--ray-detach leaves the engine in a cluster", "ray start --head, and --ray-address auto")
@@ -48,7 +49,8 @@ def _serve(ray: Any, options: ServeOptions, ray_options: RayOptions) -> int:
 
 
 def _signals() -> queue.SimpleQueue[int]:
-    """The signals that come. The second that ends the command does so at once, whatever Ray is waited for."""
+    """A queue of the signals that arrive. A second SIGTERM or SIGINT raises KeyboardInterrupt at once, also while Ray
+    blocks."""
     found: queue.SimpleQueue[int] = queue.SimpleQueue()
     ends: list[int] = [signal.SIGTERM, signal.SIGINT]
 
@@ -59,13 +61,13 @@ def _signals() -> queue.SimpleQueue[int]:
         if len(ends) > 3:
             raise KeyboardInterrupt
 
-    for number in (*ends, signal.SIGHUP):  # Ray sets handlers of its own when it starts
+    for number in (*ends, signal.SIGHUP):  # after ray.init, which sets its own handlers
         signal.signal(number, got)
     return found
 
 
 def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
-    """Have Ray Serve listen; where it does."""
+    """Start Ray Serve; returns the host and port on which it listens."""
     serve: Any = import_ray().serve
     from ray.exceptions import RayError  # pyright: ignore
     from ray.serve.config import HTTPOptions, ProxyLocation  # pyright: ignore[reportMissingImports]
@@ -75,13 +77,13 @@ def _start(options: ServeOptions, ray_options: RayOptions) -> tuple[str, int]:
     http = HTTPOptions(host=options.host, port=port, root_path=options.root_path)
     try:
         serve.start(proxy_location=places[ray_options.proxies], http_options=http)
-    except (RayError, TimeoutError):  # a proxy that took long to start was started again
+    except (RayError, TimeoutError):  # Ray restarts a proxy that was slow to start
         serve.start(proxy_location=places[ray_options.proxies], http_options=http)
     return options.host, port
 
 
 def _wait_until_listening(host: str, port: int) -> None:
-    """Until HAProxy takes connections. IccError where it does not."""
+    """Wait until HAProxy accepts connections. IccError if it does not within _LISTEN_S seconds."""
     end = time.monotonic() + _LISTEN_S
     while True:
         try:
@@ -93,7 +95,7 @@ def _wait_until_listening(host: str, port: int) -> None:
 
 
 def _deploy(options: ServeOptions, ray_options: RayOptions) -> None:
-    """Deploy, or upgrade what runs. IccError if the replicas cannot be started."""
+    """Deploy the application, or upgrade a running one. IccError if the replicas cannot be started."""
     serve: Any = import_ray().serve
     try:
         serve.run(deployment(options, options=ray_options), name=ray_options.app, route_prefix="/")
@@ -111,7 +113,7 @@ def _again(options: ServeOptions, ray_options: RayOptions) -> None:
 
 
 def _why(app: str) -> str:
-    """What an application could not start for, as a replica said it; "" where none said anything."""
+    """Why an application could not start, from its replicas' messages; "" if there are none."""
     serve: Any = import_ray().serve
     found = serve.status().applications.get(app)
     text = "" if found is None else "\n".join(one.message for one in found.deployments.values())

@@ -1,4 +1,4 @@
-"""StoredAnswers: what `map_batches` has answered, in a directory that all machines share, so that a run goes on."""
+"""StoredAnswers: the answers of `map_batches`, in a directory that all machines share, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import UsageError
 
 
 class RowAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """What a row got. error: why it got nothing; "" where it has an answer. tokens: of the answer."""
+    """The answer of a row. error: why it has none; "" if it has one. tokens: of the answer."""
 
     text: str
     finish_reason: str
@@ -29,7 +29,7 @@ class _Line(msgspec.Struct, array_like=True, frozen=True):
 
 
 def row_key(engine: str, params: bytes, prompt: Any) -> str:
-    """What an answer is found by: the digest of its engine, of how it was sampled, and of what was asked."""
+    """The key of an answer: a digest of the engine, the sampling parameters and the prompt."""
     digest = blake2b(digest_size=16)
     for part in (engine.encode(), params, msgspec.json.encode(prompt, order="deterministic")):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -37,8 +37,8 @@ def row_key(engine: str, params: bytes, prompt: Any) -> str:
 
 
 class StoredAnswers:
-    """A file for each batch, which appears whole or not at all; nobody writes to one that is there. Errors are not
-    kept: a row that had one is asked again by the next run. folder: None keeps nothing."""
+    """One file per batch of answers, written atomically and never changed. Errors are not kept: the next run tries such
+    a row again. folder: None keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -74,7 +74,5 @@ class StoredAnswers:
         try:
             lines = msgspec.json.Decoder(_Line).decode_lines(file.read_bytes())
         except msgspec.DecodeError as error:
-            raise UsageError(
-                f"{file} is none of the answers that map_batches keeps", "give another directory"
-            ) from error
+            raise UsageError(f"{file} does not hold answers of map_batches", "give another directory") from error
         self._found.update((line.key, line.answer) for line in lines)

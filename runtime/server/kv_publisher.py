@@ -1,4 +1,4 @@
-"""KVPublisher: KV events over ZeroMQ as vLLM sends them (the extra `routers`), for other projects' routers."""
+"""KVPublisher: KV events over ZeroMQ in vLLM's form (the extra `routers`), for routers of other projects."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("icc.serve")
 _END = (-1).to_bytes(8, "big", signed=True)  # the number of the message that ends a replay
-_BATCHES, _BYTES = 10_000, 64 << 20  # most that is kept for replays, of each replica
-_UNSENT = 100_000  # batches that a subscriber may be behind before it loses some
+_BATCHES, _BYTES = 10_000, 64 << 20  # the most batches and bytes kept for replays, of each replica
+_UNSENT = 100_000  # the most batches that a subscriber may lag behind before some are dropped
 _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass
 class _Stream:
-    """What one replica publishes: its sockets, and the last batches."""
+    """The sockets of one replica, and its last batches for replays."""
 
     publisher: Any
     replayer: Any | None
@@ -46,15 +46,15 @@ class _Stream:
 
 
 class KVPublisher:
-    """Publishes what the prefix caches of replicas find: messages of a topic, a number (8 bytes, big-endian) and a
-    batch, the MessagePack array [seconds since 1970, events, replica].
+    """Publishes the changes of the replicas' prefix caches. A message consists of the topic, a number (8 bytes,
+    big-endian) and a batch, the MessagePack array [seconds since 1970, events, replica].
 
-    The first number is the microseconds since 1970: who has followed a server that was started again takes what that
-    publishes for new, and not for what it has seen (Dynamo's indexer passes lower numbers over).
+    The first number is the microseconds since 1970, so that numbers grow across restarts: a subscriber would ignore
+    lower numbers as old (Dynamo's indexer does).
 
-    endpoint: the address of replica 0's PUB socket; that of replica n has a port n above. replay: that of ROUTER
-    sockets which answer a number with all batches from there on that are kept, and a message that ends them. UsageError
-    for an address that cannot be, MissingExtraError without pyzmq.
+    endpoint: the address of replica 0's PUB socket; replica n has a port n higher. replay: the same for ROUTER sockets,
+    which answer a number with all kept batches from that number on and an end message; None: no replays. UsageError for
+    an invalid address, MissingExtraError without pyzmq.
     """
 
     def __init__(self, endpoint: str, replay: str | None = None, topic: str = "", replicas: int = 1) -> None:
@@ -70,7 +70,7 @@ class KVPublisher:
         self._replaying: list[asyncio.Task[None]] = []
         try:
             for number in range(replicas):
-                publisher = zmq.Context(self._context).socket(zmq.PUB)  # the same context: it never waits
+                publisher = zmq.Context(self._context).socket(zmq.PUB)  # same context; PUB never blocks
                 self._streams.append(_Stream(publisher, None if replay is None else self._context.socket(zmq.ROUTER)))
                 publisher.set_hwm(_UNSENT)
                 _bind(publisher, "--kv-events", endpoint, number)
@@ -81,14 +81,14 @@ class KVPublisher:
             raise
         for address in filter(None, (endpoint, replay)):
             if not _is_local(address):
-                log.warning("whoever can connect to %s reads the tokens of all prompts", address)
+                log.warning("anyone who can connect to %s can read the tokens of all prompts", address)
 
     def start(self) -> None:
-        """Answer who asks for a replay, from now on."""
+        """Start answering requests for replays."""
         self._replaying = [asyncio.create_task(self._replay(one)) for one in self._streams if one.replayer is not None]
 
     def publish(self, replica: int, events: bytes | None) -> None:
-        """Send events as `KVWire` encodes them; None: nothing is found any more on that replica."""
+        """Send events encoded by `KVWire`; None: the prefix cache of that replica is empty."""
         stream = self._streams[replica]
         number = next(stream.numbers)
         batch = _encoder.encode([time.time(), msgspec.Raw(CLEARED if events is None else events), replica])
@@ -99,14 +99,14 @@ class KVPublisher:
         while True:
             frames = await stream.replayer.recv_multipart()  # type: ignore[union-attr]
             if len(frames) != 3 or len(frames[2]) != 8:
-                continue  # no request as vLLM's clients send it: identity, an empty frame, a number
+                continue  # not a request of vLLM's clients: identity, an empty frame, a number
             first = int.from_bytes(frames[2], "big")
             answers = [(number.to_bytes(8, "big"), batch) for number, batch in stream.kept if number >= first]
             for number, batch in [*answers, (_END, b"")]:
                 await stream.replayer.send_multipart([frames[0], b"", number, batch])  # type: ignore[union-attr]
 
     def close(self) -> None:
-        """Close the sockets; what is not sent yet is dropped."""
+        """Close the sockets; unsent messages are dropped."""
         for task in self._replaying:
             task.cancel()
         for stream in self._streams:
@@ -131,7 +131,7 @@ def _bind(socket: Any, option: str, endpoint: str, number: int) -> None:
 
 
 def _is_local(endpoint: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can reach an address."""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if not endpoint.startswith("tcp://") or host == "localhost":
         return True

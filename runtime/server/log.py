@@ -14,16 +14,16 @@ FORMATS = {"text": "for people: time, level, message, field=value", "json": "one
 LEVELS = {
     "debug": "also requests for the state and the metrics",
     "info": "also every other request, and when the engine is ready",
-    "warning": "what may need somebody",
+    "warning": "what may need attention",
     "error": "what failed",
 }
-# what could end a line, or colour a terminal, is shown as an escape
+# control characters, which could end a line or colour a terminal, are written as escapes
 _CONTROLS = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160), 0x2028, 0x2029]}
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """format: one of FORMATS; level: one of LEVELS, the least that is logged."""
+    """format: one of FORMATS; level: one of LEVELS, the lowest that is logged."""
 
     format: str = "text"
     level: str = "info"
@@ -40,8 +40,8 @@ class LogOptions:
 
 @dataclass
 class RequestContext:
-    """The HTTP request that is worked on: its id, the caller's trace (W3C `traceparent`), and what its line in the log
-    will say of it."""
+    """The current HTTP request: its id, the caller's trace (W3C `traceparent`), and the fields of its line in the
+    log."""
 
     id: str
     traceparent: str = ""
@@ -52,7 +52,7 @@ current_request: ContextVar[RequestContext | None] = ContextVar("current_request
 
 
 def note(**fields: Any) -> None:
-    """Add to the line that the log will have of the current request."""
+    """Add fields to the current request's line in the log."""
     if (request := current_request.get()) is not None:
         request.fields |= fields
 
@@ -63,7 +63,7 @@ def with_fields(**fields: Any) -> dict[str, Any]:
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line, but for a traceback in text."""
+    """Formats a record as one line; in text format a traceback follows."""
 
     def __init__(self, options: LogOptions) -> None:
         super().__init__()
@@ -85,13 +85,13 @@ class LineFormatter(logging.Formatter):
 
 
 def _word(value: Any) -> str:
-    """A value that a space or a quote does not cut in two."""
+    """A value as one word: quoted if it has spaces, quotes or "="."""
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if not text or any(char in text for char in ' "=') else text
 
 
 def configure(options: LogOptions) -> None:
-    """Log to standard error; of other libraries, show only warnings."""
+    """Log to standard error; other libraries log only warnings and errors."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(options))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

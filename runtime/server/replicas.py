@@ -1,4 +1,4 @@
-"""What each replica of an engine is loaded with: its share of the cores and of the memory, or its GPU."""
+"""The load options of each replica of an engine: its share of the cores and the memory, or its GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST = 64
 def replica_loads(load: LoadOptions, manifest: Manifest, count: int, devices: str | None) -> list[LoadOptions]:
     """The options of each of `count` replicas.
 
-    On CPUs, --cores with as many parts as there are replicas gives each its own; otherwise cores and threads are
-    divided evenly, as is the memory that the KV caches of all may take. devices: GPUs by their numbers, in turns; None:
-    `load.device` for all. UsageError for a number of replicas, or devices, that cannot be.
+    On CPUs, --cores with as many parts as replicas gives each replica one part; otherwise cores and threads are divided
+    evenly. The memory for KV caches is divided evenly too, unless `load` sets it. devices: numbers of GPUs, assigned in
+    turn; None: `load.device` for all. UsageError for a wrong number of replicas, or wrong devices.
     """
     if not 1 <= count <= MOST:
         raise UsageError(f"--replicas {count} is not from 1 to {MOST}")
@@ -38,7 +38,7 @@ def replica_loads(load: LoadOptions, manifest: Manifest, count: int, devices: st
 
 
 def _threads(cores: str | None, count: int) -> int:
-    """Threads of a replica with these cores; None: its share of all."""
+    """Threads of a replica. cores: its cores; None: its share of all cores."""
     return max(usable_cores(None) // count if cores is None else usable_cores(read_cores(cores)), 1)
 
 
@@ -54,7 +54,7 @@ def _devices(text: str | None, device: int | None, count: int) -> list[int | Non
 
 
 def _cores(text: str | None, count: int) -> list[str | None]:
-    """The cores of each replica, as LoadOptions has them; None for all."""
+    """The cores of each replica, in the form of LoadOptions; None for all cores."""
     if text is None:
         return [None] * count
     parts = [part.strip() for part in text.split(",")]

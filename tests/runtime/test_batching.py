@@ -137,7 +137,7 @@ def test_the_command_reports_a_table_and_one_chart(
         (["--rate", "3"], "are of --batching"),
         (["--html", "x.html"], "are of --batching"),
         (["--batching", "static", "--batch-size", "1,2"], "at one batch size"),
-        (["--batching", "static", "--prompts", "x.json"], "two comparisons"),
+        (["--batching", "static", "--prompts", "x.json"], "cannot be combined"),
         (["--batching", "static", "--requests", "0"], "--requests must be at least 1"),
         (["--batching", "static", "--html", "no/such/x.html"], "no/such is not a directory"),
         (["--batching", "static", "--requests", "1", "--html", "."], "cannot be written: Is a directory"),

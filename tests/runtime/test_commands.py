@@ -140,7 +140,7 @@ def test_bench_measures_each_batch_size(make_engine: Make, capsys: pytest.Captur
     assert main(["bench", root, *lengths, "--threads", "1,3"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["threads", "1", "3"]
     assert main(["bench", root, *lengths, "--threads", "1,3", "--batching", "static"]) == 2
-    assert "one number of threads" in capsys.readouterr().err
+    assert "single number of threads" in capsys.readouterr().err
     with load(root, kv_bytes=64 * 16) as llm:
         told: list[tuple[str, float, float]] = []
         run_bench(llm, BenchOptions(8, 4, (1, 2), rounds=2), lambda *now: told.append(now))

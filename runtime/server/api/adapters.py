@@ -1,4 +1,4 @@
-"""ServedAdapters: the adapters that a server knows by name, as models beside the one that it serves."""
+"""ServedAdapters: the adapters that a server offers by name, as models beside the served model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _NAME = re.compile(ADAPTER_NAME)
 
 
 class ServedAdapter(NamedTuple):
-    """An adapter by its name: where it lies, when it was loaded (seconds since 1970), and a number, which it keeps."""
+    """An adapter by its name. path: where it is stored. created: when it was loaded, in seconds since 1970. number:
+    stays when the adapter is loaded again."""
 
     name: str
     path: Path
@@ -37,10 +38,10 @@ class ServedAdapter(NamedTuple):
 
 @dataclass
 class ServedAdapters:
-    """Loads adapters in the engine processes, and again in one that was started again.
+    """Loads adapters in the engine processes, and again in a process that was restarted.
 
-    model_names: what requests call the model itself. folder: adapters in it are loaded when they are first asked for;
-    None for no such. start: those that are loaded before anything is answered, by name.
+    model_names: the names of the model itself. folder: adapters in it are loaded when a request first names them; None
+    for no folder. start: paths of adapters to load before any request is answered, by name.
     """
 
     engine: EnginePool
@@ -51,10 +52,10 @@ class ServedAdapters:
     def __post_init__(self) -> None:
         self._known: dict[str, ServedAdapter] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._restoring: dict[int, asyncio.Task[None]] = {}  # by replica, the last time
-        self.default: tuple[str, float] | None = None  # of requests that name none
+        self._restoring: dict[int, asyncio.Task[None]] = {}  # by replica: the latest task that loads adapters again
+        self.default: tuple[str, float] | None = None  # adapter and scale of requests that name no adapter
         self._numbers = count()
-        self._changing = asyncio.Lock()  # of what the replicas know: one change after the other, on all of them
+        self._changing = asyncio.Lock()  # adapters are changed one at a time, on all replicas
         self.engine.on_ready, self.engine.on_replaced = self._restore, self._restored
 
     @property
@@ -63,12 +64,12 @@ class ServedAdapters:
         return list(self._known.values())
 
     def knows(self, name: str) -> bool:
-        """Whether a request may name it: it is loaded, or lies in the folder."""
+        """Whether a request may name this adapter: it is loaded, or is in the folder."""
         return name in self._known or self._found(name) is not None
 
     async def _chosen(self, model: str | None, lora: str | None) -> str:
-        """The adapter of a request: `lora`, or a model that is one, loaded; "" for none. HttpError 404 for a name that
-        there is not."""
+        """The name of a request's adapter, `lora` or a model that is an adapter, which is loaded first if need be; ""
+        for none. HttpError 404 for an unknown name."""
         name = lora or (model if model is not None and model not in self.model_names else "")
         if not name:
             return ""
@@ -87,11 +88,11 @@ class ServedAdapters:
         return name
 
     async def scaled(self, model: str | None, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
-        """The adapter of a request, loaded, and its scale: by its name, by its number, or, where the request
-        names none, what `set_scales` was told. HttpError 400 for more than one at a time, 404 for no such
+        """The name of a request's loaded adapter, and its scale. The request gives a name or a number; if it gives
+        neither, the adapter of `set_scales` is taken. HttpError 400 for more than one at a time, 404 for an unknown
         number."""
         found = await self._asked_for(model, lora)
-        if found[0] and not self.engine.has_adapter(found[0]):  # no replica has it again yet
+        if found[0] and not self.engine.has_adapter(found[0]):  # restarted replicas are still loading it
             await asyncio.gather(*self._restoring.values())
             return await self._asked_for(model, lora)
         return found
@@ -109,7 +110,8 @@ class ServedAdapters:
         return self._one_of(lora) or ("", 1.0)
 
     def set_scales(self, scales: Sequence[AdapterScale]) -> None:
-        """What requests run with that name no adapter: the one of a scale other than 0. HttpError as `scaled`."""
+        """Set the adapter of requests that name none: the only one in `scales` whose scale is not 0, or none. HttpError
+        as `scaled`."""
         self.default = self._one_of(scales)
 
     def _one_of(self, scales: Sequence[AdapterScale]) -> tuple[str, float] | None:
@@ -123,8 +125,8 @@ class ServedAdapters:
         return (known[wanted[0].id], wanted[0].scale) if wanted else None
 
     async def load(self, name: str, path: Path, again: bool = True) -> None:
-        """Load an adapter under a name; `again`: in place of one that has it. HttpError 400 for a name that is taken or
-        is none; EngineFailed with the reason of the engine."""
+        """Load an adapter under a name. again: whether it may replace a loaded adapter of that name. HttpError 400 for
+        a name that is taken or invalid; EngineFailed with the engine's reason."""
         self._check(name, again)
         async with self._changing:
             self._check(name, again)  # others may have been loaded meanwhile
@@ -141,12 +143,12 @@ class ServedAdapters:
             raise HttpError(400, f"there are {MAX_ADAPTERS} adapters already: unload one", "lora_name")
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter. HttpError 404 if there is none of that name."""
+        """Unload an adapter. HttpError 404 if there is none of that name."""
         if name not in self._known:
             raise HttpError(404, f"there is no adapter {name[:80]!r}", "lora_name", "not_found")
         self._forget(name)
         async with self._changing:
-            if name not in self._known:  # nor was it loaded again meanwhile
+            if name not in self._known:  # unless it was loaded again meanwhile
                 await self.engine.ask(UnloadAdapter(0, name))
 
     def _forget(self, name: str) -> None:
@@ -155,7 +157,7 @@ class ServedAdapters:
             self.default = None
 
     async def load_first(self) -> None:
-        """Load those of `start`. AdapterError for the first that the engine refuses; else as `load`."""
+        """Load the adapters of `start`. AdapterError for the first that the engine refuses; else as `load`."""
         for name, path in self.start.items():
             try:
                 await self.load(name, path)
@@ -165,7 +167,7 @@ class ServedAdapters:
                 raise AdapterError(f"--lora {name}={path}: {error}") from error
 
     def _found(self, name: str) -> Path | None:
-        """An adapter in the folder, by a name that leads nowhere else."""
+        """The path of an adapter in the folder; None if it is not there, or the name leads outside the folder."""
         if self.folder is None or not _NAME.fullmatch(name) or ".." in name:
             return None
         folder = self.folder.resolve()
@@ -176,12 +178,12 @@ class ServedAdapters:
         return None
 
     def _restore(self, replica: EngineClient) -> None:
-        """The engine process of a replica is a new one, and knows no adapter."""
+        """Called when a replica has a new engine process: start loading the adapters again there."""
         if self._known:
             self._restoring[replica.number] = asyncio.create_task(self._load_again(replica))
 
     async def _restored(self, replica: EngineClient) -> None:
-        """Wait until a replica has its adapters again, or is told why not."""
+        """Wait until a replica has loaded its adapters again, or failed to."""
         if (task := self._restoring.get(replica.number)) is not None:
             await asyncio.wait([task])
 

@@ -1,4 +1,4 @@
-"""From the engine's deltas to answers: whole ones, and chunks of streamed ones."""
+"""Makes OpenAI's answers from the engine's deltas: whole answers, and chunks of streamed ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ from .transfers import transfer_of
 
 
 class Tally:
-    """Counts the tokens of a request as they come. `reasoning_tokens` is None where nobody looks for thoughts."""
+    """Counts the tokens of a request as they come. `reasoning_tokens` is None if the answer is not searched for
+    thoughts."""
 
     def __init__(self, job: Job) -> None:
         self.prompt_tokens, self._prices = job.prompt_tokens, job.prices
@@ -55,7 +56,7 @@ class Tally:
             self.cached_tokens += delta.cached or 0
 
     def usage(self) -> Usage:
-        """The counts as OpenAI's API has them."""
+        """The counts in the form of OpenAI's API."""
         total = self.prompt_tokens + self.output_tokens
         details = UNSET if self.reasoning_tokens is None else CompletionDetails(self.reasoning_tokens)
         found = Usage(self.prompt_tokens, self.output_tokens, total, PromptDetails(self.cached_tokens), details)
@@ -150,13 +151,14 @@ class ChatAnswer(AnswerWriter):
         return answer
 
     def begin(self) -> list[ChatChunk]:
-        """Who speaks comes before what is said."""
+        """A first chunk for each choice, with the role."""
         return [
             self._chunk(ChunkChoice(index, ChatDelta(role="assistant", content=""))) for index in range(self._request.n)
         ]
 
     def chunks(self, deltas: Sequence[Delta]) -> list[ChatChunk]:
-        """Words in one chunk; the beginning of a call, and each piece of its arguments, in chunks of their own."""
+        """Text goes into one chunk; the beginning of a tool call and each part of its arguments have chunks of their
+        own."""
         read: dict[int, list[list[Part]]] = {}
         for delta in deltas:
             self.tally.add(delta)
@@ -190,10 +192,10 @@ class ChatAnswer(AnswerWriter):
         usage = self.tally.usage() if options and options.continuous_usage_stats else _no_usage(self._request)
         return ChatChunk(self._id, self._created, self._request.model, [choice], usage=usage)
 
-    # -- what is said ------------------------------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------------------------
 
     def _parts(self, delta: Delta) -> list[Part]:
-        """What a delta says: words, thoughts and calls."""
+        """The text, thoughts and tool calls in a delta."""
         if self._readers is None:
             return [Said(delta.text)] if delta.text else []
         reader = self._readers[delta.index]
@@ -206,7 +208,7 @@ class ChatAnswer(AnswerWriter):
         return [part for part in parts if self._request.include_reasoning or not isinstance(part, Thought)]
 
     def _reason(self, delta: Delta) -> str | None:
-        """Why the answer ends, if it does: because of its calls, or as the engine says."""
+        """The finish reason: the tool calls of the answer, or the engine's reason; None if the answer has not ended."""
         reader = None if self._readers is None else self._readers[delta.index]
         if delta.reason is None or reader is None or not reader.calls or (delta.reason != "stop" and not reader.full):
             return delta.reason
@@ -242,7 +244,7 @@ def _text(parts: Sequence[Part], kind: type[Said | Thought]) -> str:
 
 
 def _calls(parts: Sequence[Part], pieces: bool = False) -> list[CalledTool]:
-    """The calls among the parts; with pieces, also those of which only more arguments came."""
+    """The tool calls among the parts. pieces: also calls that began earlier and got more arguments."""
     calls: dict[int, CalledTool] = {}
     for part in parts:
         if isinstance(part, CallBegun):
@@ -255,7 +257,7 @@ def _calls(parts: Sequence[Part], pieces: bool = False) -> list[CalledTool]:
 
 
 def _chosen(deltas: Sequence[Delta], stream: EngineStream) -> list[Delta]:
-    """The completions that are given, where some were chosen numbered anew from 0."""
+    """The deltas of the completions to return. If `best_of` chose among them, these are numbered anew from 0."""
     found = []
     for delta in deltas:
         chosen = stream.chosen.get(delta.id)
@@ -271,8 +273,8 @@ def _score(delta: Delta) -> float | UnsetType:
 
 
 def by_choice(deltas: Sequence[Delta]) -> list[Delta]:
-    """One delta per completion. EngineFailed if one of them ended because the model failed, HttpError 400 if
-    there are no more texts than a search has found."""
+    """One delta per completion, merged. EngineFailed if one ended because the model failed, HttpError 400 if beam
+    search found fewer texts than the request wants."""
     grouped: dict[tuple[int, int], list[Delta]] = {}
     for delta in deltas:
         grouped.setdefault((delta.id, delta.index), []).append(delta)
@@ -286,7 +288,7 @@ def by_choice(deltas: Sequence[Delta]) -> list[Delta]:
 
 
 def _no_usage(request: CompletionRequest | ChatRequest):
-    """Streams with a last chunk for the usage have null in the others; other streams do not mention it."""
+    """The `usage` of chunks without counts: null if the last chunk has them, else absent."""
     return None if _wants_usage(request) else UNSET
 
 

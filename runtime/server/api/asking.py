@@ -1,4 +1,4 @@
-"""What requests of several kinds have, whatever else they ask for."""
+"""Protocols for the fields that several kinds of requests share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class OfModel(Protocol):
 
     @property
     def model(self) -> str:
-        """The name; "" for the one that is served."""
+        """The name; "" for the served model."""
         ...
 
 
 class Asking(OfModel, Protocol):
-    """A request of which something is only read."""
+    """A request whose prompts are only read: nothing is generated."""
 
     @property
     def priority(self) -> int:
@@ -24,7 +24,7 @@ class Asking(OfModel, Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """Seconds after which it ends; None where it does not say."""
+        """Seconds after which the request ends; None for no deadline of its own."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The best of several answers: those that a judge likes best, or the likeliest per token."""
+"""The best of several answers: those that a judge scores highest, or the likeliest per token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .jobs import Job
 
 
 class Judge(Protocol):
-    """Says how good answers are."""
+    """Scores answers."""
 
     async def start(self) -> None:
-        """Make it ready. IccError if that cannot be."""
+        """Load the judge. IccError if it cannot be loaded."""
         ...
 
     async def stop(self) -> None:
-        """Let go of what it has."""
+        """Release the judge's resources."""
         ...
 
     async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
@@ -26,8 +26,9 @@ class Judge(Protocol):
 
 
 async def best_of(job: Job, deltas: Sequence[Delta], judge: Judge | None) -> dict[int, list[int]]:
-    """For each prompt of a job, by id, the numbers of the `job.best` best of its completions, the best first; judge
-    None: the likeliest per token. Those that a deadline has ended before their first token come last."""
+    """For each prompt of a job, by id, the indices of its `job.best` best completions, the best first. judge None: the
+    best have the highest mean log-probability per token. Completions that a deadline ended before their first token
+    come last."""
     grouped: dict[int, dict[int, list[Delta]]] = {}
     for delta in deltas:
         grouped.setdefault(delta.id, {}).setdefault(delta.index, []).append(delta)
@@ -44,5 +45,5 @@ async def best_of(job: Job, deltas: Sequence[Delta], judge: Judge | None) -> dic
 
 
 def _likelihood(delta: Delta) -> float:
-    """The mean log-probability of its tokens."""
+    """The mean log-probability of the completion's tokens."""
     return sum(one.logprob for one in delta.logprobs) / max(len(delta.logprobs), 1)

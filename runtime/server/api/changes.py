@@ -1,4 +1,4 @@
-"""EngineChanges: the server goes on with other weights, or with another engine of the same model."""
+"""EngineChanges: a running server changes to other weights, or to another engine of the same model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..engine.identity import REQUEST_FIELDS, tokenizer_files
 from .adapters import ServedAdapters
 from .errors import HttpError
 
-_ENGINE = (*REQUEST_FIELDS, "target", "kernel_abi")  # what stays of a manifest where only weights change
+_ENGINE = (*REQUEST_FIELDS, "target", "kernel_abi")  # fields of the manifest that stay if only weights change
 
 
 @dataclass
 class EngineChanges:
-    """Loads an engine anew, one replica after the other.
+    """Loads an engine again, one replica after the other.
 
-    path: its directory. manifest: of what is served now. keyed: whether requests need an API key, without which nobody
-    may change anything. commands: the engine processes for an engine directory. signed_by: the key whose
-    signature engines must have.
+    path: the engine's directory. manifest: of the served engine. keyed: whether requests need an API key; without keys
+    all changes are refused. commands: the commands of the engine processes for an engine directory. signed_by: the key
+    with which engines must be signed; None for no check.
     """
 
     engine: EnginePool
@@ -40,15 +40,15 @@ class EngineChanges:
     _under_way: bool = field(default=False, init=False)
 
     async def refit(self, wait_s: float) -> None:
-        """Go on with the weights that `icc refit` has put into the engine. Requests that run have `wait_s` seconds to
-        end with the old ones. HttpError 403 without API keys, 409 where more than the weights has changed, or the
-        engine cannot be read; EngineFailed where it cannot be loaded."""
+        """Change to the weights that `icc refit` has put into the engine. Running requests have `wait_s` seconds to end
+        with the old ones. HttpError 403 without API keys, 409 if more than the weights has changed or the engine cannot
+        be read; EngineFailed if it cannot be loaded."""
         self._check_key()
         await self._take(self.path, wait_s, _ENGINE, _program_files)
 
     async def change(self, name: str, wait_s: float) -> None:
-        """Go on with the engine of that name, a directory beside the one that is served. Raises as `refit` does, and
-        HttpError 400 for a name that leads elsewhere."""
+        """Change to the engine `name`, a directory beside the served one. Raises as `refit` does, and HttpError 400 for
+        a name that leads elsewhere."""
         self._check_key()
         path = self.path.parent / name
         if "/" in name or name in ("", ".", ".."):
@@ -57,21 +57,21 @@ class EngineChanges:
         self.path = path
 
     async def read_again(self, wait_s: float) -> None:
-        """Go on with what is in the engine's directory now, which may be a link to another one than before."""
+        """Change to the engine that is in the directory now; the directory may be a link whose target has changed."""
         await self._take(self.path, wait_s, REQUEST_FIELDS, tokenizer_files)
 
     def _check_key(self) -> None:
         if not self.keyed:
-            words = "engines are changed behind a key: start the server with --api-key-file"
+            words = "changing the engine needs an API key: start the server with --api-key-file"
             raise HttpError(403, words, code="no_key")
 
     async def _take(
         self, path: Path, wait_s: float, fields: Sequence[str], files: Callable[[Manifest], Mapping[str, FileEntry]]
     ) -> None:
-        """Load what is at `path`, of which these fields and files must be as they are. One change at a time: a second
-        one is refused, because it cannot be said which of the two would be served then."""
+        """Load the engine at `path`, whose `fields` and `files` must equal those of the served engine. A change during
+        another change is refused, because it would be undefined which engine is served afterwards."""
         if self._under_way:
-            raise HttpError(409, "the engine is being changed already: ask again after that", code="change_under_way")
+            raise HttpError(409, "the engine is being changed already: try again later", code="change_under_way")
         self._under_way = True
         try:
             await self._change_to(path, wait_s, fields, files)
@@ -97,16 +97,17 @@ class EngineChanges:
 
 
 def _lacking(room: AdapterRoom | None, before: AdapterRoom | None) -> str:
-    """What of the adapters that are loaded may not fit, in words; "" where all fit that did before."""
+    """Which of the loaded adapters may not fit, in words; "" if all fit. room: what the new engine can hold. before:
+    the same of the served engine."""
     if room is None:
         return "the adapters that are loaded"
     lacking = "" if before is None else room.lacking(before)
-    return f"adapters of {lacking}, which the engine that is served has, and some are loaded" if lacking else ""
+    return f"adapters of {lacking}, which the served engine can hold, and adapters are loaded" if lacking else ""
 
 
 def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, AdapterRoom | None]:
-    """The manifest of an engine, all files of which are as they were written, and its room for adapters. SignatureError
-    where it is not signed by the key."""
+    """The manifest of an engine and its room for adapters, after a check of the hashes of all files. SignatureError if
+    it is not signed by the key."""
     engine = open_engine(path)
     engine.close()
     if signed_by is not None:
@@ -116,6 +117,6 @@ def _verified(path: Path, signed_by: str | None) -> tuple[Manifest, AdapterRoom 
 
 
 def _program_files(manifest: Manifest) -> Mapping[str, FileEntry]:
-    """The program, kernels and tokenizer."""
+    """The entries of the program, the kernels and the tokenizer, by name."""
     kept = {manifest.main.program, *(name for name in manifest.files if name.startswith(("kernels/", "tokenizer/")))}
     return {name: manifest.files[name] for name in kept.difference(manifest.weight_files())}

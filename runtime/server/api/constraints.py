@@ -1,4 +1,4 @@
-"""What an answer must be, from all the fields that say so."""
+"""The format of an answer, from all fields that can state one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def format_of(request: Common) -> ResponseFormat | None:
-    """The format that a request asks for, by whichever name; None if for none, HttpError if for several."""
+    """The format that a request asks for, by any of its names; None if it asks for none, HttpError if for several."""
     asked: dict[str, tuple[str, Any]] = {}
     for field in ("json", "regex", "choice", "grammar"):
         if (value := getattr(request, f"guided_{field}")) is not None:

@@ -1,6 +1,6 @@
 """The messages of a conversation and the tools in it, as clients send and replay them.
 
-Fields that are not listed pass: clients put back what they were given, by us or by another server, and add their own.
+Unknown fields are ignored: clients send back what this or another server gave them, and add their own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .fields import Name, Text
 
 
 class TextPart(Struct, tag_field="type", tag="text", frozen=True):
-    """Words: a part of a message."""
+    """A text: a part of a message."""
 
     text: Text
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
-    """What an assistant said when it refused."""
+    """The text of a refusal by an assistant."""
 
     refusal: Text
 
@@ -31,14 +31,14 @@ Speaker = Annotated[str, Meta(max_length=limits.SPEAKER_CHARS)]
 
 
 class FunctionCall(Struct, frozen=True):
-    """`arguments` is JSON in a string, as OpenAI has it, or an object, as others have it."""
+    """`arguments` is JSON in a string, as in OpenAI's API, or an object, as in others."""
 
     name: Speaker
     arguments: Text | dict[str, Any] | None = None
 
 
 def text_of(content: Content | None) -> str:
-    """The words of a content; None has none."""
+    """The text of a content; "" for None."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content if isinstance(part, TextPart))
@@ -139,7 +139,7 @@ class ToolName(Struct, frozen=True):
 
 
 class ToolSubset(Struct, frozen=True):
-    """The tools of the request that may be called, or of which one must be."""
+    """The tools of the request that may be called. mode "required": one of them must be."""
 
     tools: Annotated[list[ToolName], Meta(min_length=1, max_length=limits.TOOLS)]
     mode: Literal["auto", "required"] = "auto"
@@ -155,6 +155,6 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 def question_of(messages: Sequence[Message]) -> str:
-    """What the last user of a conversation says, or the last message of all."""
+    """The text of the last user message, or of the last message if there is none."""
     asked = [message for message in messages if isinstance(message, UserMessage)]
     return text_of((asked or messages)[-1].content)

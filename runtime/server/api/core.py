@@ -1,4 +1,4 @@
-"""Core: a model that answers requests, without the HTTP around it."""
+"""Core: a model that answers requests, without HTTP."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ log = logging.getLogger("icc.serve")
 
 
 class Core:
-    """The engine processes, the sandbox, and what stands between them and a request.
+    """The engine processes, the sandbox, and all between them and a request.
 
-    max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
-    the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
-    process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
-    see Tracer. chat_template: a file to use instead of the model's template. replicas, devices: see `replica_loads`.
+    max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all accepted requests. max_seconds:
+    the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: of the engine
+    process, None for icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go, see Tracer.
+    chat_template: a file to use instead of the model's template. replicas, devices: see `replica_loads`.
     prefill_replicas: see EnginePool. role: see ROLES of options. adapters, adapter_folder: see ServedAdapters.
-    watermark: of every answer; requests can take none away, and have none of their own then. prompt_folder: where kept
-    prompts lie. prices: of tokens.
+    watermark: of every answer; if it is set, requests can neither remove nor replace it. prompt_folder: where kept
+    prompts are stored. prices: of tokens.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Core:
             self.generator.observers.append(self._tracer.request_ended)
 
     def observe(self, metrics: Metrics) -> None:
-        """Have the engine's steps and all requests counted. Without metrics, a core needs no Prometheus library."""
+        """Count the engine's steps and all requests in `metrics`. Without this, a core needs no Prometheus library."""
         metrics.attach(self.engine)
         self.generator.observers.append(metrics.request_ended)
 
     def publish_kv(self, publish: Callable[[int, bytes | None], None]) -> None:
-        """Have what the prefix caches find published; see `EnginePool.watch_kv`."""
+        """Publish the changes of the prefix caches; see `EnginePool.watch_kv`."""
         self.engine.watch_kv(self._plain_salts, publish)
 
     def _slots(self) -> int:
@@ -145,7 +145,7 @@ class Core:
             await self.generator.judge.start()
 
     async def _answer_format(self) -> AnswerFormat:
-        """How the model's answers are read, by its template."""
+        """How the model's answers are parsed, found from its template."""
         model = self.model
         if not model.template or self._sandbox.template_error:
             return AnswerFormat()
@@ -156,7 +156,7 @@ class Core:
         return await find_format(model.template.all_texts, render, model.prompting.special_tokens)
 
     async def stop(self) -> None:
-        """End the sandbox and the engine processes, and send the spans that are left."""
+        """End the sandbox and the engine processes, and send the remaining spans."""
         await self._sandbox.stop()
         await self.engine.stop()
         if self.generator.judge is not None:

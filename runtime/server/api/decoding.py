@@ -1,4 +1,4 @@
-"""A body as what its schema says, or why it is not."""
+"""Decodes a body to the type of its schema, or refuses it with the reason."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from .errors import HttpError
 from .requests import NO_SUCH_SEARCH, OTHERS
 
 T = TypeVar("T")
-_MOST_SAID = 500  # characters of a name that a client made up
-_KEY = "key` in `"  # how msgspec begins the place of a value that is a key of an object
-# types of parts of a content that no text model takes, as msgspec names a value that is none of those it knows
+_MOST_SAID = 500  # characters of a client's field name that are quoted
+_KEY = "key` in `"  # how msgspec's path begins if the wrong value is a key of an object
+# types of content parts that no text model takes, in msgspec's error for an unknown type
 _MEDIA = re.compile(r"Invalid value '((?:input_|document_)?(?:image|audio|video|file|document)(?:_url)?)'")
 
 
 def decoded(raw: bytes, kind: type[T]) -> T:
-    """A body as what its schema says, or HttpError 400: which field and why."""
+    """A body as an object of type `kind`. HttpError 400 tells which field is wrong and why."""
     with _said():
         return decode(raw, kind)
 
 
 def converted(fields: Any, kind: type[T]) -> T:
-    """The request that another API's request is, or HttpError 400."""
+    """The fields of a request, converted from another API, as an object of type `kind`; else HttpError 400."""
     with _said():
         return msgspec.convert(fields, kind)
 
 
 @contextlib.contextmanager
 def _said() -> Iterator[None]:
-    """What is wrong with a body, as HttpError 400."""
+    """Turn errors of decoding into HttpError 400."""
     try:
         yield
     except RecursionError as error:
@@ -62,7 +62,7 @@ def _said() -> Iterator[None]:
 
 
 def decode(raw: bytes, kind: type[T]) -> T:
-    """A body. At its top level null is as good as nothing, and 1.0 is an integer everywhere, as JSON Schema has it.
+    """Decode a body. At its top level null counts as absent, and 1.0 is an integer everywhere, as in JSON Schema.
     Raises what msgspec raises."""
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -70,7 +70,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
         value = msgspec.json.decode(raw)
         if not isinstance(value, dict) or not isinstance(kind, type(msgspec.Struct)):
             raise
-        if (prepare := getattr(kind, "prepare", None)) is not None:  # of what JSON Schema can say and msgspec cannot
+        if (prepare := getattr(kind, "prepare", None)) is not None:  # for rules that msgspec cannot state
             value = prepare(value)
         said = _without_nothing(value, kind)
         try:
@@ -82,7 +82,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 
 def _without_nothing(body: dict[str, Any], kind: type) -> dict[str, Any]:
-    """The fields that say something, and those that must be there."""
+    """The body without null fields that are not required, and without unknown fields that have their default."""
     fields = _required(kind)
     return {
         name: value
@@ -91,9 +91,9 @@ def _without_nothing(body: dict[str, Any], kind: type) -> dict[str, Any]:
     }
 
 
-@functools.cache  # reading a type's annotations takes a millisecond
+@functools.cache  # cached: reading a type's annotations takes a millisecond
 def _required(kind: type) -> dict[str, bool]:
-    """The fields of a body, and whether each must be there."""
+    """The fields of a body, and whether each is required."""
     return {field.name: field.required for field in msgspec.structs.fields(kind)}
 
 

@@ -21,7 +21,7 @@ _encoder = msgspec.json.Encoder()
 
 
 async def embedding_answer(generator: Generator, job: Job, request: EmbeddingRequest) -> bytes:
-    """The vectors of a job in JSON, encoded one by one, so that the loop goes on between them.
+    """The vectors of a job in JSON, encoded one by one, so that the event loop runs between them.
 
     HttpError 504 if the deadline came first.
     """
@@ -36,8 +36,8 @@ async def embedding_answer(generator: Generator, job: Job, request: EmbeddingReq
 async def vectors_of(
     generator: Generator, job: Job, sent: Callable[[EngineStream], None] = lambda stream: None
 ) -> AsyncIterator[bytes]:
-    """The float32 vectors of a job's prompts, in order, once all are there. sent: called once the job is with the
-    engine. HttpError 504 if the deadline came first."""
+    """The vectors of a job's prompts, each as the bytes of float32 values, in order, once all are computed. sent:
+    called once the job was sent to the engine. HttpError 504 if the deadline came first."""
     with generator.started(job) as run:
         sent(run.stream)
         async for _ in run.deltas():
@@ -49,7 +49,7 @@ async def vectors_of(
 
 
 def _vector(raw: bytes, index: int, request: EmbeddingRequest) -> Vector:
-    """As it is asked for. A shorter one is scaled to length 1, as OpenAI's are."""
+    """The vector in the requested form. A vector cut to fewer dimensions is scaled to length 1, as OpenAI's are."""
     vector = shortened(np.frombuffer(raw, dtype="<f4"), request.dimensions)
     if request.encoding_format == "base64":
         return Vector(index, base64.b64encode(vector.tobytes()).decode())

@@ -1,4 +1,4 @@
-"""What goes wrong in a request, as HTTP says it."""
+"""Errors of requests as HTTP answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 class ClientGone(Exception):
-    """There is nobody any more to read the answer."""
+    """The client has disconnected."""
 
 
 class HttpError(IccError):
@@ -47,7 +47,7 @@ class HttpError(IccError):
     def headers(self) -> dict[str, str]:
         """Headers of the answer: when to try again, and whether the connection ends."""
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        if self.code == "too_expensive":  # later it would be so again; OpenAI's clients read this
+        if self.code == "too_expensive":  # a retry would fail too; OpenAI's clients read this header
             headers["x-should-retry"] = "false"
         if self.status in (408, 413):  # the rest of the body is not waited for
             headers["connection"] = "close"
@@ -55,12 +55,13 @@ class HttpError(IccError):
 
 
 def conflict(message: str, field: str) -> HttpError:
-    """The answer for fields that are right one by one and contradict each other."""
+    """The answer for fields that are valid by themselves and contradict each other."""
     return HttpError(400, message, field, "conflicting_fields")
 
 
 def context_overflow(longest: int, tokens: int, field: str) -> HttpError:
-    """The answer for a prompt that leaves no room, in the words that clients look for to choose another model."""
+    """The answer for a prompt that is too long, in the words that clients search for to choose another model. longest,
+    tokens: the engine's limit and the prompt's length in tokens."""
     return HttpError(
         400,
         f"This model's maximum context length is {longest} tokens. However, your {field} resulted in {tokens} tokens"
@@ -72,10 +73,10 @@ def context_overflow(longest: int, tokens: int, field: str) -> HttpError:
 
 
 def as_http(error: Exception) -> HttpError:
-    """The answer for an error; what is not expected says nothing of the inside."""
+    """The answer for an error; an unexpected error reveals no internals."""
     if isinstance(error, HttpError):
         return error
-    if isinstance(error, ClientGone):  # for the log and the metrics; nginx has given this number its meaning
+    if isinstance(error, ClientGone):  # for the log and the metrics; 499 is nginx's number for it
         return HttpError(499, "the client has gone", code="client_gone")
     if isinstance(error, Overloaded):
         return HttpError(429, error.message, code="queue_full", retry_after=error.retry_after)

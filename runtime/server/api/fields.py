@@ -29,6 +29,6 @@ def _texts_or_tokens(most: int) -> dict[str, Any]:
     return {"anyOf": [_text, {**many, "items": _text}, tokens, {**many, "items": tokens}]}
 
 
-# JSON Schema tells the four kinds of prompt apart; msgspec takes one kind of array, so `prompts()` checks the rest
+# JSON Schema states the four kinds of prompt; msgspec allows one kind of array, so `prompts()` checks the rest
 PROMPT_SCHEMA = _texts_or_tokens(limits.PROMPTS)
 INPUT_SCHEMA = _texts_or_tokens(limits.INPUTS)

@@ -1,10 +1,10 @@
-"""Filling in: a completion between a prompt and a suffix, by the tokens that models have for it."""
+"""Fill in the middle: a completion between a prompt and a suffix, with the special tokens that models have for it."""
 
 from __future__ import annotations
 
 from ...tokenizer import Tokenizer
 
-# what stands before the prompt, between prompt and suffix, and before the completion
+# marks before the prompt, between prompt and suffix, and before the completion
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),

@@ -1,4 +1,4 @@
-"""What an answer must be: OpenAI's response_format, and the same under vLLM's names."""
+"""The format of an answer: OpenAI's response_format, and the same under vLLM's names."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class TextFormat(Struct, tag_field="type", tag="text", frozen=True):
 
 
 class JsonObjectFormat(Struct, tag_field="type", tag="json_object", frozen=True):
-    """A JSON object; that a schema allows, if there is one."""
+    """A JSON object, which matches the schema if one is given."""
 
     schema: dict[str, Any] | None = None
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", frozen=True):
-    """A JSON value that a schema allows."""
+    """A JSON value that matches a schema."""
 
     json_schema: JsonSchema
 
@@ -56,7 +56,7 @@ Choices = Annotated[
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, frozen=True):
-    """vLLM's: one of the first five; a schema may be JSON in a string."""
+    """vLLM's structured_outputs: one of the first five fields; a schema may be JSON in a string."""
 
     json: JsonText | dict[str, Any] | None = None
     regex: Regex | None = None

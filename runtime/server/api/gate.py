@@ -1,4 +1,4 @@
-"""RequestGate: who may ask, and whether anything is taken up now; the same however a request comes."""
+"""RequestGate: who may send requests, and whether requests are accepted now; the same for every protocol."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .keys import ApiKeys
 
 
 class RequestGate:
-    """What stands before every request: keys, a server that shuts down, and a full queue."""
+    """The checks before every request: API key, shutdown, full queue."""
 
     def __init__(self, keys: ApiKeys, admission: Admission) -> None:
         self._keys, self._admission = keys, admission
         self.draining = False
 
     def client(self, authorization: Sequence[str], api_key: Sequence[str]) -> str:
-        """The name of who asks, by the one header that holds a key: Authorization, or x-api-key as Anthropic's clients
-        send it. HttpError 401 for none that is accepted."""
+        """The name of the client, from the only header that holds a key: Authorization, or x-api-key of Anthropic's
+        clients. HttpError 401 without an accepted key."""
         given = [*authorization, *[f"Bearer {key}" for key in api_key]]
         client = self._keys.client(given[0].encode("latin-1", "replace") if len(given) == 1 else None)
         if client is None:
@@ -31,5 +31,5 @@ class RequestGate:
             raise HttpError(503, "the server is shutting down", code="draining", retry_after=5)
 
     def check_room(self) -> None:
-        """Overloaded if the queue is full: a refusal must not cost what the request would."""
+        """Overloaded if the queue is full; checked first, so that a refusal costs little."""
         self._admission.check_room()

@@ -21,34 +21,34 @@ from .run import Run
 
 
 class AnswerWriter(Protocol):
-    """From the deltas of a job to what its client gets: in one piece, or as the events of a stream."""
+    """Makes the client's answer from the deltas of a job: whole, or as the events of a stream."""
 
     def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct:
-        """The answer in one piece, of all deltas of the job."""
+        """The whole answer, from all deltas of the job."""
         ...
 
     def begin(self) -> Sequence[msgspec.Struct]:
-        """What comes before any delta."""
+        """The events before any delta."""
         ...
 
     def chunks(self, deltas: Sequence[Delta]) -> Sequence[msgspec.Struct]:
-        """The events of the deltas that have come now; none where there is nothing to tell."""
+        """The events for new deltas; there may be none."""
         ...
 
     def end(self) -> Sequence[msgspec.Struct]:
-        """What comes after the last delta."""
+        """The events after the last delta."""
         ...
 
     def failed(self, error: HttpError) -> Sequence[msgspec.Struct]:
-        """What a stream that has begun ends with instead."""
+        """The last events of a stream that fails after it began."""
         ...
 
 
 class Generator:
-    """Runs jobs: admission before anything else, then the engine; whatever happens, what was taken is given back.
+    """Runs jobs: first admission, then the engine; all resources are released in any case.
 
-    `observers` are told of every request that has ended, however it did. judge: says which of several answers is the
-    best, where there is one.
+    `observers` are called with every request that has ended, in whatever way. judge: chooses the best of several
+    answers; None for none.
     """
 
     def __init__(self, engine: EnginePool, admission: Admission) -> None:
@@ -58,7 +58,8 @@ class Generator:
 
     @contextlib.contextmanager
     def started(self, job: Job, whole: bool = False) -> Iterator[Run]:
-        """The job, admitted and sent; what is left of it is cancelled at the end. whole: see EngineStream."""
+        """Admit a job and send it to the engine; at the end of the context, cancel what has not ended. whole: see
+        EngineStream."""
         with self.admission.admitted(job.price, job.submits[0].priority):
             stream = self.engine.submit(job.submits, whole)
             run = Run(job, stream)
@@ -79,14 +80,14 @@ class Generator:
 
 
 def _note(run: Run) -> None:
-    """What the line in the log says of a request for tokens."""
+    """Add a request's tokens and times to its line in the log."""
     note(prompt_tokens=run.job.prompt_tokens, output_tokens=run.output_tokens)
     if run.first is not None:
         note(queued_ms=round(run.queued_s * 1e3, 1), first_ms=round((run.first - run.started) * 1e3, 1))
 
 
 async def whole_answer(generator: Generator, job: Job, make: Callable[[EngineStream], AnswerWriter]) -> msgspec.Struct:
-    """The answer in one piece."""
+    """Run a job and return the whole answer."""
     with generator.started(job, whole=True) as run:
         answer = make(run.stream)
         deltas = await run.all_deltas()

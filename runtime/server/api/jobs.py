@@ -1,4 +1,4 @@
-"""From a request body to what the engine is sent: tokens, sampling parameters, a grammar and a price."""
+"""Makes jobs from request bodies: tokens, sampling parameters, a grammar and a price."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 class Job:
     """A request, ready to be sent: one Submit per prompt.
 
-    read: makes a reader for one answer, if that may hold more than words; thinks: whether that may be thoughts. offer:
-    the tools that may be called. prompt_texts: of completions that begin with their prompts. prompt_logprobs: how many
-    of the likeliest tokens are wanted per position of the prompt. best: so many of the completions of each prompt are
-    given, None for all; questions: what is asked by each, for whoever judges the answers then. prices: what its tokens
-    cost, None where nobody says. deadline: seconds after which it ends, None for no end. kept: of one conversation, the
-    tokens that it asks to keep by marks.
+    deadline: seconds after which the request ends, None for no end. read: makes a parser for one answer; None if
+    answers are only text. thinks: whether an answer may hold thoughts. offer: the tools that may be called.
+    prompt_texts: the prompts, if completions begin with them. prompt_logprobs: how many of the likeliest tokens are
+    wanted per position of the prompt. best: how many completions of each prompt are returned, None for all; questions:
+    the question of each prompt, for the judge of the completions. prices: of tokens, None if unknown. kept: how many
+    tokens of the prompt cache_control asks to keep.
     """
 
     submits: list[Submit]
@@ -72,21 +72,21 @@ class Job:
 
 
 def _chooses(request: Common) -> bool:
-    """Whether more completions are made than are given."""
+    """Whether more completions are generated than returned."""
     return width(request) > request.n and not request.use_beam_search
 
 
 class Wanted(NamedTuple):
-    """What a request wants of each prompt. max_tokens: None for as many as there is room for; logprobs: how many of the
-    likeliest tokens per position, None for no probabilities."""
+    """What a request wants for each prompt. max_tokens: None for as many as the context allows; logprobs: how many of
+    the likeliest tokens per position, None for no probabilities."""
 
     max_tokens: int | None
     logprobs: int | None
 
 
 class Jobs:
-    """Makes jobs for one model. RequestError, or HttpError, for what a client has wrong. gives_only: only of prompts
-    whose KV goes to another server."""
+    """Makes jobs for one model. RequestError or HttpError for a client's mistake. gives_only: only accept prompts whose
+    KV goes to another server."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class Jobs:
     ) -> None:
         self.model, self._sandbox, self._keys, self.adapters = model, sandbox, keys, adapters
         self.prompts = Prompts(model)
-        self._watermark, self._prices = watermark, prices  # of every answer
+        self._watermark, self._prices = watermark, prices  # for every answer
         self._gives_only = gives_only
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
 
     def check_model(self, name: str | None) -> None:
-        """HttpError 404 for a model that is not served here, and no adapter of it; None is the model itself."""
+        """HttpError 404 unless the name is that of the served model or of an adapter; None is the model itself."""
         if name is None or name in self.model.names:
             return
         if self.adapters is None or not self.adapters.knows(name):
@@ -118,20 +118,21 @@ class Jobs:
             )
 
     def salt(self, client: str, name: str | None) -> bytes:
-        """What sets a client's cached beginnings apart, and those under this name, None for no name."""
+        """The salt that separates the cached prefixes of this client, and of this cache_salt; None for no
+        cache_salt."""
         return self._keys.salt(client, name)
 
     def named(self, request: R) -> R:
-        """The request with the name of its model: without one, that of the model that is served. HttpError 404 for a
-        model that is not served here."""
+        """The request with a model name: its own, or that of the served model if it has none. HttpError 404 for an
+        unknown model."""
         if not request.model:
             return msgspec.structs.replace(request, model=self.model.name)  # type: ignore[type-var]
         self.check_model(request.model)
         return request
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
-        """The job of a completion request: a Submit per prompt. RequestError if `prompt` is of no kind
-        of PROMPT_SCHEMA."""
+        """The job of a completion request: a Submit per prompt. RequestError if `prompt` does not match
+        PROMPT_SCHEMA."""
         try:
             given = prompts(request.prompt)
         except (ValueError, msgspec.ValidationError) as error:
@@ -162,8 +163,8 @@ class Jobs:
         return replace(job, prompt_texts=texts)
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
-        """The job of an embedding request: a Submit per input. RequestError if one is empty, too long or no input, or
-        for more dimensions than the model has."""
+        """The job of an embedding request: a Submit per input. RequestError if an input is empty, too long or of a
+        wrong type, or for more dimensions than the model has."""
         try:
             given = prompts(request.input, limits.INPUTS)
         except (ValueError, msgspec.ValidationError) as error:
@@ -177,7 +178,7 @@ class Jobs:
         options, prompted = request.options, list[Query]()
         for item in given:
             prompted.append(await self.prompts.embedded(item, options))
-            await asyncio.sleep(0)  # there may be thousands
+            await asyncio.sleep(0)  # gives way to other tasks: there may be thousands
         lengths = [len(prompt.token_ids) for prompt in prompted]
         if not min(lengths) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
@@ -201,20 +202,21 @@ class Jobs:
         salt: bytes,
         width: int,
     ) -> Job:
-        """Prompts of each of which a vector of so many numbers is wanted."""
+        """The job of prompts for each of which a vector of `width` numbers is wanted."""
         submits, deadline = await self.sent(queries, request, client, salt)
         return Job(submits, Price.of_embeddings([len(query.token_ids) for query in queries], width), deadline)
 
     async def sent(
         self, queries: Sequence[Query], request: Asking, client: str, salt: bytes
     ) -> tuple[list[Submit], float | None]:
-        """Queries as they are sent, and their deadline. salt: sets their cached beginnings apart."""
+        """The Submits of queries, and their deadline in seconds, None for no end. salt: separates their cached
+        prefixes."""
         standing, deadline = Standing(request.priority, client, salt), self._deadline(request.deadline)
         queries = adapted(queries, *await self._adapter(request.model, None))
         return [Submit.of(query, standing, deadline) for query in queries], deadline
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
-        """The job of a chat request: one Submit, with a reader where the answer may hold calls or thoughts."""
+        """The job of a chat request: one Submit, with a parser if the answer may hold calls or thoughts."""
         prompting, offer = self.model.prompting, offer_of(request)
         check_best(request)
         grammar = structured.of_format(format_of(request))
@@ -223,7 +225,7 @@ class Jobs:
         if offer.must and grammar:
             raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
         given = self._given(request, offer)
-        text = await self._sandbox.render(given)  # says it where there is no template, or one that cannot be used
+        text = await self._sandbox.render(given)  # raises if there is no usable template
         turn = ChatTurn(given, prompting.form, offer, grammar)
         prompt = turn.prompt(text)
         tokens = await self._encode_prompt(request, prompt)
@@ -237,7 +239,7 @@ class Jobs:
         return replace(job, read=query.read, thinks=turn.thinks, offer=offer)
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:
-        """The prompt that a conversation is, as the model's template has it."""
+        """The token ids of a conversation in the model's chat template."""
         return await self._encode_prompt(request, await self.rendered(request))
 
     async def rendered(self, request: ChatRequest) -> str:
@@ -249,10 +251,10 @@ class Jobs:
         return self.prompts.truncate(tokens, request.truncate_prompt_tokens)
 
     def _given(self, request: ChatRequest, offer: Offer) -> TemplateInput:
-        """What the template is given of a conversation, up to where the answer begins, or goes on."""
+        """The template's input for a conversation, up to where the answer begins or continues."""
         if request.continue_final_message and request.add_generation_prompt:
             raise conflict(
-                "continue_final_message: the answer goes on with the last message, which add_generation_prompt ends",
+                "continue_final_message contradicts add_generation_prompt, which ends the last message",
                 "continue_final_message",
             )
         variables = {name: getattr(request, name) for name in ("reasoning_effort", "verbosity")}
@@ -272,14 +274,14 @@ class Jobs:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     async def _adapter(self, model: str, lora: str | Sequence[AdapterScale] | None) -> tuple[str, float]:
-        """The adapter that a request names, loaded, and its scale; "" for none."""
+        """The name of a request's loaded adapter, "" for none, and its scale."""
         return ("", 1.0) if self.adapters is None else await self.adapters.scaled(model, lora)
 
     def _deadline(self, asked: float | None) -> float | None:
         return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
 
     async def _params(self, request: Common, longest: int, wanted: Wanted) -> SamplingParams:
-        """How the answers of a request are sampled whose longest prompt has so many tokens."""
+        """The sampling parameters of a request. longest: tokens of its longest prompt."""
         prompting = self.model.prompting
         field = "messages" if isinstance(request, ChatRequest) else "prompt"
         self.prompts.check_length(longest, field, wanted.max_tokens != 0)
@@ -302,8 +304,9 @@ class Jobs:
         field: str = "response_format",
         scored: int | None = None,
     ) -> Job:
-        """Queries of the same parameters. field: what asks for their grammar. scored: how many of the likeliest tokens
-        are wanted per position of the prompts, besides what the request says."""
+        """The job of queries with the same parameters. field: the field that asks for their grammar. scored: how many
+        of the likeliest tokens are wanted per position of the prompts, besides prompt_logprobs of the request; None for
+        none."""
         kv = request.kv_transfer_params
         if self._gives_only and not (kv is not None and kv.do_remote_decode):
             raise RequestError(
@@ -333,7 +336,7 @@ class Jobs:
         return Job(submits, price, deadline, best=best, prompt_logprobs=scores, prices=self._prices)
 
     async def _lowered(self, grammar: str, field: str) -> str:
-        """A grammar as the engine takes it; "" for none."""
+        """A grammar lowered for the engine; "" for none."""
         if not grammar:
             return ""
         if not self.model.prompting.follows_grammars:

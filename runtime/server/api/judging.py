@@ -1,4 +1,4 @@
-"""EngineJudge: an engine of `--task rerank`, in a process of its own, as the judge of answers."""
+"""EngineJudge: an engine of `--task rerank`, in its own process, as the judge of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .requests import RerankRequest
 
 
 class EngineJudge(Judge):
-    """Loads the engine at `path` as `load` says of another. UsageError if it does not score texts."""
+    """Loads the engine at `path` with the options in `load`, whose own path is ignored. UsageError if it does not score
+    texts."""
 
     def __init__(self, path: Path, load: LoadOptions, log_options: LogOptions | None = None) -> None:
         self.core = Core(replace(load, path=path, spec="none"), ApiKeys(), log_options=log_options)
@@ -30,15 +31,15 @@ class EngineJudge(Judge):
         self._facts = facts
 
     async def start(self) -> None:
-        """Start its process. IccError if the engine cannot be loaded."""
+        """Start the engine process. IccError if the engine cannot be loaded."""
         await self.core.start()
 
     async def stop(self) -> None:
-        """End its process."""
+        """End the engine process."""
         await self.core.stop()
 
     async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
-        """How well each answer goes with the question; of pairs that are too long, the longer text is cut."""
+        """The score of each answer to the question; in a pair that is too long, the longer text is cut."""
         request = RerankRequest(
             model=self.core.model.name, query=question, documents=list(answers), truncate_prompt_tokens=-1
         )

@@ -1,4 +1,4 @@
-"""What of their prompts requests ask to keep: until where, and for how long."""
+"""How much of a prompt a request asks to keep in the prefix cache, and for how long."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .requests import ChatRequest, Common
 if TYPE_CHECKING:
     from .jobs import Job, Jobs
 
-IN_MEMORY_S = 600.0  # after the last use; OpenAI keeps prefixes for 5 to 10 minutes of that
+IN_MEMORY_S = 600.0  # after the last use; OpenAI keeps prefixes for 5 to 10 minutes
 RETENTION_S = {"in_memory": IN_MEMORY_S, "in-memory": IN_MEMORY_S, "24h": 86400.0}
 
 
 def seconds_of(request: Common) -> float:
-    """For how long OpenAI's fields ask to keep a prompt; 0 for as long as there is room."""
+    """For how many seconds OpenAI's fields ask to keep a prompt; 0: until its blocks are needed."""
     if request.prompt_cache_retention is not None:
         return RETENTION_S[request.prompt_cache_retention]
     return IN_MEMORY_S if request.prompt_cache_key else 0.0
 
 
 async def kept_until(job: Job, jobs: Jobs, marks: Sequence[tuple[ChatRequest, float]], multiple: int) -> Job:
-    """A job of one conversation, kept as far as each of `marks` begins as it does, for so many seconds. multiple: of
-    how many tokens a length is that is kept."""
+    """The job of one conversation, with the prefixes to keep: those that it shares with the conversation of each mark,
+    for that mark's seconds. multiple: lengths to keep are rounded down to a multiple of so many tokens."""
     [submit] = job.submits
     keep: list[tuple[int, float]] = []
     for other, seconds in marks:

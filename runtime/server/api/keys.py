@@ -1,4 +1,4 @@
-"""ApiKeys: who may ask, and how clients are kept apart in the queue and in the prefix cache."""
+"""ApiKeys: which clients are accepted, and how they are separated in the queue and in the prefix cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MIN_CHARS = 8
 
 
 class ApiKeys:
-    """The accepted keys; none means that everybody is accepted, as one client.
+    """The accepted keys; without keys everybody is accepted, as one client.
 
-    The secret is drawn anew at each start unless one is given, so that nobody can guess what identifies a client.
+    The secret is random at each start unless one is given, so that nobody can guess a client's name or salt.
     """
 
     def __init__(self, keys: Iterable[str] = (), secret: bytes | None = None) -> None:
@@ -27,8 +27,8 @@ class ApiKeys:
 
     @classmethod
     def read(cls, file: Path, secret: bytes | None = None) -> ApiKeys:
-        """One key per line; empty lines and lines that start with # do not count. UsageError if the file
-        cannot be read, has no key, or a short one. secret: None for one that is drawn."""
+        """Read a file of one key per line; empty lines and lines that start with # are skipped. UsageError if the file
+        cannot be read, has no key, or a short one. secret: None for a random one."""
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
@@ -46,25 +46,26 @@ class ApiKeys:
         return bool(self._digests)
 
     def client(self, authorization: bytes | None) -> str | None:
-        """The client of an Authorization header: a name that says nothing of the key; None if it is not accepted."""
+        """The client of an Authorization header: a name that does not reveal the key; None if the key is not
+        accepted."""
         if not self._digests:
             return ""
         digest = hashlib.sha256(_key_of(authorization or b"")).digest()
         accepted = False
-        for known in self._digests:  # all of them, so that the time says nothing
+        for known in self._digests:  # compares all keys, so that the time reveals nothing
             accepted |= hmac.compare_digest(digest, known)
         return self._client(digest) if accepted else None
 
     def salt(self, client: str, cache_salt: str | None) -> bytes:
-        """What sets a client's KV blocks apart from those of others: 32 bytes. cache_salt: what a request asks for,
-        None for nothing."""
+        """The 32 bytes that separate a client's KV blocks from those of others. cache_salt: of the request, None for
+        none."""
         return self._keyed(
             b"salt", client.encode(), b"" if cache_salt is None else b"given", (cache_salt or "").encode()
         )
 
     @property
     def plain_salts(self) -> list[bytes]:
-        """The salts of requests that give none, of every client."""
+        """The salts of every client's requests without a cache_salt."""
         clients = [self._client(digest) for digest in self._digests] or [""]
         return [self.salt(client, None) for client in clients]
 
@@ -72,7 +73,8 @@ class ApiKeys:
         return self._keyed(b"client", digest)[:16].hex()
 
     def _keyed(self, *fields: bytes) -> bytes:
-        """A keyed hash of typed fields: each with its length, so that no two lists of fields hash the same bytes."""
+        """A keyed hash of the fields, each with its length, so that different lists of fields never hash the same
+        bytes."""
         content = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
         return hashlib.blake2b(content, key=self._secret, digest_size=32, person=b"icc-client").digest()
 

@@ -14,9 +14,9 @@ from .responses import ChatLogprobs, CompletionLogprobs, ContentLogprob, PromptL
 def completion_logprobs(
     model: ServedModel, entries: Iterable[TokenLogprob | int], offset: int, most: int
 ) -> tuple[CompletionLogprobs, int]:
-    """The log-probabilities of a completion's tokens, with at most `most` of the likeliest, and where the next piece
-    begins; `offset` is where this one does, in characters. A bare token id is the first token of a prompt, which
-    nothing predicts. A token that is a part of a character stands at that character."""
+    """The log-probabilities of a completion's tokens, with at most `most` of the likeliest tokens each, and the offset
+    of the next chunk. offset: of this chunk in the text, in characters. An entry that is a bare token id is the first
+    token of a prompt, which has no prediction. A token that is part of a character has that character's offset."""
     result = CompletionLogprobs([], [], [], [])
     for entry in entries:
         known = isinstance(entry, TokenLogprob)
@@ -33,8 +33,8 @@ def completion_logprobs(
 
 
 def chat_logprobs(model: ServedModel, entries: Iterable[TokenLogprob]) -> ChatLogprobs:
-    """The log-probabilities of an answer's tokens. Joined, the `bytes` are the answer's, whatever parts of characters
-    tokens are."""
+    """The log-probabilities of an answer's tokens. Their joined `bytes` are the answer's text, even if tokens are parts
+    of characters."""
     content = []
     for entry in entries:
         top = [TopLogprob(model.token_text(token), value, list(model.token_bytes(token))) for token, value in entry.top]
@@ -47,7 +47,7 @@ def prompt_logprobs(
     model: ServedModel, job: Job, stream: EngineStream, position: int
 ) -> list[dict[str, PromptLogprob] | None]:
     """The log-probabilities of prompt number `position` of a request, a dict per token; None for the first token, which
-    nothing predicts."""
+    has no prediction."""
     scored, most = stream.prompt_logprobs.get(stream.first_id + position), job.prompt_logprobs
     found: list[dict[str, PromptLogprob] | None] = [None]
     for entry in scored.logprobs if scored else ():

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus, with the prefix `icc:`; on wish under vLLM's names too, where vLLM has them.
+"""Metrics for Prometheus, with the prefix `icc:`; optionally also under vLLM's names, if vLLM has the metric.
 
-What routers read stands under vLLM's names always: the model server protocol of the Gateway API inference extension
+Metrics that routers read always have vLLM's names too: the model server protocol of the Gateway API inference extension
 (kubernetes-sigs/gateway-api-inference-extension, docs/proposals/003-model-server-protocol).
 """
 
@@ -51,12 +51,12 @@ _GAUGES = {
     "num_requests_running": ("Completions in the batch", "running"),
     "num_requests_waiting": ("Completions in the queue", "waiting"),
     "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", "usage"),
-    "kv_blocks_cached": ("KV blocks that hold a prefix that nobody uses now", "blocks_cached"),
+    "kv_blocks_cached": ("KV blocks that hold a prefix that no request uses now", "blocks_cached"),
     "engine_ready": ("Engine processes that are loaded", "ready"),
-    "prompts_kept": ("Beginnings of prompts that are kept because requests have asked for it", "kept"),
+    "prompts_kept": ("Prefixes of prompts that are kept because requests asked for it", "kept"),
 }
 _COUNTERS = {
-    "engine_restarts": ("Times that the engine process was started again", "restarts"),
+    "engine_restarts": ("Times that the engine process was restarted", "restarts"),
     "engine_steps": ("Steps", "steps"),
     "num_preemptions": ("Completions that lost their KV blocks for a while", "preemptions"),
     "num_swaps": ("Preemptions whose KV was kept in host memory", "swaps"),
@@ -64,23 +64,23 @@ _COUNTERS = {
     "generation_tokens": ("Tokens sampled", "output_tokens"),
     "prefix_cache_queries": ("Tokens looked up in the prefix cache", "prompt_tokens"),
     "prefix_cache_hits": ("Tokens found in the prefix cache", "cached_tokens"),
-    "kv_healed": ("Times that wrong KV bookkeeping was made anew", "healed"),
+    "kv_healed": ("Times that wrong KV bookkeeping was reset", "healed"),
 }
 _FIGURES = (
     "running", "waiting", "usage", "blocks_cached", "ready", "restarts",
     "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "swaps", "steps",
 )  # fmt: skip
-# what vLLM does not have; the rest it has under the same name, but for one, whose name is that of a counter
+# metrics that vLLM lacks; it has the others under the same names, except one (_RENAMED)
 _OURS = {"iteration_seconds", "http_responses", "kv_blocks_cached", "kv_healed", "num_swaps"}
 _OURS |= {"engine_ready", "engine_restarts", "engine_steps", "prompts_kept", "cost_saved"}
-_ROUTED_BY = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}  # by vLLM's names always
+_ROUTED_BY = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}  # always under vLLM's names too
 _LORA = "vllm:lora_requests_info"
 _CACHE = "vllm:cache_config_info"
 _RENAMED = {"iteration_tokens": "iteration_tokens_total"}
 
-disable_created_metrics()  # a line for each series, which says when this process began
+disable_created_metrics()  # no `_created` line for each series
 
-# what the page shows means of
+# histograms of which the page shows means
 _TIMES = {
     "ttft": "time_to_first_token_seconds",
     "gap": "inter_token_latency_seconds",
@@ -89,16 +89,16 @@ _TIMES = {
 
 
 class Metrics:
-    """All metrics of one server. Engine gauges and counters are read when they are asked for.
+    """All metrics of one server. Engine gauges and counters are read at each scrape.
 
-    generates: requests sample tokens; else they are embedded, and nothing is counted that only tokens have.
-    vllm: the names of vLLM too. prices: what cached tokens have saved is told by them.
+    generates: whether requests sample tokens; if not, metrics of sampled tokens are left out. vllm: whether to use
+    vLLM's names too. prices: give the cost that cached tokens have saved; None leaves that metric out.
     """
 
     def __init__(self, model: str, generates: bool = True, vllm: bool = False, prices: Prices | None = None) -> None:
         self._model, self._generates, self._vllm, self._prices = model, generates, vllm, prices
         self._engine: EnginePool | None = None
-        self._ended_before: list[Stats] = []  # by replica: of processes that have ended
+        self._ended_before: list[Stats] = []  # by replica: summed over processes that have ended
         self._last: list[Stats] = []
         self._registry = registry = CollectorRegistry()
         self._histograms: dict[str, Histogram] = {}
@@ -110,14 +110,14 @@ class Metrics:
         self._answered = Counter("icc:http_responses", answered, ["model_name", "status"], registry=registry)
 
     def attach(self, engine: EnginePool) -> None:
-        """Tell whose gauges and counters are read, and be told of its steps."""
+        """Set the engine whose gauges and counters are read, and observe its steps."""
         self._engine = engine
         self._ended_before, self._last = ([Stats() for _ in engine.replicas] for _ in range(2))
         for replica in engine.replicas:
             replica.observe = partial(self.step, replica.number)
 
     def step(self, replica: int, report: Report) -> None:
-        """Take a report of a replica."""
+        """Count a report of a replica."""
         if report.stats.steps < self._last[replica].steps:  # a new process counts from 0
             self._ended_before[replica] = total([self._ended_before[replica], self._last[replica]])
         self._last[replica] = report.stats
@@ -130,7 +130,7 @@ class Metrics:
         self._answered.labels(self._model, str(status)).inc()
 
     def request_ended(self, run: Run) -> None:
-        """Take a request that ended, however it did."""
+        """Count a request that ended, in whatever way."""
         unfinished = run.job.price.sequences - len(run.reasons)
         for reason in [*run.reasons, *[run.reason or "abort"] * unfinished]:
             self._ended.labels(self._model, reason).inc()
@@ -160,14 +160,14 @@ class Metrics:
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
-    # -- what is shown -----------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def exposition(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self)  # type: ignore[arg-type]
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, as a collector of prometheus_client gives them."""
+        """All metrics, as prometheus_client asks of a collector."""
         yield from self._adapters()
         yield from self._cache()
         yield from self._saved()
@@ -180,12 +180,12 @@ class Metrics:
                 yield alias
 
     def figures(self) -> dict[str, float]:
-        """What the page shows."""
+        """The values that the page shows, by name."""
         values = self._values()
         return {key: values[key] for key in _FIGURES} | self._times()
 
     def _times(self) -> dict[str, float]:
-        """Sums and counts of what took how long, in seconds, from the histograms."""
+        """Sums in seconds, and counts, of the histograms of times."""
         names = {
             f"icc:{metric}_{end}": f"{name}_{'s' if end == 'sum' else end}"
             for name, metric in _TIMES.items()
@@ -195,8 +195,8 @@ class Metrics:
         return {names[sample.name]: sample.value for metric in found for sample in metric.samples}
 
     def _adapters(self) -> Iterator[Metric]:
-        """vLLM's gauge of adapters, which routers read to send a request where its adapter is: under its name always.
-        The value is when it was read, in seconds since 1970, as vLLM has it."""
+        """vLLM's gauge of adapters, always under vLLM's name; routers read it to send a request where its adapter is.
+        Its value is the time of the scrape, in seconds since 1970, as in vLLM."""
         found = None if self._engine is None else self._engine.adapters
         if found is None:
             return
@@ -207,8 +207,8 @@ class Metrics:
         yield metric
 
     def _cache(self) -> Iterator[Metric]:
-        """vLLM's gauge of the size of the KV cache: blocks of so many tokens as cached prefixes grow by, of all
-        replicas that are ready."""
+        """vLLM's gauge of the size of the KV cache: the blocks of all replicas that are ready. A block is the number of
+        tokens by which cached prefixes grow."""
         ready = [] if self._engine is None else [facts.prefix_blocks for facts in self._engine.ready]
         if not ready:
             return
@@ -218,7 +218,7 @@ class Metrics:
         yield metric
 
     def _saved(self) -> Iterator[Metric]:
-        """What prompts would have cost more without the prefix cache."""
+        """The cost that the prefix cache has saved."""
         if self._prices is None:
             return
         metric = Metric("icc:cost_saved", "What cached tokens of prompts have saved, by --prices", "counter")
@@ -227,7 +227,7 @@ class Metrics:
         yield metric
 
     def _live(self) -> Iterator[Metric]:
-        """All of them together, and each replica's where there are several."""
+        """Engine gauges and counters, of all replicas together, and of each if there are several."""
         replicas = self._engine.replicas if self._engine is not None else []
         shown = [("icc:", {}, self._values())]
         if len(replicas) > 1:
@@ -245,7 +245,8 @@ class Metrics:
         return self._values_of(self._engine.replicas if self._engine is not None else [])
 
     def _values_of(self, replicas: Sequence[EngineClient]) -> dict[str, float]:
-        """Gauges of the engines that run, and counters of all that ran, as these replicas."""
+        """For these replicas: gauges of the running engine processes, and counters that include processes that have
+        ended."""
         stats = total([replica.stats for replica in replicas])
         ran = total([kept[replica.number] for replica in replicas for kept in (self._ended_before, self._last)])
         ready = [replica.facts for replica in replicas if replica.facts is not None]

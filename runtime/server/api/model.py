@@ -23,8 +23,8 @@ from .fill import fill_marks
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`name` is what requests call it, `names` holds it and its aliases. forms: the grammars that it was compiled with,
-    lowered, by what requests for them become."""
+    """name: the model's name in requests; `names` holds it and its aliases. created: in seconds since 1970. forms: the
+    lowered grammars that the engine was compiled with, by their text before lowering."""
 
     name: str
     created: int
@@ -36,13 +36,13 @@ class ServedModel:
 
     @cached_property
     def prompting(self) -> Prompting:
-        """Makes the queries of requests. Its `form` is set when the server has asked the template in the sandbox: here
-        no template is rendered."""
+        """Makes the queries of requests. Its `form` is set once the server has examined the template in the sandbox: no
+        template is rendered in this process."""
         return Prompting(self.manifest, self.tokenizer, template=self.template)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may call it."""
+        """The names that requests may use."""
         return (self.name, *self.aliases)
 
     @property
@@ -57,12 +57,12 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """Whether it makes vectors, or scores of pairs, instead of text."""
+        """Whether the engine computes vectors, or scores of pairs, instead of text."""
         return self.manifest.embedding is not None
 
     @property
     def fills(self) -> bool:
-        """Whether the vocabulary has tokens for filling in."""
+        """Whether the vocabulary has tokens for fill in the middle."""
         return self.tokenizer is not None and fill_marks(self.tokenizer) is not None
 
     @property
@@ -80,11 +80,12 @@ class ServedModel:
             raise HttpError(404, f"this engine was {made}compiled {named}", code="unsupported")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, those of its text if it is a special one."""
+        """The bytes of a token; for a special token, those of its text."""
         return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
 
     def token_text(self, token: int) -> str:
-        """A token by itself, special tokens included; one that is part of a character as OpenAI writes it."""
+        """The text of one token, also of a special one; a token that is part of a character is written as OpenAI writes
+        it."""
         raw = self.token_bytes(token)
         try:
             return raw.decode()
@@ -97,8 +98,8 @@ class ServedModel:
 
 
 def open_model(path: Path, name: str | None = None, verify: bool = True) -> ServedModel:
-    """The model of an engine, under one name, or several with commas; None: the engine's own. EngineFormatError if a
-    file is damaged or changed."""
+    """The model of an engine. name: one name, or several separated by commas; None: the engine's own. EngineFormatError
+    if a file is damaged or changed."""
     manifest = read_manifest(path)
     container = open_container(path)
     check_listing(container, manifest)

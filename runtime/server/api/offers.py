@@ -1,4 +1,4 @@
-"""Offer: which tools an answer may call, which of them it must, and how many, from all the fields that say so."""
+"""Offer: which tools an answer may or must call, and how many, from all fields that state it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .requests import ChatRequest
 
 @dataclass(frozen=True)
 class Offer(Tools):
-    """The tools of a request. legacy: whether it asks by the older names, and is answered in the older form."""
+    """The tools of a request. legacy: whether it uses OpenAI's older field names, and is answered in the older form."""
 
     legacy: bool = False
 
 
 def offer_of(request: ChatRequest) -> Offer:
-    """What a request offers; HttpError 400 if it asks for a tool that it does not have.
+    """The offer of a request. HttpError 400 if it requires a tool that it does not define.
 
-    If several tools have one name, the last counts. Tools that must not be called are not shown.
+    If several tools have one name, the last counts. Tools that must not be called are not shown to the model.
     """
     legacy = bool(request.functions) and not request.tools
     field = "function_call" if legacy else "tool_choice"
@@ -55,6 +55,6 @@ def _named(tools: dict[str, Tool], name: str, field: str) -> Tool:
 
 
 def _shown(function: ToolFunction) -> dict[str, Any]:
-    """A tool as it was given: models are trained on this order, and on no field that says nothing."""
+    """A tool as the model sees it: models are trained on this order of fields, without empty ones."""
     fields = msgspec.to_builtins(function)
     return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}

@@ -1,4 +1,4 @@
-"""Prices: what tokens cost, from a file, for usage and metrics."""
+"""Prices of tokens, from a file, for usage and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Price = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `per` tokens cost: of a prompt, of those of a prompt that the prefix cache had, and of an answer."""
+    """Prices of `per` tokens: of a prompt, of a prompt's tokens found in the prefix cache, and of an answer."""
 
     input: _Price
     output: _Price
@@ -22,16 +22,18 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     currency: str = "USD"
 
     def cost(self, prompt: int, cached: int, answer: int) -> float:
-        """What a request costs whose prompt has so many tokens, of which so many were cached."""
+        """The cost of a request, in `currency`. prompt, cached, answer: tokens; the cached ones are part of the
+        prompt's."""
         return ((prompt - cached) * self.input + cached * self.cached_input + answer * self.output) / self.per
 
     def saved(self, cached: int) -> float:
-        """What it would have cost more if nothing of the prompt had been cached."""
+        """How much more a request would have cost without the prefix cache, in `currency`. cached: tokens."""
         return cached * (self.input - self.cached_input) / self.per
 
 
 def read_prices(path: Path) -> Prices:
-    """The prices of a JSON file, {"input": 3, "cached_input": 0.3, "output": 15}. UsageError says what is wrong."""
+    """Read prices from a JSON file such as {"input": 3, "cached_input": 0.3, "output": 15}. UsageError if it is
+    wrong."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Prices)
     except OSError as error:
@@ -41,5 +43,5 @@ def read_prices(path: Path) -> Prices:
             f"--prices {path}: {error}", 'such as {"input": 3, "cached_input": 0.3, "output": 15}, per million tokens'
         ) from error
     if found.cached_input > found.input:
-        raise UsageError(f"--prices {path}: cached_input costs more than input", "they stand the other way round?")
+        raise UsageError(f"--prices {path}: cached_input costs more than input", "are the two swapped?")
     return found

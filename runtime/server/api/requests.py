@@ -1,5 +1,5 @@
-"""The request bodies of the API. At the top level an unknown field is an error, so that no typo goes unseen; null, and
-what OTHERS lists, says nothing and passes."""
+"""The request bodies of the API. At the top level an unknown field is an error, so that typos are noticed; null, and
+the values in OTHERS, are ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conversation import Content, FunctionName, Message, Tool, ToolChoice, Tool
 from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
 from .formats import Choices, ResponseFormat, StructuredOutputs
 
-# fields of other servers, at the value at which they change nothing; at any other they are refused
+# fields of other servers, with the value that has no effect; other values are refused
 OTHERS: dict[str, bool | int | float | list[Any]] = {
     "cache_prompt": True,
     "detokenize": True,
@@ -33,7 +33,7 @@ OTHERS: dict[str, bool | int | float | list[Any]] = {
     "stream_reasoning": True,
     "typical_p": 1,
 }
-# fields of searches that neither icc nor transformers 5 has, and what they ask for
+# fields of search methods that neither icc nor transformers 5 has, and the names of the methods
 NO_SUCH_SEARCH = {
     "penalty_alpha": "contrastive search",
     "dola_layers": "DoLa",
@@ -52,13 +52,13 @@ class StreamOptions(Struct, frozen=True):
 
 
 class AdapterScale(Struct, forbid_unknown_fields=True, frozen=True):
-    """An adapter by its number in /lora-adapters, and with what it is multiplied, as llama.cpp's server has it."""
+    """An adapter by its number in /lora-adapters, and the factor of its effect, as in llama.cpp's server."""
 
     id: Annotated[int, Meta(ge=0, le=100_000)]
     scale: Annotated[float, Meta(ge=-100, le=100)]
 
 
-# msgspec itself knows no bounds of more than 63 bits
+# msgspec's own bounds have at most 63 bits
 MarkKey = Annotated[int, Meta(ge=1, extra_json_schema={"maximum": int(WATERMARK["key"][1])})]
 
 
@@ -73,10 +73,10 @@ class WatermarkOptions(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class KVTransferParams(Struct, frozen=True):
-    """Where the KV of a prompt comes from, or that it goes elsewhere, as vLLM's connectors have it. do_remote_decode:
-    it is put where another server on this host finds it, under the name that is given, if that is one of
-    `new_kv_name`; the answer says under which. do_remote_prefill: it is there under that name; what cannot be taken is
-    computed."""
+    """Transfer of a prompt's KV from or to another server, with the fields of vLLM's connectors. do_remote_decode:
+    publish the KV for another server on this host, under the name remote_engine_id if `new_kv_name` made it, else under
+    a new name; the answer tells the name. do_remote_prefill: take the KV published under remote_engine_id; what cannot
+    be taken is computed."""
 
     do_remote_decode: bool = False
     do_remote_prefill: bool = False
@@ -87,15 +87,15 @@ class KVTransferParams(Struct, frozen=True):
 
 
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
+    """Fields that completions and chat completions share. `user` and the fields after it are accepted and ignored,
+    except prompt_cache_key and prompt_cache_retention, which ask to keep the prompt in the prefix cache.
 
-    model: "" is the one that is served, in other requests too. best_of: so many completions are made, and the `n` best
-    of them given: the likeliest per token, or those that the server's judge likes best. use_beam_search: beam search
-    with `n` beams, or with `best_of`, as vLLM has it; length_penalty and early_stopping as transformers has them.
-    seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
-    many as fit. bad_words: texts that are not generated. lora: an adapter by its name, which may be the model's, too,
-    or by llama.cpp's number, with a scale. guided_*: the same as structured_outputs, by older names. speculative: false
-    decodes without guesses.
+    model: "" is the served model, as in other requests. best_of: how many completions are generated; the `n` best are
+    returned: the likeliest per token, or those that the server's judge scores highest. use_beam_search: beam search
+    with `n` beams, or with `best_of`, as in vLLM; length_penalty and early_stopping as in transformers. seed: -1 is
+    none. top_k: -1 is off. truncate_prompt_tokens: how many of the prompt's last tokens are kept, -1: as many as fit.
+    bad_words: texts that are not generated. lora: an adapter by name (also possible in `model`), or by llama.cpp's
+    number with a scale. guided_*: older names of structured_outputs. speculative: false turns speculative decoding off.
     """
 
     model: str = ""
@@ -157,8 +157,8 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Common, frozen=True, kw_only=True):
-    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. suffix: what comes
-    after the completion, for models that fill in."""
+    """POST /v1/completions. max_tokens: 0 generates nothing, for a prompt that is only scored. suffix: the text after
+    the completion, for models that fill in the middle."""
 
     prompt: str | list[str | int | list[int]]
     suffix: Text | None = None
@@ -167,7 +167,7 @@ class CompletionRequest(Common, frozen=True, kw_only=True):
 
 
 class Prediction(Struct, frozen=True):
-    """What the answer may be like: a hint that changes no answer."""
+    """A guess at the answer: a hint that changes no answer."""
 
     content: Content
     type: Literal["content"] = "content"
@@ -200,10 +200,10 @@ class ChatRequest(Common, frozen=True, kw_only=True):
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `user` is accepted and changes nothing; the fields before it are extensions. prompt comes
-    before each text, or what the model has under prompt_name; input_type and task are other names of that. Token ids
-    are taken as they are. truncate: texts that are too long lose their end, or with "START" their beginning.
-    truncate_prompt_tokens: at most so many tokens, -1: as many as the engine takes."""
+    """POST /v1/embeddings. `user` is accepted and ignored; the fields from `prompt` to it are extensions. prompt: put
+    before each text; prompt_name selects one of the model's prompts instead, and input_type and task are other names of
+    prompt_name. Token ids get no prompt. truncate: a text that is too long is cut at its end, with "START" at its
+    beginning. truncate_prompt_tokens: the most tokens, -1: as many as the engine takes."""
 
     model: str = ""
     input: str | list[str | int | list[int]]
@@ -222,7 +222,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
     @property
     def options(self) -> EmbedOptions:
-        """What comes before a text, and what is left of a long one."""
+        """The prompt of a text, and how a text that is too long is cut."""
         longest = self.truncate_prompt_tokens or None
         cuts = "start" if self.truncate == "START" else bool(longest or self.truncate not in (None, False, "NONE"))
         name = next((one for one in (self.prompt_name, self.input_type, self.task) if one is not None), None)
@@ -231,14 +231,15 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class RerankDocument(Struct, forbid_unknown_fields=True, frozen=True):
-    """A document of a rerank request, where it is no plain text."""
+    """A document of a rerank request that is an object instead of a text."""
 
     text: Text
 
 
 class RerankRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/rerank, as Jina and Cohere have it. `user` is accepted and changes nothing; the fields before it are
-    extensions. truncate_prompt_tokens: pairs lose the end of their longer text, -1: until the engine can take them."""
+    """POST /v1/rerank, as Jina and Cohere define it. `user` is accepted and ignored; the three fields before it are
+    extensions. truncate_prompt_tokens: the most tokens of a pair, whose longer text is cut at its end; -1: as many as
+    the engine takes."""
 
     model: str = ""
     query: Text
@@ -277,12 +278,12 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     model: str | None = None
 
 
-# Names of adapters may be files of --lora-dir, and file systems take at most 255 bytes.
+# An adapter's name may be a file in --lora-dir, and file systems allow at most 255 bytes.
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})?$"
 
 
 class LoadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
-    """POST /v1/load_lora_adapter, as vLLM has it. load_inplace: in place of one that has the name."""
+    """POST /v1/load_lora_adapter, as in vLLM. load_inplace: replace a loaded adapter of that name."""
 
     lora_name: Annotated[str, Meta(pattern=ADAPTER_NAME)]
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -290,14 +291,14 @@ class LoadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class UnloadAdapterRequest(Struct, forbid_unknown_fields=True, frozen=True):
-    """POST /v1/unload_lora_adapter, as vLLM has it. `lora_int_id` is accepted and changes nothing."""
+    """POST /v1/unload_lora_adapter, as in vLLM. `lora_int_id` is accepted and ignored."""
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
     lora_int_id: int | None = None
 
 
 class RefitRequest(Struct, forbid_unknown_fields=True, frozen=True):
-    """POST /v1/refit. wait_s: so long may requests that run take to end."""
+    """POST /v1/refit. wait_s: the seconds that running requests have to end."""
 
     wait_s: Annotated[float, Meta(ge=0, le=3600)] = 60.0
 
@@ -308,13 +309,14 @@ class EngineRequest(RefitRequest, forbid_unknown_fields=True, frozen=True, kw_on
     engine: Annotated[str, Meta(min_length=1, max_length=255)]
 
 
-# msgspec looks at annotations when a type is first used: now, rather than while somebody waits
+# msgspec examines annotations when a type is first used: done now, not during the first request
 for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, RerankRequest, TokenizeRequest, DetokenizeRequest):
     msgspec.json.Decoder(_kind)
 
 
 def prompts(prompt: str | list[Any], most: int = limits.PROMPTS) -> list[str] | list[list[int]]:
-    """The prompts of a request; ValueError if they are no kind of PROMPT_SCHEMA, or INPUT_SCHEMA with `most` of it."""
+    """The prompts of a request as a list. ValueError if they do not match PROMPT_SCHEMA, or INPUT_SCHEMA with its
+    `most`."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

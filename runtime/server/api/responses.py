@@ -11,7 +11,8 @@ from .requests import KVTransferParams
 
 
 class Error(Struct):
-    """As OpenAI has it: `type` is the class of the error, `param` the field of the request, `code` a fixed word."""
+    """An error as in OpenAI's API: `type` is its class, `param` the field of the request, `code` a fixed word for the
+    cause."""
 
     message: str
     type: str
@@ -20,7 +21,7 @@ class Error(Struct):
 
 
 class ErrorBody(Struct):
-    """What every error of the API looks like."""
+    """The body of every error."""
 
     error: Error
 
@@ -38,8 +39,8 @@ class CompletionDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens that were read and written. cost: by the server's prices, if it has any; saved: how much more it would
-    have been without the prefix cache."""
+    """Counts of tokens of the prompt and of the answer. cost: by the server's prices, if it has any; saved: how much
+    more it would have been without the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -60,7 +61,7 @@ class CompletionLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """vLLM's: `rank` 1 is the likeliest token; null where it was not among those that were asked for."""
+    """As in vLLM: `rank` 1 is the likeliest token; null if the token is not among the requested likeliest ones."""
 
     logprob: float
     rank: int | None
@@ -68,8 +69,8 @@ class PromptLogprob(Struct):
 
 
 class CompletionChoice(Struct):
-    """prompt_logprobs: for each of the prompt's tokens, by id, that token and the likeliest; null for the first.
-    score: of what beams have found."""
+    """prompt_logprobs: for each token of the prompt, that token and the likeliest ones, by id; null for the first.
+    score: of a completion of beam search."""
 
     index: int
     text: str
@@ -100,7 +101,7 @@ class TopLogprob(Struct):
 
 
 class ContentLogprob(Struct):
-    """A token of the answer, and the likeliest at its place."""
+    """A token of the answer, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -116,14 +117,14 @@ class ChatLogprobs(Struct):
 
 
 class CalledFunction(Struct, omit_defaults=True):
-    """`arguments` is JSON; in a stream, a piece of it, and `name` comes with the first."""
+    """`arguments` is JSON; in a stream, a part of it, and `name` comes with the first part."""
 
     arguments: str
     name: str = ""
 
 
 class CalledTool(Struct, omit_defaults=True):
-    """A call; in a stream `index` counts them, and only the first piece of a call has an id and a type."""
+    """A tool call; in a stream `index` counts the calls, and only the first part of a call has an id and a type."""
 
     function: CalledFunction
     id: str = ""
@@ -132,7 +133,8 @@ class CalledTool(Struct, omit_defaults=True):
 
 
 class ChatMessage(Struct):
-    """`reasoning_content` is what the model thought before. `function_call` is for clients that asked by that name."""
+    """`reasoning_content` is what the model thought before the answer. `function_call` is for requests with that older
+    field."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -143,7 +145,7 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One of the answers. score: of what beams have found."""
+    """One of the answers. score: of an answer of beam search."""
 
     index: int
     message: ChatMessage
@@ -166,7 +168,7 @@ class ChatCompletion(Struct):
 
 
 class ChatDelta(Struct):
-    """What an answer grows by."""
+    """The addition to an answer."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -176,7 +178,7 @@ class ChatDelta(Struct):
 
 
 class ChunkChoice(Struct):
-    """What one of the answers grows by."""
+    """The addition to one of the answers."""
 
     index: int
     delta: ChatDelta
@@ -197,7 +199,7 @@ class ChatChunk(Struct):
 
 
 class EmbeddingUsage(Struct):
-    """Tokens that were read."""
+    """Counts of tokens of the inputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -227,7 +229,7 @@ class RankedText(Struct):
 
 
 class RankedDocument(Struct):
-    """`index` is the document's place in the request."""
+    """`index` is the document's index in the request."""
 
     index: int
     relevance_score: float
@@ -244,9 +246,9 @@ class Reranked(Struct):
 
 
 class Model(Struct):
-    """The model that is served, or an adapter of it. created: in seconds since 1970; created_at: the same, as RFC 3339
-    has it; max_model_len, max_input_tokens: the most tokens of a prompt and its answer together. parent: of an adapter,
-    the model; root: where it lies. The fields behind root are Anthropic's."""
+    """The served model, or an adapter of it. created: in seconds since 1970; created_at: the same in RFC 3339's format;
+    max_model_len, max_input_tokens: the most tokens of a prompt and its answer together. parent: of an adapter, its
+    model; root: where it is stored. The fields after root are Anthropic's."""
 
     id: str
     created: int
@@ -267,7 +269,7 @@ class Model(Struct):
 
 
 class AdapterEntry(Struct):
-    """An adapter as llama.cpp's server lists it, with its name. scale: in requests that name no adapter."""
+    """An adapter as in the list of llama.cpp's server, with its name. scale: in requests that name no adapter."""
 
     id: int
     path: str
@@ -289,7 +291,7 @@ class ModelList(Struct):
 
 
 class Tokenized(Struct):
-    """`token_strs` are the tokens' texts, if they are asked for."""
+    """`token_strs` are the tokens' texts, if they are requested."""
 
     tokens: list[int]
     count: int
@@ -298,7 +300,7 @@ class Tokenized(Struct):
 
 
 class RenderedSampling(Struct):
-    """How a rendered request is sampled, by vLLM's names."""
+    """The sampling parameters of a rendered request, under vLLM's names."""
 
     n: int
     max_tokens: int
@@ -319,7 +321,7 @@ class RenderedSampling(Struct):
 
 
 class Rendered(Struct):
-    """A prompt as the engine would be given it: the GenerateRequest of vLLM's /render, which routers ask for tokens."""
+    """A prompt as the engine would get it: the GenerateRequest of vLLM's /render, from which routers get token ids."""
 
     request_id: str
     model: str

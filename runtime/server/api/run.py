@@ -1,4 +1,4 @@
-"""Run: a job under way, as the HTTP process sees it."""
+"""Run: a running job, in the HTTP process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..engine.engine_stream import EngineStream
 from ..engine.messages import Delta
 from .jobs import Job
 
-_GRACE_S = 1.0  # that the engine has to end what is past its deadline
+_GRACE_S = 1.0  # how long the engine has to end a request after its deadline
 
 
 class Run:
-    """A job under way: its deltas, with the times at which they came."""
+    """A running job: its deltas, and the times at which they came."""
 
     def __init__(self, job: Job, stream: EngineStream) -> None:
         self.job, self.stream = job, stream
         self.started = time.monotonic()
         self.first: float | None = None
         self.last = self.started
-        self.gaps: list[tuple[float, int]] = []  # seconds from one delta to the next, and how many tokens came
+        self.gaps: list[tuple[float, int]] = []  # seconds between arrivals, and how many deltas came then
         self.queued_s = 0.0
         self.output_tokens = 0
         self.reasons: list[str] = []
@@ -30,8 +30,8 @@ class Run:
         self.reason: str | None = None
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The deltas as they come, until every completion has ended. The engine ends those that are past the deadline;
-        they end here if it does not, because it hangs."""
+        """The deltas as they come, until every completion has ended. The engine ends completions at their deadline; if
+        it hangs and does not, they end here."""
         now = asyncio.get_running_loop().time()
         end = None if self.job.deadline is None else now + self.job.deadline + _GRACE_S
         while self._open:
@@ -44,7 +44,7 @@ class Run:
             yield deltas
 
     async def all_deltas(self) -> list[Delta]:
-        """Every delta of a stream that is taken as a whole, without those that came before a prompt began again."""
+        """All deltas of a stream that is read as a whole, without those that a restarted prompt had before."""
         found: list[Delta] = []
         async for deltas in self.deltas():
             if again := self.stream.take_restarted():

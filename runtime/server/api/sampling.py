@@ -1,4 +1,4 @@
-"""The fields of a request that say how it is sampled."""
+"""Sampling parameters from the fields of a request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .requests import Common
 
 
 def sampling(request: Common, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    """How a request is sampled. logprobs: of how many of the likeliest tokens beside the sampled one; None: of no
-    token. HttpError 400 for fields that contradict each other."""
+    """The sampling parameters of a request. logprobs: how many of the likeliest tokens get log-probabilities, beside
+    the sampled one; None: no token does. HttpError 400 for fields that contradict each other."""
     stop = request.stop
     beams = width(request) if request.use_beam_search else 1
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
         if getattr(request, name) != default and not request.use_beam_search:
-            raise conflict(f"{name}: only a beam search has it: give use_beam_search", name)
+            raise conflict(f"{name}: is for beam search only: give use_beam_search", name)
     if request.use_beam_search and request.temperature:
         raise conflict("temperature: a beam search does not sample: leave it out, or give 0", "temperature")
     searched = {"length_penalty": request.length_penalty, "early_stopping": request.early_stopping}
@@ -45,12 +45,12 @@ def sampling(request: Common, max_tokens: int, logprobs: int | None) -> Sampling
 
 
 def width(request: Common) -> int:
-    """How many completions are made of a prompt, or with how many beams they are searched for."""
+    """How many completions a prompt gets before the best are chosen; for beam search, the number of beams."""
     return request.best_of or request.n
 
 
 def check_best(request: Common) -> None:
-    """HttpError if fewer completions are made than are given, or the best are asked for before they are known."""
+    """HttpError if best_of is less than n, or if the best are to be streamed before they are known."""
     if width(request) < request.n:
         raise conflict(f"best_of = {request.best_of}: must be at least n = {request.n}", "best_of")
     if width(request) > request.n and request.stream and not request.use_beam_search:
@@ -58,9 +58,8 @@ def check_best(request: Common) -> None:
 
 
 def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
-    """How a request's answers are marked: as the server says, or else as the request does; None: not at all. HttpError
-    400 where both do, for several answers that the mark would make equal, and for beam search, which does not
-    sample."""
+    """The watermark of a request's answers: the server's, or else the request's; None: no watermark. HttpError 400 if
+    both have one, for several answers that the mark would make equal, and for beam search, which does not sample."""
     asked = request.watermark
     if served is not None and asked is not None:
         raise conflict("watermark: this server marks every answer by itself", "watermark")
@@ -70,17 +69,17 @@ def watermark_of(request: Common, served: Watermark | None) -> Watermark | None:
             raise conflict(f"watermark: key: {asked.method} takes one, not several", "watermark")
         found = Watermark(one_or_all(asked.key), asked.method, asked.ratio, asked.bias, asked.alpha)
     if found is not None and request.use_beam_search:
-        raise conflict("watermark: beam search does not sample, which is what a mark is in", "watermark")
+        raise conflict("watermark: needs sampling, and beam search does not sample", "watermark")
     if found is not None and found.method == "gumbel" and width(request) > 1:
         raise conflict("n: a gumbel watermark makes all answers to one prompt equal", "n")
     return found
 
 
 def check_allowed(params: SamplingParams, grammar: str) -> None:
-    """HttpError if what may be sampled is said twice, or is nothing."""
+    """HttpError if a grammar and another field restrict the tokens, or if no token may be sampled."""
     if grammar and (params.bad_words or params.allowed_token_ids is not None):
         name = "bad_words" if params.bad_words else "allowed_token_ids"
-        raise conflict(f"{name}: what may come is said by a grammar already", name)
+        raise conflict(f"{name}: a grammar already restricts the tokens", name)
     allowed = params.allowed_token_ids
     if allowed is not None and {(token,) for token in allowed} <= set(params.bad_words):
         raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")

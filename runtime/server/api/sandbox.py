@@ -12,14 +12,14 @@ from ...templates.source import TemplateSource
 from ...templates.template_input import TemplateInput
 from .sandbox_main import CheckGrammar, SandboxAnswer, Setup
 
-SECONDS = 2.0  # for one request; a normal one takes a few milliseconds
-_START_S = 60.0  # one takes a third of a second where a core is free
-_RENDERERS, _CHECKERS = 2, 3  # processes at most
+SECONDS = 2.0  # limit of one request; a normal one takes a few milliseconds
+_START_S = 60.0  # limit of a start, which takes a third of a second on a free core
+_RENDERERS, _CHECKERS = 2, 3  # the most processes of each kind
 
 
 class Sandbox:
-    """Processes that render, and others that check grammars: what clients send can hold one of these for seconds, and
-    delays no conversation. A request that takes too long or kills its process is refused."""
+    """Processes that render templates, and others that check grammars: a grammar can occupy one of these for seconds
+    without delaying a conversation. A request that takes too long or kills its process is refused."""
 
     def __init__(self, template: TemplateSource) -> None:
         setup = Setup(template.text, template.special_tokens, template.named)
@@ -38,11 +38,11 @@ class Sandbox:
         return await self._renderers.ask(request, "messages")
 
     async def lower(self, grammar: str, field: str = "response_format") -> str:
-        """A text of `grammars.sources`, lowered. RequestError if it is no grammar, or one beyond the limits."""
+        """Lower a grammar, a text of `grammars.sources`. RequestError if it is not a grammar, or exceeds the limits."""
         return await self._checkers.ask(CheckGrammar(grammar), field)
 
     async def start(self) -> None:
-        """Start a process of either kind; that of the grammars while others go on."""
+        """Start a process of each kind; the one for grammars starts in the background."""
         await self._renderers.warm()
         self._warming = asyncio.create_task(self._checkers.warm())
 
@@ -55,17 +55,18 @@ class Sandbox:
 
 
 class _Processes:
-    """Processes of one setup, started when all others are busy, each with one request at a time."""
+    """A pool of up to `most` processes with one setup, each with one request at a time; a process is started if all
+    others are busy."""
 
     def __init__(self, setup: Setup, most: int) -> None:
         self._setup = setup
         self._places = asyncio.Semaphore(most)
         self._running: set[asyncio.subprocess.Process] = set()
-        self._free: list[asyncio.subprocess.Process] = []  # the last one has worked last
+        self._free: list[asyncio.subprocess.Process] = []  # the most recently used last
         self.setup_error = ""
 
     async def warm(self) -> None:
-        """Have one process ready."""
+        """Start a process if none is free."""
         async with self._places:
             if not self._free:
                 self._free.append(await self._open())
@@ -76,7 +77,7 @@ class _Processes:
         self._free.clear()
 
     async def ask(self, request: TemplateInput | CheckGrammar, field: str) -> str:
-        """The answer's text; RequestError if the request is refused, or its process dies of it."""
+        """The text of the answer. RequestError if the request is refused, takes too long, or ends its process."""
         async with self._places:
             process = self._free.pop() if self._free else await self._open()
             if process.returncode is not None:
@@ -92,7 +93,7 @@ class _Processes:
                 await self._kill(process)
                 raise RequestError("takes too much memory", field=field) from None
             except BaseException:
-                await self._kill(process)  # its answer would be taken for that of the next request
+                await self._kill(process)  # or its answer would be read as that of the next request
                 raise
             self._free.append(process)
         if answer.error:
@@ -134,7 +135,7 @@ class _Processes:
 
 async def _exchange(process: asyncio.subprocess.Process, message: msgspec.Struct) -> SandboxAnswer:
     assert process.stdin is not None and process.stdout is not None
-    body = msgspec.json.encode(message)  # MessagePack has no integers of more than 64 bits
+    body = msgspec.json.encode(message)  # not MessagePack, whose integers have at most 64 bits
     process.stdin.write(len(body).to_bytes(4, "little") + body)
     await process.stdin.drain()
     size = int.from_bytes(await process.stdout.readexactly(4), "little")

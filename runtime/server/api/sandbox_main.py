@@ -1,7 +1,7 @@
 """`python -m icc.runtime.server.api.sandbox_main`: renders templates and checks grammars, over its pipes.
 
-Both work on text that a client sent, in libraries that can be made to take much memory or time. Here that ends one
-small process, and the next request starts another.
+Both run libraries on a client's text, which can make them take much memory or time. That ends only this small process,
+and the next request starts another.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Setup(msgspec.Struct, tag="setup"):
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar"):
-    """A text of `grammars.sources`; the answer is what it is lowered to."""
+    """grammar: a text of `grammars.sources`; the answer is the lowered grammar."""
 
     grammar: str
 
 
 class SandboxAnswer(msgspec.Struct):
-    """`error` is why it was refused, "" if it was not."""
+    """`error`: why the request was refused, "" if it was not."""
 
     text: str = ""
     error: str = ""
 
 
 def answer(template: ChatTemplate | None, request: TemplateInput | CheckGrammar) -> SandboxAnswer:
-    """The rendered conversation, or the grammar in the form that engines compile; an error in words for what is
-    refused. template: None if the model has none."""
+    """The rendered conversation, or the lowered grammar; the text of the error if the request is refused. template:
+    None if the model has none."""
     if isinstance(request, CheckGrammar):
         try:
             return SandboxAnswer(lowered(request.grammar))
@@ -63,13 +63,15 @@ def answer(template: ChatTemplate | None, request: TemplateInput | CheckGrammar)
 
 
 def main() -> None:
-    """Answer requests from standard input until it ends, with little memory: each message is 4 bytes of length and
-    JSON."""
+    """Answer requests from standard input until it ends, within MEMORY_BYTES: each message is its length in 4 bytes,
+    then JSON."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ModuleNotFoundError):  # `icc batch` works without, but for requests with grammars
-        lowered(of_schema(True))  # what that imports is there before somebody waits
+    with contextlib.suppress(
+        ModuleNotFoundError
+    ):  # `icc batch` works without these packages, except for requests with grammars
+        lowered(of_schema(True))  # imports its modules before the first request
     decoder = msgspec.json.Decoder(Setup | TemplateInput | CheckGrammar)
     template: ChatTemplate | None = None
     while size := sys.stdin.buffer.read(4):

@@ -7,8 +7,8 @@ from .formats import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFor
 
 
 def of_format(wanted: ResponseFormat | None) -> str:
-    """The source of a format, "" for any text, which None is. RequestError if a schema is nested too deep or too
-    large."""
+    """The grammar source of a format; "" if any text is allowed, as for None. RequestError if a schema is nested too
+    deep or too large."""
     if isinstance(wanted, JsonObjectFormat):
         return of_schema({"type": "object"} if wanted.schema is None else wanted.schema)
     if isinstance(wanted, JsonSchemaFormat):

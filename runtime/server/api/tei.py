@@ -1,4 +1,4 @@
-"""Requests and answers as text-embeddings-inference has them, which clients of its (LlamaIndex, LangChain) send."""
+"""Requests and answers of text-embeddings-inference, for its clients (LlamaIndex, LangChain)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EmbedRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
 
     def plain(self, model: str) -> EmbeddingRequest:
-        """This request as /v1/embeddings would have it."""
+        """This request as one of /v1/embeddings."""
         cut = "START" if self.truncation_direction.lower() == "left" else "END"
         return EmbeddingRequest(
             model=model,
@@ -44,7 +44,8 @@ class EmbedRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
 
 class TextsRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /rerank with `texts` instead of documents. raw_scores: as the model gives them, else within 0..1."""
+    """POST /rerank with `texts` instead of documents. raw_scores: whether scores are the model's logits, or else within
+    0..1."""
 
     query: Text
     texts: Annotated[list[Text], Meta(min_length=1, max_length=limits.INPUTS)]
@@ -54,7 +55,7 @@ class TextsRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     truncation_direction: Side = "Right"
 
     def plain(self, model: str) -> RerankRequest:
-        """This request as /v1/rerank would have it."""
+        """This request as one of /v1/rerank."""
         cut = -1 if self.truncate else None
         return RerankRequest(model=model, query=self.query, documents=list(self.texts), truncate_prompt_tokens=cut)
 
@@ -76,9 +77,9 @@ def has_texts(body: bytes) -> bool:
 
 
 async def vectors_answer(generator: Generator, job: Job, request: EmbedRequest, facts: EmbeddingFacts) -> bytes:
-    """The vectors of a job as a JSON array of arrays. HttpError 400 where they cannot be as long as is asked for."""
+    """The vectors of a job as a JSON array of arrays. HttpError 400 for normalize: false if the model normalizes."""
     if facts.normalize and not request.normalize:
-        raise HttpError(400, "normalize: false cannot be done, the model's vectors have length 1", "normalize")
+        raise HttpError(400, "normalize: false is not possible: the model's vectors have length 1", "normalize")
     found = [np.frombuffer(raw, dtype="<f4") async for raw in vectors_of(generator, job)]
     vectors = [shortened(vector, request.dimensions) for vector in found]
     return msgspec.json.encode([(scaled(v) if request.normalize else v).tolist() for v in vectors])
@@ -92,5 +93,5 @@ async def ranks_answer(generator: Generator, job: Job, request: TextsRequest, fa
     return msgspec.json.encode([Rank(r.index, r.score, r.document if request.return_text else UNSET) for r in found])
 
 
-for _kind in (EmbedRequest, TextsRequest):  # as requests.py does
+for _kind in (EmbedRequest, TextsRequest):  # see the end of requests.py
     msgspec.json.Decoder(_kind)

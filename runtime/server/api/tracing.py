@@ -1,6 +1,7 @@
-"""Spans for OpenTelemetry (the extra `otel`): a request, and in it its time in the queue, of prefill and of decode.
+"""Spans for OpenTelemetry (the extra `otel`): one per request, with children for its time in the queue, of prefill and
+of decode.
 
-The attributes have the names of OpenTelemetry's conventions for generative models, where there are such.
+Attributes have the names of OpenTelemetry's conventions for generative models, where these define one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Tracer:
 
     @classmethod
     def open(cls, model: str, endpoint: str) -> Tracer:
-        """Spans go to an OTLP collector over HTTP, such as http://127.0.0.1:4318/v1/traces. MissingExtraError without
-        the libraries."""
+        """A Tracer that sends spans to an OTLP collector over HTTP, such as http://127.0.0.1:4318/v1/traces.
+        MissingExtraError without the libraries."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ModuleNotFoundError as error:
@@ -43,14 +44,14 @@ class Tracer:
         return cls(model, OTLPSpanExporter(endpoint=endpoint))
 
     def request_ended(self, run: Run) -> None:
-        """Take a request that ended, however it did."""
+        """Record the spans of a request that ended, in whatever way."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         request = current_request.get()
         carrier = {"traceparent": request.traceparent} if request is not None else {}
         end = time.monotonic()
-        zero = time.time_ns() - int(end * 1e9)  # of the monotonic clock, in wall time
+        zero = time.time_ns() - int(end * 1e9)  # wall time at 0 of the monotonic clock, in ns
 
         def at(seconds: float) -> int:
             return zero + int(seconds * 1e9)
@@ -90,7 +91,8 @@ class Tracer:
 
 
 def _phases(run: Run, end: float) -> list[tuple[str, float, float]]:
-    """The phases of a request, and from when to when they were; one that produced nothing waited to its end."""
+    """(name, begin, end) of each phase of a request, in seconds of the monotonic clock; a request without output was
+    queued to its end."""
     if run.first is None:
         return [("queue", run.started, end)]
     begun = min(run.started + run.queued_s, run.first)

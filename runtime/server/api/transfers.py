@@ -1,4 +1,4 @@
-"""kv_transfer_params: a prompt that one server computes, and another goes on from."""
+"""kv_transfer_params: one server computes a prompt, and another decodes from its KV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .requests import KVTransferParams
 
 
 def with_transfer(submit: Submit, params: KVTransferParams | None) -> Submit:
-    """A prompt as it is sent whose KV goes to another server, or comes from one; None: neither."""
+    """The Submit of a prompt whose KV goes to another server or comes from one. params: None for neither."""
     if params is None:
         return submit
     named = params.remote_engine_id or ""
@@ -24,7 +24,7 @@ def with_transfer(submit: Submit, params: KVTransferParams | None) -> Submit:
 
 
 def transfer_of(stream: EngineStream) -> KVTransferParams | UnsetType:
-    """What the server that goes on is given; unset where nothing is there for it, or there are several prompts."""
+    """The fields for the server that decodes; UNSET if no KV was published, or there are several prompts."""
     given = next(iter(stream.kv_given.values()), None)
     if given is None or len(stream.submits) > 1:
         return UNSET

@@ -1,4 +1,4 @@
-"""One line of a batch: a request in, a result out. What the Batch API and `icc batch` share."""
+"""One line of a batch: a request in, a result out. Shared by the Batch API and `icc batch`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ENDPOINTS = {
     "/v1/chat/completions": ChatRequest,
     "/v1/embeddings": EmbeddingRequest,
 }
-PRIORITY = 100  # after everything that somebody waits for
+PRIORITY = 100  # after all requests of waiting clients
 _AGAIN_S = 0.25
-_DEATHS = 2  # of the engine, under one line
+_DEATHS = 2  # engine crashes per line
 MAX_LINES = 50_000
 
 
@@ -40,7 +40,7 @@ class BatchLine(Struct, forbid_unknown_fields=True):
 
 
 class LineResponse(Struct):
-    """What a line's request was answered with."""
+    """The answer to a line's request."""
 
     status_code: int
     request_id: str
@@ -57,8 +57,8 @@ class LineResult(Struct):
 
 
 def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[BatchLine], list[tuple[int, str]]]:
-    """The lines of an input file, and what is wrong with it: line numbers from 1, and why. endpoint: that all must ask,
-    None for any."""
+    """The lines of an input file, and (line number from 1, reason) for each wrong line. endpoint: the `url` that all
+    lines must have, None for any."""
     lines: list[BatchLine] = []
     wrong: list[tuple[int, str]] = []
     seen: set[str] = set()
@@ -86,8 +86,8 @@ def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[BatchL
 
 
 async def run_line(jobs: Jobs, generator: Generator, client: str, line: BatchLine) -> tuple[int, bytes]:
-    """The status and the result of a line. Waits where there is no room, or no engine, for now; a line that the engine
-    has died of so many times is answered with that."""
+    """The HTTP status and the result of a line. Waits while the queue is full or no engine is ready; a line during
+    which the engine has died _DEATHS times gets that error."""
     deaths = 0
     while True:
         try:

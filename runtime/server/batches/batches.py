@@ -1,4 +1,4 @@
-"""Batches: works off stored batches beside what people wait for, and goes on after a restart."""
+"""Batches: runs stored batches at low priority beside other requests, and resumes them after a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("icc.serve")
 
 
 class Batches:
-    """One batch at a time, several of its lines at a time. A line that has a result is never run again."""
+    """Runs one batch at a time, and `width` of its lines at a time. A line with a result is never run again."""
 
     def __init__(self, store: BatchStore, jobs: Jobs, generator: Generator, width: int) -> None:
         self.store = store
@@ -27,22 +27,22 @@ class Batches:
         self._current: tuple[str, asyncio.Task[None]] | None = None
 
     def start(self) -> None:
-        """Begin with what is stored and has not ended, in the running event loop."""
+        """Start with the stored batches that have not ended, in the running event loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop between lines; what was under way is run again after the next start."""
+        """Stop; lines without a result are run again after the next start."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self.store.close)
 
     def added(self) -> None:
-        """There is a new batch."""
+        """Wake up for a new batch."""
         self._wake.set()
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Ask a batch to end; it does so at once where it can."""
+        """Cancel a batch that has not ended; its running lines are cancelled at once."""
         if batch.status in ("validating", "in_progress"):
             batch.status, batch.cancelling_at = "cancelling", int(time.time())
             await asyncio.to_thread(self.store.save_batch, batch)
@@ -64,7 +64,7 @@ class Batches:
                         task.cancel()
                         await asyncio.gather(task, return_exceptions=True)
                         raise
-                    self._wake.set()  # the batch was cancelled: it is looked at again
+                    self._wake.set()  # the batch was cancelled: the next pass finishes it
                 except Exception:
                     log.exception("batch %s failed", batch.id)
                     batch.status, batch.failed_at = "failed", int(time.time())
@@ -74,7 +74,7 @@ class Batches:
             await self._wake.wait()
 
     async def _advance(self, client: str, batch: Batch) -> None:
-        """Bring a batch to its end, from wherever it is."""
+        """Run a batch to its end, from its current status."""
         if batch.status == "validating":
             await self._validate(client, batch)
         if batch.status == "in_progress":

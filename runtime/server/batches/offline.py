@@ -1,4 +1,4 @@
-"""`icc batch`: works off a file of requests without a server; stopped and started again, it goes on."""
+"""`icc batch`: answers a file of requests without a server; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def run_offline(
     adapters: Mapping[str, Path] = MappingProxyType({}),
     judge: Path | None = None,
 ) -> None:
-    """Answer every line of `source` that has no line in `target` yet, with an engine of this machine; see
-    `answer_file`. adapters: those that lines may name, by name. judge: an engine that says which of several answers are
-    the best; None: the likeliest."""
+    """Answer every line of `source` that has no result in `target` yet, with an engine on this machine; see
+    `answer_file`. adapters: paths of the adapters that lines may name, by name. judge: an engine that chooses the best
+    of several answers; None: the likeliest are the best."""
 
     def answer(lines: list[BatchLine], done: Done) -> None:
         core = Core(load, ApiKeys(), adapters=adapters)
@@ -43,11 +43,11 @@ def run_offline(
 
 
 def answer_file(source: Path, target: Path, answer: Callable[[list[BatchLine], Done], None]) -> None:
-    """Have every line of `source` answered that has no line in `target` yet.
+    """Have every line of `source` answered that has no result in `target` yet.
 
-    `answer` gets those lines and calls the function that it gets with each of them, its status and its result, which
-    is appended at once, in the order in which answers come. UsageError for a file that cannot be read or written, or a
-    line that is no request; BatchFailed if a request got an error, now or before.
+    answer: called with those lines and a function `done`, which it calls with each line, its status and its result.
+    Results are appended to `target` at once, in the order of those calls. UsageError for a file that cannot be read or
+    written, or a line that is no request; BatchFailed if a request got an error, in this run or an earlier one.
     """
     try:
         lines, wrong = read_lines(source.read_bytes())
@@ -82,7 +82,7 @@ def answer_file(source: Path, target: Path, answer: Callable[[list[BatchLine], D
 
 def _opened(target: Path) -> BinaryIO:
     try:
-        if target.exists() and not target.is_file():  # a device, a pipe: what it has cannot be read first
+        if target.exists() and not target.is_file():  # earlier results cannot be read from a device or a pipe
             raise UsageError(f"{target} is no file", "give another output file")
         return open(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
     except OSError as error:
@@ -90,7 +90,7 @@ def _opened(target: Path) -> BinaryIO:
 
 
 def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
-    """The statuses in the output file by id; a last line that was cut off is removed; the stream stands at the end."""
+    """The statuses in the output file by id. Removes an incomplete last line, and leaves the stream at the end."""
     content = stream.read()
     whole = content[: content.rfind(b"\n") + 1]
     try:
@@ -113,7 +113,7 @@ async def _run(core: Core, lines: list[BatchLine], done: Done) -> None:
     try:
         await core.start()
         async with asyncio.TaskGroup() as group:
-            for _ in range(2 * core.max_batch_size):  # so that the batch is full while answers are written
+            for _ in range(2 * core.max_batch_size):  # keeps the batch full while answers are written
                 group.create_task(work())
     finally:
         await core.stop()

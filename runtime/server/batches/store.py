@@ -1,4 +1,4 @@
-"""Store: files and batches in SQLite, so that they outlast the server. Blocking; one thread at a time."""
+"""BatchStore: files and batches in SQLite, which persist when the server ends. Calls block; one thread at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class FileObject(msgspec.Struct):
-    """A file as the API shows it."""
+    """A file, in the form of the API."""
 
     id: str
     bytes: int
@@ -43,7 +43,7 @@ class FileObject(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Lines of a batch by what became of them."""
+    """Numbers of lines of a batch: all, answered and failed."""
 
     total: int = 0
     completed: int = 0
@@ -51,7 +51,7 @@ class Counts(msgspec.Struct):
 
 
 class BatchError(msgspec.Struct):
-    """Why a batch failed; `line` is the number of the line, from 1, if it is one's."""
+    """Why a batch failed; `line`: the number, from 1, of the line with the error, if it is in one."""
 
     code: str
     message: str
@@ -60,14 +60,14 @@ class BatchError(msgspec.Struct):
 
 
 class BatchErrors(msgspec.Struct):
-    """A list of errors, as OpenAI's API has it."""
+    """A list of errors, in the form of OpenAI's API."""
 
     data: list[BatchError]
     object: str = "list"
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """A batch as the API shows it. Times are seconds since 1970."""
+    """A batch, in the form of the API. Times are seconds since 1970."""
 
     id: str
     endpoint: str
@@ -92,7 +92,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class BatchStore:
-    """All reads name the client: what is not the client's own does not exist for it."""
+    """The stored files and batches. All reads name the client, who sees nothing of other clients."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -109,7 +109,7 @@ class BatchStore:
             self._connection.close()
 
     def secret(self) -> bytes:
-        """What identifies clients here, also after a restart."""
+        """The secret of ApiKeys, which is stored so that clients stay the same after a restart."""
         with self._transaction() as database:
             database.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(32),))
             return database.execute("select value from meta where name = 'secret'").fetchone()[0]
@@ -117,7 +117,7 @@ class BatchStore:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def add_file(self, client: str, name: str, purpose: str, content: bytes) -> FileObject:
-        """Store a file of a client's under a new id."""
+        """Store a file of a client under a new id."""
         file_id = f"file-{secrets.token_hex(12)}"
         with self._transaction() as database:
             row = (file_id, client, name, purpose, int(time.time()), content)
@@ -135,7 +135,7 @@ class BatchStore:
         return [FileObject(*row) for row in rows]
 
     def file(self, client: str, file_id: str) -> FileObject | None:
-        """What is known of a file; None if the client has no such file."""
+        """A file without its content; None if the client has no such file."""
         return next((found for found in self.files(client) if found.id == file_id), None)
 
     def content(self, client: str, file_id: str) -> bytes | None:
@@ -147,26 +147,26 @@ class BatchStore:
         return None if row is None else row[0]
 
     def delete_file(self, client: str, file_id: str) -> bool:
-        """Forget a file; whether there was one."""
+        """Delete a file; returns whether it existed."""
         with self._transaction() as database:
             return database.execute("delete from files where client = ? and id = ?", (client, file_id)).rowcount > 0
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def add_batch(self, client: str, batch: Batch) -> None:
-        """Store a new batch of a client's."""
+        """Store a new batch of a client."""
         with self._transaction() as database:
             row = (batch.id, client, batch.status, batch.created_at, msgspec.json.encode(batch).decode())
             database.execute("insert into batches values (?, ?, ?, ?, ?)", row)
 
     def save_batch(self, batch: Batch) -> None:
-        """Store what has become of a batch."""
+        """Store the changed record of a batch."""
         with self._transaction() as database:
             row = (batch.status, msgspec.json.encode(batch).decode(), batch.id)
             database.execute("update batches set status = ?, record = ? where id = ?", row)
 
     def batches(self, client: str) -> list[Batch]:
-        """A client's batches, the newest first, with their counts as they are now."""
+        """A client's batches, the newest first, with their current counts."""
         with self._transaction() as database:
             rows = database.execute(
                 "select record from batches where client = ? order by created desc, rowid desc", (client,)
@@ -193,7 +193,7 @@ class BatchStore:
     # -- lines -------------------------------------------------------------------------------------------------------
 
     def add_lines(self, batch_id: str, requests: Sequence[bytes]) -> None:
-        """Store the requests of a batch, numbered from 0; a number that is stored already is left as it is."""
+        """Store the requests of a batch, numbered from 0; a number that is stored already is not changed."""
         with self._transaction() as database:
             database.executemany(
                 "insert or ignore into lines (batch, number, request) values (?, ?, ?)",
@@ -201,7 +201,7 @@ class BatchStore:
             )
 
     def pending_lines(self, batch_id: str, most: int) -> list[tuple[int, bytes]]:
-        """The first lines without a result."""
+        """(number, request) of the first `most` lines without a result."""
         with self._transaction() as database:
             return database.execute(
                 "select number, request from lines where batch = ? and result is null order by number limit ?",
@@ -209,13 +209,14 @@ class BatchStore:
             ).fetchall()
 
     def save_result(self, batch_id: str, number: int, status: int, result: bytes) -> None:
-        """Store what line `number` of a batch was answered with: its HTTP status and body."""
+        """Store the answer to line `number` of a batch: the HTTP status and the result line."""
         with self._transaction() as database:
             row = (status, result, batch_id, number)
             database.execute("update lines set status = ?, result = ? where batch = ? and number = ?", row)
 
     def results(self, batch_id: str, succeeded: bool) -> bytes:
-        """The results in the order of the lines, one per line of text."""
+        """The results of lines that succeeded, or of those that failed, in the order of the lines, one per line of
+        text."""
         test = "status = 200" if succeeded else "status != 200"
         with self._transaction() as database:
             rows = database.execute(f"select result from lines where batch = ? and {test} order by number", (batch_id,))

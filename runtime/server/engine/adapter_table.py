@@ -1,4 +1,4 @@
-"""AdapterTable: what the HTTP process asks about adapters, done beside the steps."""
+"""AdapterTable: loads and unloads adapters for the HTTP process, in a thread beside the steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _TELL_S = 0.25
 
 
 class AdapterTable:
-    """Takes questions, and gives their answers when they are there. adapters: None for an engine without room."""
+    """Takes requests to load or unload adapters, and returns their answers once they are done. adapters: None for an
+    engine that holds no adapters."""
 
     def __init__(self, adapters: ResidentAdapters | None) -> None:
         self._adapters = adapters
@@ -31,11 +32,12 @@ class AdapterTable:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is still to come."""
+        """Whether an answer is outstanding."""
         return bool(self._open)
 
     def stats(self, awaited: Iterable[str]) -> AdapterStats | None:
-        """Who is in memory, and who is waited for; None where that was told a moment ago, or there is no room."""
+        """The adapters in memory, and those that requests wait for. None if the last call was less than _TELL_S seconds
+        ago, or if the engine holds no adapters. awaited: names."""
         now = time.monotonic()
         if self._adapters is None or now - self._told < _TELL_S:
             return None
@@ -43,11 +45,11 @@ class AdapterTable:
         return AdapterStats(self._adapters.plan.slots, self._adapters.resident, list(dict.fromkeys(awaited)))
 
     def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
-        """Begin to do what is asked; questions are taken one after the other."""
+        """Queue a request; requests run one after the other."""
         self._open.append((question.id, self._thread.submit(self._do, question)))
 
     def answers(self) -> Iterator[AdapterDone | Failed]:
-        """The answers that are there."""
+        """The answers of requests that have ended, in order."""
         while self._open and self._open[0][1].done():
             number, done = self._open.pop(0)
             error = done.exception()
@@ -58,7 +60,7 @@ class AdapterTable:
                 log.error("an adapter could not be loaded", exc_info=error)
             message = error.message if isinstance(error, IccError) else "the adapter could not be loaded"
             hint = f": {error.hint}" if isinstance(error, IccError) and error.hint else ""
-            status = 404 if self._adapters is None else 400  # as for all that an engine was not compiled for
+            status = 404 if self._adapters is None else 400  # as for all features not compiled in
             yield Failed(number, status if isinstance(error, IccError) else 500, message + hint, "lora_path")
 
     def _do(self, question: LoadAdapter | UnloadAdapter) -> None:

@@ -12,15 +12,15 @@ import msgspec
 from .frames import SocketFrames
 from .messages import FromEngine, ToEngine, encode
 
-_MAX_UNSENT = 256 << 20  # bytes; the other side has stopped reading for ever
+_MAX_UNSENT = 256 << 20  # bytes; more unsent data means that the other side no longer reads
 
 
 class ChannelClosed(Exception):
-    """The HTTP process has gone, or reads no more."""
+    """The HTTP process has ended, or has stopped reading."""
 
 
 class Channel:
-    """Messages over a connected socket. Bytes that the socket does not take now are kept and sent with the next
+    """Messages over a connected socket. Bytes that the socket does not accept now are kept and sent with the next
     message. Any thread may send."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -32,7 +32,7 @@ class Channel:
         self._sending = Lock()
 
     def send(self, message: FromEngine) -> None:
-        """Send a message. ChannelClosed if too much waits to be read."""
+        """Send a message. ChannelClosed if too many bytes are unsent."""
         with self._sending:
             self._unsent += encode(message)
             if len(self._unsent) > _MAX_UNSENT:
@@ -40,7 +40,8 @@ class Channel:
             self._flush()
 
     def receive(self, timeout: float) -> Iterator[ToEngine]:
-        """The messages that are here, after waiting up to `timeout` seconds for the first. ChannelClosed at the end."""
+        """The messages that have arrived, after waiting up to `timeout` seconds for the first. ChannelClosed if the
+        other side has closed."""
         writers = [self._socket] if self._unsent else []
         readable, writable, _ = select.select([self._socket], writers, [], timeout)
         if writable:

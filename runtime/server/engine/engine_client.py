@@ -1,4 +1,4 @@
-"""EngineClient: starts the engine process, talks to it, and says so when it dies or hangs."""
+"""EngineClient: starts the engine process, communicates with it, and restarts it when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ from .prompt_folder import PromptFolder
 from .step_costs import StepCosts
 
 log = logging.getLogger("icc.serve")
-_RELOADING = "the engine takes up new weights"
+_RELOADING = "the engine is being loaded again"
 _NOT_READY = "the engine is not ready"
 _DRAIN_S = 0.02
-_BACKOFF_S = (0.1, 30.0)  # first and longest wait before the engine is started again
+_BACKOFF_S = (0.1, 30.0)  # first and longest wait before a restart of the engine
 _SOCKET_BYTES = 4 << 20
-_LONGEST_STEP = 30  # times `watchdog_s`: nothing that ends takes as long
+_LONGEST_STEP = 30  # times `watchdog_s`: no step that ends takes as long
 
 
 @dataclass(eq=False)
 class _Reload:
-    """The engine is loaded anew. replaces: its process is ended for that now."""
+    """A reload of the engine. replaces: whether the old process is being ended for it."""
 
     done: asyncio.Future[None]
     replaces: bool = False
 
     def settle(self, error: EngineFailed | None) -> None:
-        """Tell who waits for it; later calls do nothing."""
+        """Set the result for the caller of `reload`; later calls do nothing."""
         if not self.done.done():
             self.done.set_result(None) if error is None else self.done.set_exception(error)
 
 
 class EngineClient:
-    """One engine process at a time, started again after it has died or been killed because it hung.
+    """One engine process at a time, restarted after it has died or was killed because it hung.
 
-    command: the process; the number of its socket's descriptor is put in place of "{fd}". watchdog_s: an engine that
-    says nothing for so long hangs, and one that only says that it works for thirty times as long. number: of the
-    replica that it is. ids: where the numbers of questions come from, which the prompts that are sent must not have.
-    loaded: the names of the adapters that its process knows.
+    command: of the process; "{fd}" is replaced by the number of its socket's descriptor. watchdog_s: an engine hangs if
+    it sends nothing for so many seconds, or nothing but Working for thirty times as many. number: of the replica. ids:
+    gives the ids of requests about adapters, which must differ from those of prompts. loaded: the names of the adapters
+    that the process has loaded.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class EngineClient:
         self._ids = count() if ids is None else ids
         self.observe: Callable[[Report], None] = lambda report: None  # called with every report
         self.on_ready: Callable[[], None] = lambda: None  # called when an engine process has loaded the engine
-        # called with the prompts that had not ended in a process that did
+        # called with the unfinished prompts of a process that ended
         self.on_lost: Callable[[Sequence[SentPrompt], EngineFailed], None] = fail_all
-        self.watch: WatchKV | None = None  # what every process is told first, for `on_kv`
-        self.on_kv: Callable[[bytes | None], None] = lambda events: None  # called with what caches find; None: nothing
+        self.watch: WatchKV | None = None  # the first message to every process, if `on_kv` is used
+        self.on_kv: Callable[[bytes | None], None] = lambda events: None  # prefix cache events; None: all is gone
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.started_with: Sequence[str] = command  # the command of the process that runs, or of the last one
+        self.started_with: Sequence[str] = command  # the command of the running or last process
         self._prompts: dict[int, SentPrompt] = {}
-        self._asked: dict[int, asyncio.Future[None]] = {}  # about adapters
+        self._asked: dict[int, asyncio.Future[None]] = {}  # requests about adapters, by id
         self._lost = asyncio.Event()
         self._started: asyncio.Future[Ready] | None = None
         self._reload: _Reload | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
-        self._heard = self._done = 0.0  # when it said something, and something else than that it works
-        self._identity: str | None = None  # of the engine that was loaded first, see Ready
-        self.facts: Ready | None = None  # of the engine that is ready; None where none is
+        self._heard = self._done = 0.0  # times of the last message, and of the last one other than Working
+        self._identity: str | None = None  # of the first engine that was loaded, see Ready
+        self.facts: Ready | None = None  # of the ready engine; None if none is ready
         self.stats, self.costs = Stats(), StepCosts()
         self.adapters: AdapterStats | None = None
         self.loaded: set[str] = set()
@@ -119,7 +119,7 @@ class EngineClient:
         await self._started
 
     async def stop(self) -> None:
-        """End the process; streams that are open fail."""
+        """End the process; open streams fail."""
         if self._supervisor is not None:
             self._stopping = True
             self._supervisor.cancel()
@@ -133,23 +133,24 @@ class EngineClient:
 
     @property
     def open(self) -> Collection[SentPrompt]:
-        """The prompts that it has, and that have not ended."""
+        """The prompts in the engine that have not ended."""
         return self._prompts.values()
 
     def send(self, prompt: SentPrompt) -> None:
-        """Have a prompt run. EngineFailed, status 503, where it `takes` none."""
+        """Send a prompt to the engine. EngineFailed, status 503, if it `takes` none."""
         if self._transport is None or not self.takes:
             raise EngineFailed(503, _RELOADING if self._reload is not None else _NOT_READY)
         self._prompts[prompt.submit.id] = prompt
         self._transport.write(encode_message(prompt.submit))
 
     def tell(self, given: TakeKV | DropKV) -> None:
-        """Have KV taken that another process gives, or not taken any more; nothing where no process runs."""
+        """Tell the engine to take KV that another process publishes, or to stop that; does nothing if no process
+        runs."""
         if self._transport is not None:
             self._transport.write(encode_message(given))
 
     async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
-        """Have something done about an adapter (its id is given here). EngineFailed where it cannot be."""
+        """Have the engine load or unload an adapter; sets the id of `question`. EngineFailed if it cannot."""
         if self._transport is None or self.facts is None:
             raise EngineFailed(503, _NOT_READY)
         number = next(self._ids)
@@ -165,9 +166,9 @@ class EngineClient:
             self.loaded.discard(question.name)
 
     async def reload(self, wait_s: float) -> None:
-        """Load the engine anew with the command, in another process; one that is loading is given up for that. Requests
-        that run have `wait_s` seconds to end and fail after that; new ones are refused meanwhile. EngineFailed where it
-        is under way already, no process runs, or the engine cannot be loaded, which is tried again then."""
+        """Load the engine again with `command`, in a new process; a process that is still loading is ended. Running
+        requests have `wait_s` seconds to end and fail after that; new ones are refused meanwhile. EngineFailed if a
+        reload is running already, no process runs, or the engine cannot be loaded; loading is then retried."""
         if self._reload is not None or self._process is None:
             raise EngineFailed(503, _RELOADING if self._reload else _NOT_READY)
         self._reload = reload = _Reload(asyncio.get_running_loop().create_future())
@@ -175,7 +176,7 @@ class EngineClient:
             end = time.monotonic() + wait_s
             while self._prompts and time.monotonic() < end:
                 await asyncio.sleep(_DRAIN_S)
-            if self._process is not None and not reload.done.done():  # else it died meanwhile: `_supervise` says so
+            if self._process is not None and not reload.done.done():  # else `_supervise` settles it
                 reload.replaces = True
                 self._lost.set()
             await reload.done
@@ -183,7 +184,7 @@ class EngineClient:
             self._reload = None
 
     def close(self, stream: EngineStream) -> None:
-        """Nobody reads the stream any more: what is not finished of it is cancelled."""
+        """Cancel the unfinished prompts of a stream that is no longer read."""
         for submit_id in stream.ids:
             if self._prompts.pop(submit_id, None) is not None and self._transport is not None:
                 self._transport.write(encode_message(Cancel(submit_id)))
@@ -199,7 +200,7 @@ class EngineClient:
                 reason = await self._watch()
             except OSError as error:
                 began, reason = time.monotonic(), f"cannot be started: {error}"
-            if self._stopping:  # wait_for of Python 3.11 drops a cancellation that comes with what it waits for
+            if self._stopping:  # wait_for of Python 3.11 loses a cancellation that comes together with its result
                 return
             lost = len(self._prompts)
             if self._reload is not None and self._reload.replaces:
@@ -212,7 +213,7 @@ class EngineClient:
             if self._started is not None and not self._started.done():
                 self._started.set_exception(IccError(f"the engine process {reason}"))
             if self._started is not None and self._started.exception() is not None:
-                return  # it could not be loaded the first time: that is for whoever called `start`
+                return  # the first load failed: the caller of `start` gets the error
             wait = _BACKOFF_S[0] if time.monotonic() - began > _BACKOFF_S[1] else min(wait * 2, _BACKOFF_S[1])
             fields = with_fields(replica=self.number, prompts_lost=lost, restart=self.restarts + 1, wait_s=wait)
             log.error("the engine %s, and is started again", reason, extra=fields)
@@ -223,7 +224,7 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        with theirs, deaf_to_signals():  # this process hears them, drains, and then ends that one
+        with theirs, deaf_to_signals():  # this process handles signals, drains, and then ends the engine
             command = [part.replace("{fd}", str(theirs.fileno())) for part in self.command]
             self.started_with = self.command
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -232,13 +233,13 @@ class EngineClient:
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self._receive, self._lost), sock=ours)
-        # what is not sent yet is bounded by admission, not by the transport
+        # unsent bytes are bounded by admission, not by the transport
         self._transport.set_write_buffer_limits(high=1 << 30)
         if self.watch is not None:
             self._transport.write(encode_message(self.watch))
 
     async def _watch(self) -> str:
-        """Wait until the process has died or hangs; what happened, in words."""
+        """Wait until the process has died or hangs; returns which, as text."""
         interval = min(0.25, self._watchdog_s / 4)
         while True:
             begin = time.monotonic()
@@ -247,13 +248,13 @@ class EngineClient:
                 return "died"
             except TimeoutError:
                 late = time.monotonic() - begin - interval
-                if late > interval:  # this process was stopped itself, and has not read what the engine said meanwhile
+                if late > interval:  # this process was suspended itself, and has not read the engine's messages
                     self._heard, self._done = self._heard + late, self._done + late
                 if self.facts is not None and (reason := self._hangs(time.monotonic())):
                     return reason
 
     def _hangs(self, now: float) -> str:
-        """What speaks for it, in words; "" for nothing."""
+        """Why the engine counts as hanging, as text; "" if it does not. now: monotonic, in seconds."""
         if (silent := now - self._heard) > self._watchdog_s:
             return f"hangs: it has said nothing for {silent:.1f} s"
         if (busy := now - self._done) > self._watchdog_s * _LONGEST_STEP:
@@ -318,8 +319,8 @@ class EngineClient:
     def _take_ready(self, ready: Ready) -> None:
         if self._identity is None:
             self._identity = ready.identity
-        elif ready.identity != self._identity:  # somebody has put another one there since
-            self._not_again("another model, tokenizer or limits are in its place: start the server anew")
+        elif ready.identity != self._identity:  # the engine in the directory was replaced
+            self._not_again("another model, tokenizer or limits have replaced it: restart the server")
             self._lost.set()
             return
         self.facts = ready
@@ -333,7 +334,7 @@ class EngineClient:
             self._started.set_result(ready)
 
     def _answer(self, number: int, error: EngineFailed | None) -> bool:
-        """Whether somebody has asked for that about an adapter, and is told now."""
+        """Settle the request about an adapter with this id; returns False if there is none."""
         answer = self._asked.get(number)
         if answer is None:
             return False
@@ -370,8 +371,8 @@ class _Pipe(asyncio.Protocol):
 
 
 def worker_command(options: LoadOptions, log_options: LogOptions, prompts: PromptFolder | None = None) -> list[str]:
-    """The command of the engine process. prompts: the folder that they are kept in, None for none. -P: nothing is
-    imported from the current directory."""
+    """The command of the engine process. prompts: the folder of kept prompts, None for none. -P: nothing is imported
+    from the current directory."""
     module = f"{__package__}.worker_main"
     stored = [] if prompts is None else [prompts.to_json()]
     return [sys.executable, "-P", "-m", module, "{fd}", options.to_json(), log_options.to_text(), *stored]

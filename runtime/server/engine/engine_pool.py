@@ -1,4 +1,4 @@
-"""EnginePool: the engine processes of a server, which are replicas of one engine, as if they were one."""
+"""EnginePool: the engine processes of a server, replicas of one engine, used like a single one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .messages import AdapterStats, LoadAdapter, Ready, Stats, Submit, UnloadAda
 from .router import ReplicaLoad, Router, prefix_keys
 from .step_costs import Costs, place
 
-_MOST_RUNS = 2  # of a prompt: one that ends its engine must not end all
+_MOST_RUNS = 2  # runs of a prompt: one that crashes its engine must not crash all
 
 
 class EnginePool:
     """Sends each prompt to the replica that a Router chooses.
 
-    commands: a process for each replica, see EngineClient. tokens: how many a replica's KV cache holds at most.
-    prefills: so many of the replicas, the first ones, compute prompts for the others too, where that pays: see `place`.
-    moves_kv: the option for which KV must be able to go from one process to another; "" for none.
+    commands: of each replica's process, see EngineClient. tokens: the capacity of a replica's KV cache. prefills: how
+    many of the replicas, the first ones, also compute prompts for the others when that is faster, see `place`.
+    moves_kv: the command-line option that needs KV to move between processes; "" for none.
     """
 
     def __init__(
@@ -44,27 +44,27 @@ class EnginePool:
         self._ids = count()
         self.tokens, self._prefills = tokens, prefills
         self._moves_kv = "--prefill-replicas" if prefills else moves_kv
-        self._handovers: dict[int, Handover] = {}  # by the ids of the prompts
+        self._handovers: dict[int, Handover] = {}  # by prompt id
         self._router, self.gifts = Router(), KVGifts()
         self.replicas = [EngineClient(command, watchdog_s, n, self._ids) for n, command in enumerate(commands)]
-        # called with a replica that has loaded the engine
+        # called with a replica when it has loaded the engine
         self.on_ready: Callable[[EngineClient], None] = lambda replica: None
-        self.on_replaced: Callable[[EngineClient], Awaitable[object]] = _nothing  # awaited before the next one's turn
+        self.on_replaced: Callable[[EngineClient], Awaitable[object]] = _nothing  # awaited before the next one
         for replica in self.replicas:
             replica.on_ready = partial(self._ready, replica)
             replica.on_lost = partial(self._lost, replica.number)
         self._reloading = False
 
-    # -- all of them together ----------------------------------------------------------------------------------------
+    # -- all replicas ------------------------------------------------------------------------------------------------
 
     @property
     def block_tokens(self) -> int:
-        """By how many tokens cached prefixes grow; 1 as long as no replica is ready."""
+        """The number of tokens by which cached prefixes grow; 1 while no replica is ready."""
         return next((facts.prefix_blocks[0] for facts in self.ready), 1)
 
     @property
     def _capacity(self) -> int:
-        """Tokens that the prefix cache of a replica holds."""
+        """How many tokens the prefix cache of a replica can hold."""
         return next(
             (unit * count for unit, count in (facts.prefix_blocks for facts in self.ready) if count), self.tokens
         )
@@ -76,12 +76,12 @@ class EnginePool:
 
     @property
     def stats(self) -> Stats:
-        """Gauges and counters of the processes that run, summed."""
+        """Gauges and counters, summed over the running processes."""
         return total([replica.stats for replica in self.replicas])
 
     @property
     def adapters(self) -> AdapterStats | None:
-        """Adapters that are in memory anywhere, or waited for; None for an engine without room for any."""
+        """Adapters that are in memory of any replica, or waited for; None for an engine that holds no adapters."""
         found = [replica.adapters for replica in self.replicas if replica.adapters is not None]
         if not found:
             return None
@@ -101,15 +101,15 @@ class EnginePool:
             )
 
     async def stop(self) -> None:
-        """End the processes; streams that are open fail."""
+        """End the processes; open streams fail."""
         for replica in self.replicas:
             replica.on_lost = fail_all
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
     async def ask(self, question: LoadAdapter | UnloadAdapter) -> None:
-        """Have all that are ready, or become ready meanwhile, do something about an adapter. EngineFailed where one
-        cannot, or none is ready. One that dies meanwhile is asked anew when it is there again, by whoever hears of
-        that."""
+        """Have all replicas that are ready, or become ready meanwhile, load or unload an adapter. EngineFailed if one
+        cannot, or none is ready. A replica that dies meanwhile is not asked again here; `on_ready` is called when it is
+        back."""
         done, failed = False, EngineFailed(503, "the engine is not ready")
         asked: set[int | None] = set()
         while new := [one for one in self.replicas if one.facts is not None and one.pid not in asked]:
@@ -126,31 +126,31 @@ class EnginePool:
 
     @property
     def room(self) -> AdapterRoom | None:
-        """Which adapters fit the engine; None where none do, or none is ready."""
+        """Which adapters fit the engine; None if it holds none, or no replica is ready."""
         return next((facts.adapters for facts in self.ready), None)
 
     def has_adapter(self, name: str) -> bool:
-        """Whether a replica that takes prompts knows an adapter."""
+        """Whether a replica that takes prompts has loaded an adapter."""
         return any(replica.takes and name in replica.loaded for replica in self.replicas)
 
     def _ready(self, replica: EngineClient) -> None:
         self.on_ready(replica)
 
     def watch_kv(self, plain: Sequence[bytes], publish: Callable[[int, bytes | None], None]) -> None:
-        """Have what the prefix caches find published, by replica: events as `kv_wire` has them, None where nothing is
-        found any more. plain: see WatchKV. Before `start`."""
+        """Publish the changes of the prefix caches. Call it before `start`. publish: called with a replica's number and
+        its events in the form of `kv_wire`; None: its cache is empty. plain: see WatchKV."""
         for replica in self.replicas:
             replica.watch, replica.on_kv = WatchKV(list(plain)), partial(publish, replica.number)
 
     async def reload(self, wait_s: float, commands: Sequence[Sequence[str]]) -> None:
-        """Load the engine that is behind `commands`, one replica after the other, while the others answer.
+        """Load the engine of `commands`, one replica after the other, while the others answer.
 
-        Prompts that run on a replica have `wait_s` seconds to end; what has begun fails after that. A replica whose
-        process has ended is started with the new command when it is its turn. EngineFailed where a reload is under way,
-        none is ready, or a process cannot load the engine: then all go back to the commands that they had.
+        Prompts that run on a replica have `wait_s` seconds to end; those that have begun fail after that. A replica
+        whose process has ended is started with the new command in its turn. EngineFailed if a reload is running, no
+        replica is ready, or a process cannot load the engine: then all return to their old commands.
         """
         if self._reloading or not self.ready:
-            raise EngineFailed(503, "the engine is loaded anew already" if self._reloading else "no engine is ready")
+            raise EngineFailed(503, "the engine is being reloaded already" if self._reloading else "no engine is ready")
         self._reloading, before = True, [replica.command for replica in self.replicas]
         try:
             for replica, command in zip(self.replicas, commands, strict=True):
@@ -165,18 +165,18 @@ class EnginePool:
             self._reloading = False
 
     async def _go_back(self, commands: Sequence[Sequence[str]], wait_s: float) -> None:
-        """Have every replica run what it ran before, whatever it is starting with now."""
+        """Return every replica to its old command, also one that is still starting with the new one."""
         for replica, command in zip(self.replicas, commands, strict=True):
             replica.command = command
         for replica in self.replicas:
             if replica.pid is not None and replica.started_with != replica.command:
-                with contextlib.suppress(EngineFailed):  # the error that there was is told
+                with contextlib.suppress(EngineFailed):  # the first error is raised instead
                     await replica.reload(wait_s)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
     def submit(self, submits: Sequence[Submit], whole: bool = False) -> EngineStream:
-        """Send the prompts of one request (their ids are given here), each where it is computed the soonest. whole: see
+        """Send the prompts of one request, each to the replica that will compute it soonest; sets their ids. whole: see
         EngineStream. EngineFailed, status 503, if no replica takes any."""
         named = [msgspec.structs.replace(submit, id=next(self._ids)) for submit in submits]
         stream = EngineStream(named, whole)
@@ -188,7 +188,7 @@ class EnginePool:
         return stream
 
     def close(self, stream: EngineStream) -> None:
-        """Nobody reads the stream any more: what is not finished of it is cancelled."""
+        """Cancel the unfinished prompts of a stream that is no longer read."""
         for submit in stream.submits:
             self.gifts.end(submit.kv_name)
         handed = [found for number in stream.ids if (found := self._handovers.pop(number, None)) is not None]
@@ -203,7 +203,7 @@ class EnginePool:
         if not takers and any(replica.takes for replica in self.replicas):
             raise EngineFailed(503, f"the adapter {adapter!r} is not loaded now: ask again")
         if len(self.replicas) == 1 or not takers:
-            return self.replicas[0].send(prompt)  # which says why it does not
+            return self.replicas[0].send(prompt)  # it raises the reason
         length, keys = len(prompt.submit.prompt), prefix_keys(prompt.submit)
         ranked = self._router.ranked(keys, length, [self._load(replica, adapter) for replica in takers])
         measured, costs, now = [one.costs for one in self.replicas], None, time.monotonic()
@@ -224,16 +224,17 @@ class EnginePool:
         self._router.ran(placed.answers, keys, self._capacity)
 
     def _takers(self, submit: Submit) -> list[EngineClient]:
-        """The replicas that take a prompt and have its adapter, which one that came back may not have again; those
-        first that compute for no others."""
+        """The replicas that take a prompt and have its adapter, which a restarted one may not have loaded yet. Replicas
+        that compute prompts for others come last."""
         order = [*self.replicas[self._prefills :], *self.replicas[: self._prefills]]
         return [one for one in order if one.takes and (not submit.adapter or submit.adapter in one.loaded)]
 
     def _handed(self, handover: Handover, whole: bool) -> None:
-        """A prompt has been computed, or its replica has failed: the one that answers computes what is lacking."""
+        """Called when a prompt has been computed (`whole`), or its replica has failed: the answering replica computes
+        the rest."""
         prompt = handover.prompt
         if self._handovers.pop(prompt.submit.id, None) is None:
-            return  # nobody waits for it
+            return  # it was closed
         prompt.submit = handover.submit
         prompt.runs -= whole
         try:
@@ -246,7 +247,7 @@ class EnginePool:
             prompt.stream.fail(error)
 
     def _lost(self, number: int, prompts: Sequence[SentPrompt], error: EngineFailed) -> None:
-        """A replica has ended: what nobody has been told anything of runs elsewhere, the rest fails."""
+        """Called when a replica has ended: prompts without output run elsewhere, the others fail."""
         self._router.forget(number)
         for prompt in prompts:
             if isinstance(prompt.stream, Handover):
@@ -271,16 +272,16 @@ class EnginePool:
 
 
 async def _nothing(replica: EngineClient) -> None:
-    """What a server without adapters has to do for a replica that was replaced."""
+    """The default of `on_replaced`."""
 
 
 def _has(replica: EngineClient, adapter: str) -> bool:
-    """Whether an adapter is in a slot, or on its way there for a prompt that was sent before."""
+    """Whether an adapter is in a slot, or is being loaded for an earlier prompt."""
     told = replica.adapters
     in_slot = told is not None and (adapter in told.resident or adapter in told.awaited)
     return in_slot or any(prompt.submit.adapter == adapter for prompt in replica.open)
 
 
 def total(stats: Sequence[Stats]) -> Stats:
-    """Gauges and counters, summed."""
+    """The sum of gauges and counters."""
     return Stats(*(sum(getattr(one, name) for one in stats) for name in Stats.__struct_fields__))

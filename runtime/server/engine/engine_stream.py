@@ -1,4 +1,4 @@
-"""EngineStream: what an engine process has said of a request so far, and how it failed."""
+"""EngineStream: the output of an engine process for a request so far, or its error."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class EngineFailed(IccError):
 
 
 class EngineStream:
-    """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
+    """The output for the prompts of one request, until every completion has ended or `EngineFailed`.
 
-    submits: the prompts, whose ids follow one another. whole: nothing is told before everything is here, so that a
-    prompt can begin again. `prompt_logprobs`, `embeddings` and `kv_given` are by id. begun: the ids of which something
-    has come. chosen: by id, which of its completions are given, the best first; nothing of an id of which all are.
-    sent_ns, first_ns: when it was made, and when something came first (`time.monotonic_ns`).
+    submits: the prompts, whose ids are consecutive. whole: whether the client gets nothing before everything is
+    complete, so that a prompt can be restarted. `prompt_logprobs`, `embeddings` and `kv_given` are by id. begun: the
+    ids of prompts with output. chosen: by id, the indices of the completions to return, the best first; without an
+    entry, all are returned. sent_ns, first_ns: when the stream was made, and when its first output came
+    (`time.monotonic_ns`).
     """
 
     def __init__(self, submits: Sequence[Submit], whole: bool = False) -> None:
@@ -42,7 +43,7 @@ class EngineStream:
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.embeddings: dict[int, bytes] = {}
         self.kv_given: dict[int, KVGiven] = {}
-        # called with what is given of a prompt, as it comes
+        # called with each KVGiven when it comes
         self.on_given: Callable[[KVGiven], None] = lambda given: None
         self._deltas: deque[Delta] = deque()
         self._failed: Exception | None = None
@@ -50,11 +51,11 @@ class EngineStream:
 
     @property
     def ids(self) -> range:
-        """The ids of its prompts."""
+        """The ids of the prompts."""
         return range(self.first_id, self.first_id + len(self.submits))
 
     async def take(self) -> list[Delta]:
-        """The deltas that came since the last call, at least one. Raises what `fail` was given."""
+        """The deltas since the last call, at least one; waits for it. Raises the error that `fail` got."""
         while not self._deltas:
             if self._failed is not None:
                 raise self._failed
@@ -65,7 +66,7 @@ class EngineStream:
         return deltas
 
     def push(self, delta: Delta) -> None:
-        """Take a delta from the engine, and wake who waits for one."""
+        """Add a delta from the engine, and wake `take`."""
         self._deltas.append(delta)
         if self.first_ns is None:
             self.first_ns = time.monotonic_ns()
@@ -74,7 +75,7 @@ class EngineStream:
         self._wake()
 
     def begin_again(self, submit: Submit) -> None:
-        """Forget what has come of a prompt, which runs once more."""
+        """Drop the output of a prompt, which is restarted."""
         if submit.id not in self.begun:
             return
         self._deltas = deque(delta for delta in self._deltas if delta.id != submit.id)
@@ -83,12 +84,12 @@ class EngineStream:
         self.left[submit.id] = submit.params.n
 
     def take_restarted(self) -> set[int]:
-        """The ids of prompts that began again since the last call: their deltas before that no longer count."""
+        """The ids of prompts that were restarted since the last call: their earlier deltas are void."""
         restarted, self._restarted = self._restarted, set()
         return restarted
 
     def add(self, found: PromptLogprobs | Embedded | KVGiven) -> None:
-        """Keep what was found of a prompt."""
+        """Add other output of a prompt."""
         if isinstance(found, Embedded):
             self.embeddings[found.id] = found.vector
         elif isinstance(found, KVGiven):
@@ -98,7 +99,7 @@ class EngineStream:
             self.prompt_logprobs[found.id] = found
 
     def fail(self, error: Exception) -> None:
-        """End with an error, which `take` raises after what has come, and wake who waits."""
+        """End with an error, which `take` raises after the deltas so far, and wake `take`."""
         self._failed = error
         self._wake()
 
@@ -109,8 +110,8 @@ class EngineStream:
 
 @dataclass(eq=False)
 class SentPrompt:
-    """A prompt of a request, as it is sent to engine processes. cost: the tokens of it that are computed, as far as
-    known; runs: how many processes have had it."""
+    """A prompt of a request that is sent to engine processes. cost: the estimated number of its tokens to compute;
+    runs: how many processes it was sent to."""
 
     stream: EngineStream
     submit: Submit
@@ -119,16 +120,16 @@ class SentPrompt:
 
     @property
     def begun(self) -> bool:
-        """Whether something of it has come."""
+        """Whether the prompt has output."""
         return self.submit.id in self.stream.begun
 
     @property
     def ended(self) -> bool:
-        """Whether all its completions have ended."""
+        """Whether all completions of the prompt have ended."""
         return not self.stream.left[self.submit.id]
 
 
 def fail_all(prompts: Sequence[SentPrompt], error: EngineFailed) -> None:
-    """End the streams of prompts that were lost."""
+    """End the streams of lost prompts with an error."""
     for prompt in prompts:
         prompt.stream.fail(error)

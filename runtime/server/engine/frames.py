@@ -1,10 +1,10 @@
-"""Frames: messages in a stream of bytes, each behind its length in four bytes, the least significant first."""
+"""Frames: messages in a stream of bytes, each after its length in four bytes, little-endian."""
 
 from __future__ import annotations
 
 import socket
 
-MAX_FRAME = 64 << 20  # bytes; nothing that the processes say is longer
+MAX_FRAME = 64 << 20  # bytes; no message between the processes is longer
 _AT_ONCE = 1 << 20  # bytes read at a time
 
 
@@ -15,7 +15,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """The bodies that are complete now. ValueError if the stream is no sequence of frames."""
+        """Add data; returns the bodies that are now complete. ValueError if the stream is not a sequence of frames."""
         self._buffer += data
         bodies, at = [], 0
         while len(self._buffer) >= at + 4:
@@ -31,10 +31,10 @@ class Frames:
 
 
 class SocketFrames(Frames):
-    """Reads them from a socket, always into the same memory.
+    """Reads frames from a socket, always into the same buffer.
 
-    `recv` takes room for the most that may come and gives back what was not needed. What is allocated meanwhile keeps
-    the C library from using that room again: a process grew by 200 bytes with every request, without end.
+    `recv` allocates the largest size and frees the unused rest. Other allocations in between keep the C library from
+    reusing that memory: the process grew by 200 bytes per request without end.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -42,8 +42,8 @@ class SocketFrames(Frames):
         self._socket, self._read = connection, bytearray(_AT_ONCE)
 
     def read(self) -> list[bytes]:
-        """The bodies that are complete with what is there now. EOFError if the other side has closed; ValueError as
-        `feed`; OSError as the socket's."""
+        """Read what has arrived; returns the bodies that are now complete. EOFError if the other side has closed;
+        ValueError as `feed`; OSError of the socket."""
         count = self._socket.recv_into(self._read)
         if not count:
             raise EOFError("the other side has closed the socket")

@@ -1,4 +1,4 @@
-"""Grammars compiled beside the steps."""
+"""Grammars that are compiled in a thread beside the steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .worker import GrammarService
 
 
 class CompiledGrammars(GrammarService):
-    """Compiles in one thread of its own."""
+    """Compiles grammars in its own thread."""
 
     def __init__(self, grammars: constraints.Grammars) -> None:
         self._grammars = grammars
@@ -24,7 +24,7 @@ class CompiledGrammars(GrammarService):
 
     @classmethod
     def of(cls, llm: LLM) -> GrammarService:
-        """The grammars of an engine; of one without tokenizer or end token, none."""
+        """The grammar service of an engine; one without grammars if the engine has no tokenizer or end token."""
         return GrammarService() if llm.prompting.grammars is None else cls(llm.prompting.grammars)
 
     def request(self, submit: Submit) -> None:

@@ -1,4 +1,4 @@
-"""Handover: a prompt that one replica computes, and another one answers (Splitwise: Patel et al. 2024, arXiv
+"""Handover: one replica computes a prompt, and another decodes the answer (Splitwise: Patel et al. 2024, arXiv
 2311.18677; DistServe: Zhong et al. 2024, arXiv 2401.09670)."""
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .messages import Delta, DropKV, Embedded, KVGiven, PromptLogprobs, Submit, 
 
 
 class Handover(EngineStream):
-    """A prompt that one replica computes for another. Parts of its KV come back, which are announced to the answering
-    replica at once, and one token, which is dropped.
+    """A prompt that one replica computes for another. Each part of its KV is announced to the answering replica at
+    once; the one token that is sampled is dropped.
 
-    prompt: the request to the computing replica. target: the replica that answers. ended: is called once, when all KV
-    is there or the computing replica has failed; `submit` is then the prompt for `target`, with the KV that was
-    computed.
+    prompt: the client's prompt. target: the replica that answers. ended: called once, with True when all KV is
+    published, with False when the computing replica has failed; `submit` is then the prompt for `target`, with the KV
+    so far.
     """
 
     def __init__(
         self, number: int, prompt: SentPrompt, target: EngineClient, ended: Callable[[Handover, bool], None]
     ) -> None:
-        """number: the id under which the prompt is computed."""
+        """number: the id of the prompt on the computing replica."""
         params = SamplingParams(max_tokens=1, temperature=0)
         asked = msgspec.structs.replace(prompt.submit, id=number, params=params, grammar="", gives_kv=True)
         super().__init__([asked])
@@ -35,12 +35,12 @@ class Handover(EngineStream):
 
     @property
     def target_stays(self) -> bool:
-        """Whether the replica that answers takes prompts, and is the process that has taken the KV."""
+        """Whether the answering replica takes prompts and still has the process that got the KV."""
         return self.target.takes and self.target.pid == self._process
 
     @property
     def submit(self) -> Submit:
-        """The prompt as the replica that answers gets it now."""
+        """The prompt for the answering replica, with the rest of its deadline."""
         submit, passed = self.prompt.submit, time.monotonic() - self._begun
         left = None if submit.deadline is None else max(submit.deadline - passed, 0.0)
         return msgspec.structs.replace(submit, takes_kv=self._name, deadline=left)
@@ -57,7 +57,7 @@ class Handover(EngineStream):
             self.target.tell(TakeKV(found.name, self.prompt.submit.salt))
 
     def drop(self) -> None:
-        """Give up the prompt: its KV is not taken."""
+        """Cancel the handover: the KV is not taken."""
         if self._name and self.target_stays:
             self.target.tell(DropKV(self._name))
 

@@ -1,4 +1,4 @@
-"""What the HTTP process makes requests with: an engine that takes the place of another must have the same."""
+"""The identity of an engine: all from which the HTTP process makes requests. A replacement must have the same."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def tokenizer_files(manifest: Manifest) -> Mapping[str, FileEntry]:
 
 
 def identity_of(manifest: Manifest) -> str:
-    """A digest of all that; weights and kernels are not in it."""
+    """A digest of REQUEST_FIELDS and the files of the tokenizer; weights and kernels are not part of it."""
     facts = [[getattr(manifest, name) for name in REQUEST_FIELDS], sorted(tokenizer_files(manifest).items())]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()

@@ -1,4 +1,4 @@
-"""What keeps prompts in an engine process."""
+"""Makes the KeptPrompts of an engine process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .prompt_folder import PromptFolder
 
 
 def kept_prompts(llm: LLM, folder: PromptFolder | None) -> KeptPrompts:
-    """For an engine that was loaded; in memory alone where `folder` is None."""
+    """The KeptPrompts of a loaded engine. folder: None keeps prompts only in memory."""
     reach, blocks, store = in_reach(llm.executor), None, None
     if folder is not None and reach is not None:
         blocks = KVBlocks(digest_of(llm.manifest), reach)

@@ -1,4 +1,4 @@
-"""KVExchange: what an engine process does between its steps about prompts that go on elsewhere, or come from there."""
+"""KVExchange: publishes and takes the KV of prompts that one engine computes and another decodes, between steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .kv_transfer import KVTransfer
 from .messages import KVTaken, Submit, TakeKV
 from .prompts import Prompt, PromptStage
 
-_WHOLE = ("stop", "length")  # why a prompt ends whose KV is of use
+_WHOLE = ("stop", "length")  # finish reasons of prompts whose KV is complete
 
 
 class KVExchange:
-    """Gives the KV of prompts after each step of theirs, and takes what others give. transfer: None where the cache is
-    out of reach: nothing is given then, and nothing taken."""
+    """Publishes ("gives") the KV of prompts after each of their steps, and takes KV that other engines publish.
+    transfer: None if the cache cannot be accessed: then nothing is given or taken."""
 
     def __init__(self, transfer: KVTransfer | None, loop: EngineLoop, channel: Channel) -> None:
         self._transfer, self._loop, self._channel = transfer, loop, channel
@@ -30,27 +30,27 @@ class KVExchange:
 
     @property
     def _kv(self) -> KVCache:
-        """The cache at work: after a step that failed, it is another."""
+        """The current cache, which is replaced after a failed step."""
         return self._loop.scheduler.kv
 
     def begin(self, prompt: Prompt) -> None:
-        """A prompt is about to be submitted."""
+        """Called before a prompt is submitted: take its KV, or register it to be given."""
         if prompt.submit.takes_kv:
             self._take(lambda transfer: transfer.take(self._kv, prompt.submit))
         if prompt.submit.gives_kv and self._transfer is not None:
             self._giving[prompt.id] = prompt
 
     def take(self, given: TakeKV) -> None:
-        """Another engine has given a part of a prompt."""
+        """Take the parts of a prompt that another engine has given."""
         self._take(lambda transfer: transfer.take_parts(self._kv, given.name, given.salt))
 
     def drop(self, name: str) -> None:
-        """Nobody waits for a prompt of which another engine gives the KV under a name."""
+        """Stop taking the KV under a name: its prompt was cancelled."""
         if self._transfer is not None and name:
             self._transfer.drop(name)
 
     def give(self) -> None:
-        """Give what is computed by now of prompts that go on elsewhere, and forget those that have ended."""
+        """Give the KV computed so far of registered prompts, and forget prompts that have ended."""
         for prompt in list(self._giving.values()):
             assert self._transfer is not None
             if prompt.stage is PromptStage.ENDED:
@@ -60,7 +60,7 @@ class KVExchange:
                 self._channel.send(given)
 
     def sweep(self) -> None:
-        """Remove what nobody has taken."""
+        """Remove KV that was never taken."""
         if self._transfer is not None:
             self._transfer.sweep()
 
@@ -77,8 +77,8 @@ def _is_whole(prompt: Prompt) -> bool:
 
 
 def shared(submit: Submit) -> bool:
-    """Whether the KV of a prompt is of use to another engine: nothing but its tokens and its salt decides it, and its
-    answer needs no logits of it."""
+    """Whether another engine can use the KV of a prompt: it depends only on the tokens and the salt, and no logits of
+    the prompt are wanted."""
     return (
         not (submit.adapter or submit.extras or submit.gives_kv or submit.takes_kv) and submit.prompt_logprobs is None
     )

@@ -1,7 +1,7 @@
 """KV blocks of a prompt as a file in shared memory, which is written in parts while the prompt runs.
 
-A part is the size of its header (8 bytes, little-endian), the header (KVPart, MessagePack), and the bytes of its
-blocks.
+A part consists of the size of its header (8 bytes, little-endian), the header (KVPart, MessagePack), and the bytes of
+its blocks.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ import msgspec
 
 PREFIX = "icc-kv-"
 _NAME = re.compile(PREFIX + r"[0-9a-f]{32}")
-# where every engine process of a user on this host looks
+# shared by all engine processes of a user on this host
 KV_FOLDER = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-KEPT_S = 60.0  # that a file waits to be taken
+KEPT_S = 60.0  # how long a file waits to be taken
 _IOVECS = 512  # buffers of one system call; POSIX lets a system refuse more than 1,024
 
 
 def new_kv_name() -> str:
-    """A name for a file, which nobody can guess."""
+    """A new file name, which cannot be guessed."""
     return f"{PREFIX}{secrets.token_hex(16)}"
 
 
 def is_kv_name(name: str) -> bool:
-    """Whether a KVWriter may have this name."""
+    """Whether the name has the form of `new_kv_name`."""
     return _NAME.fullmatch(name) is not None
 
 
 def open_kv(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a KVWriter's file. OSError where there is none, ValueError where it is no file of this user's, or
-    its name is none that a KVWriter has."""
+    """Open a KVWriter's file; returns the descriptor. OSError if there is none, ValueError if it is not a regular file
+    of this user, or not a name of a KVWriter."""
     if not is_kv_name(name):
-        raise ValueError("it has no name that is given")
+        raise ValueError("its name is not one of this server's KV files")
     file = os.open(folder / name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(file)
-        raise ValueError("it is no file of this user's")
+        raise ValueError("it is not a regular file of this user")
     return file
 
 
 class KVPart(msgspec.Struct, array_like=True, frozen=True):
-    """What a part holds. engine: a digest of what computed it. tokens: of the prompt, from `begin` on; numbers: of the
-    blocks in each KV group that are kept of it up to there and were in no part before, in the order in which their
-    bytes follow; nbytes: of all of those; sums: the CRC-32 of each, by group."""
+    """The header of a part. engine: a digest of the engine that computed it. tokens: ids of the prompt from position
+    `begin` on; numbers: by KV group, the blocks of the prompt up to here that no earlier part had, in the order of
+    their bytes; nbytes: of all these blocks; sums: the CRC-32 of each block, by group."""
 
     engine: bytes
     begin: int
@@ -63,7 +63,7 @@ class KVPart(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt that are there with this part and those before it."""
+        """Tokens of the prompt in this part and all earlier ones."""
         return self.begin + len(self.tokens)
 
 
@@ -76,8 +76,8 @@ def sum_of(views: Sequence[memoryview]) -> int:
 
 
 class KVWriter:
-    """A new file of a folder, for this user alone. name: one of `new_kv_name`, "" for a new one. size: bytes of whole
-    parts. OSError where it cannot be made, also where there is one of that name."""
+    """Writes a new file that only this user can read. name: one of `new_kv_name`, "" for a new one. size: bytes of the
+    complete parts. OSError if the file cannot be made, or exists."""
 
     def __init__(self, folder: Path, name: str = "") -> None:
         self.name, self.size = name or new_kv_name(), 0
@@ -86,7 +86,7 @@ class KVWriter:
         self._stream: BinaryIO = open(os.open(self._path, flags, 0o600), "wb", buffering=1 << 20)
 
     def write(self, part: KVPart, blocks: Sequence[memoryview]) -> None:
-        """Add a whole part, or nothing: OSError then."""
+        """Append a part; on OSError the file is unchanged."""
         header = msgspec.msgpack.encode(part)
         try:
             self._stream.write(len(header).to_bytes(8, "little") + header)
@@ -99,25 +99,25 @@ class KVWriter:
         self.size = self._stream.tell()
 
     def close(self, remove: bool = False) -> None:
-        """Nothing more comes; the file stays for whoever takes it, or is removed."""
+        """Close the file, which stays for the reader unless `remove`."""
         if remove:
             self._path.unlink(missing_ok=True)
         try:
             self._stream.close()
         except OSError:
-            return  # what did not fit; the parts before it are there
+            return  # the last bytes did not fit; earlier parts are complete
 
 
 class KVReader:
-    """Reads the parts of a file in their order. Errors: those of `open_kv`."""
+    """Reads the parts of a file in order. Raises as `open_kv`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / name
         self._file = open_kv(folder, name)
-        self._at = self._next = 0  # where the blocks of the part begin that was read last, and where the next part does
+        self._at = self._next = 0  # offsets of the last read part's blocks, and of the next part
 
     def part(self) -> KVPart | None:
-        """The next part, once it is there as a whole; None where it is not. `done` goes on to the one behind it."""
+        """The header of the next part; None until the part is complete. `done` advances to the one after it."""
         size, room = int.from_bytes(os.pread(self._file, 8, self._next), "little"), os.fstat(self._file).st_size
         begin = self._next + 8
         if not size or begin + size > room:
@@ -128,11 +128,12 @@ class KVReader:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left behind the parts that are done."""
+        """Whether the file ends after the parts that are done."""
         return self._next >= os.fstat(self._file).st_size
 
     def read(self, offset: int, views: Sequence[memoryview]) -> None:
-        """Fill views with what begins at byte `offset` of the part's blocks. ValueError where that is not there."""
+        """Fill the views with bytes of the part's blocks, from byte `offset` on. ValueError if the file is too
+        short."""
         at = self._at + offset
         for first in range(0, len(views), _IOVECS):
             some = views[first : first + _IOVECS]
@@ -142,9 +143,9 @@ class KVReader:
             at += wanted
 
     def done(self, part: KVPart) -> None:
-        """The part needs not be read again."""
+        """Advance to the part after this one."""
         self._next = self._at + part.nbytes
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)

@@ -1,4 +1,4 @@
-"""KVGifts: KV that engine processes of this server write for other servers, while its prompts run."""
+"""KVGifts: the KV files that engine processes of this server write for other servers while prompts run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .kv_file import KV_FOLDER, open_kv
 
 @dataclass(eq=False)
 class _NamedGift:
-    """A prompt that runs. nbytes: so many of its file are there, in whole parts. changed: is set with the next
-    change."""
+    """The KV file of a running prompt. nbytes: size of its complete parts. changed: set at the next change."""
 
     nbytes: int = 0
     ended: bool = False
@@ -26,34 +25,34 @@ class _NamedGift:
 
 
 class KVGifts:
-    """The files of a folder by their names, those of prompts that run and those of prompts that have ended."""
+    """The KV files of a folder by name, of running prompts and of prompts that have ended."""
 
     def __init__(self, folder: Path = KV_FOLDER) -> None:
         self.folder = folder
         self._gifts: dict[str, _NamedGift] = {}
-        self._begun = asyncio.Event()  # is set with the next prompt that begins
-        self._removed: dict[str, asyncio.Event] = {}  # of those that somebody waits for
+        self._begun = asyncio.Event()  # set when the next prompt begins
+        self._removed: dict[str, asyncio.Event] = {}  # of files that `taken` waits for
 
     def begin(self, name: str) -> None:
-        """A prompt was sent to an engine process, which will write its KV under a name."""
+        """Register a prompt that was sent to an engine process, which will write its KV under a name."""
         self._gifts[name] = _NamedGift()
         self._begun.set()
         self._begun = asyncio.Event()
 
     def grow(self, name: str, nbytes: int) -> None:
-        """Note that so many bytes are there by now."""
+        """Set the size of a file's complete parts."""
         if (gift := self._gifts.get(name)) is not None:
             gift.nbytes = nbytes
             gift.change()
 
     def end(self, name: str) -> None:
-        """Nothing more comes: the prompt has ended, or has failed."""
+        """Mark a file as complete: the prompt has ended, or has failed."""
         if (gift := self._gifts.pop(name, None)) is not None:
             gift.ended = True
             gift.change()
 
     async def wait(self, name: str, seconds: float) -> bool:
-        """Whether a prompt of that name runs, or has run and left a file, at the latest after so many seconds."""
+        """Wait up to `seconds` until a prompt of that name runs, or has left a file; returns whether there is one."""
         try:
             async with asyncio.timeout(seconds):
                 while name not in self._gifts and not self._size(name):
@@ -63,8 +62,8 @@ class KVGifts:
         return True
 
     async def pieces(self, name: str) -> AsyncIterator[tuple[int, int]]:
-        """Where the bytes begin and end that have come since the last piece, until no more come. Each piece is one or
-        several whole parts, see KVWriter."""
+        """(begin, end) offsets of new bytes as they are written, until the file is complete. Each piece is one or
+        several complete parts, see KVWriter."""
         gift, at = self._gifts.get(name), 0
         if gift is None:
             gift = _NamedGift(self._size(name), ended=True)
@@ -79,14 +78,15 @@ class KVGifts:
                 await changed.wait()
 
     def remove(self, name: str) -> None:
-        """It was taken, or nobody wants it."""
+        """Remove a file, which was taken or is no longer wanted."""
         if self._size(name):
             (self.folder / name).unlink(missing_ok=True)
         if (removed := self._removed.get(name)) is not None:
             removed.set()
 
     async def taken(self, name: str, seconds: float) -> None:
-        """Wait until it is removed, at most so many seconds; one waits for each. A client may be quicker than this."""
+        """Wait up to `seconds` until a file is removed, which may have happened already. Only one caller may wait for a
+        file."""
         if not self._size(name):
             return
         removed = self._removed[name] = asyncio.Event()
@@ -99,7 +99,7 @@ class KVGifts:
             self._removed.pop(name, None)
 
     def _size(self, name: str) -> int:
-        """Bytes of a file; 0 where there is none."""
+        """Bytes of a file; 0 if it does not exist."""
         try:
             file = open_kv(self.folder, name)
         except (OSError, ValueError):

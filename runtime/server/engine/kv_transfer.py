@@ -1,4 +1,4 @@
-"""KVTransfer: KV blocks of a prompt go from one engine process to another of this host, through shared memory."""
+"""KVTransfer: moves KV blocks of a prompt between engine processes of one host, through shared memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ log = logging.getLogger("icc.engine")
 
 @dataclass(eq=False)
 class _Gift:
-    """A prompt that is given. length: so many of its tokens are, in so many blocks."""
+    """A prompt whose KV is being given. length, blocks: how many of its tokens were given so far, in how many
+    blocks."""
 
     sequence: CachedSequence
     file: KVWriter | None = None
@@ -39,8 +40,7 @@ class _Gift:
 
 @dataclass(eq=False)
 class _Taking:
-    """A prompt that is taken. sequence: its tokens as far as they are read; prompt: all of them, where they are
-    known."""
+    """A prompt whose KV is being taken. sequence: its tokens read so far; prompt: all of them, None if unknown yet."""
 
     file: KVReader
     sequence: CachedSequence
@@ -49,9 +49,9 @@ class _Taking:
 
 
 class KVTransfer:
-    """Gives and takes blocks of an engine. engine: a digest; with that of the cache's layout it is what both engines
-    must have. executor: whose cache is in host memory. folder: where files lie that every engine process of a user on
-    this host sees. shared_length: see RequestTable."""
+    """Gives and takes blocks of an engine. engine: a digest, which both engines must share, as well as the cache
+    layout. executor: one whose cache is in host memory. folder: for the files, shared by all engine processes of a user
+    on this host. shared_length: see RequestTable."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class KVTransfer:
 
     @classmethod
     def of(cls, llm: LLM) -> KVTransfer | None:
-        """For a loaded engine; None where its cache is out of reach."""
+        """The KVTransfer of a loaded engine; None if its cache cannot be accessed from this process."""
         executor = in_reach(llm.executor)
         if executor is None:
             return None
@@ -77,8 +77,8 @@ class KVTransfer:
     # -- giving ------------------------------------------------------------------------------------------------------
 
     def give(self, kv: KVCache, submit: Submit) -> KVGiven | None:
-        """Put what is cached of a prompt's beginning, and was not given before, where another engine can take it; None
-        where that is nothing, or there is no room for it. May be called after each step, until `end`."""
+        """Publish the cached blocks of a prompt's prefix that were not given before; None if there are none, or they
+        cannot be written. May be called after each step, until `end`."""
         gift = self._gifts.get(submit.id)
         if gift is None:
             sequence = sequence_of(submit, self._shared_length)
@@ -106,7 +106,7 @@ class KVTransfer:
         return KVGiven(submit.id, gift.file.name, length, gift.blocks, gift.file.size)
 
     def end(self, submit_id: int, remove: bool = False) -> None:
-        """Nothing more is given of a prompt. remove: what was is of no use."""
+        """Finish giving a prompt. remove: whether to delete what was given."""
         gift = self._gifts.pop(submit_id, None)
         if gift is not None and gift.file is not None:
             gift.file.close(remove)
@@ -114,8 +114,8 @@ class KVTransfer:
     # -- taking ------------------------------------------------------------------------------------------------------
 
     def take_parts(self, kv: KVCache, name: str, salt: bytes) -> int:
-        """Take what is there by now of a prompt that still runs elsewhere into the prefix cache: so many tokens more.
-        What finds no room now is tried again with the parts behind it."""
+        """Take the parts so far of a prompt that still runs elsewhere into the prefix cache; returns how many tokens
+        were added. A part for which there are no free blocks is tried again at the next call."""
         try:
             taking = self._taking.get(name)
             if taking is None:
@@ -126,14 +126,14 @@ class KVTransfer:
             return 0
 
     def take(self, kv: KVCache, submit: Submit) -> int:
-        """Take what another engine has given of the beginning of a prompt, and was not taken before, into the prefix
-        cache; how many tokens that is. What cannot be taken is computed: 0."""
+        """Take the parts of a prompt's prefix that were not taken before into the prefix cache; returns how many tokens
+        were added. What cannot be taken is computed here."""
         sequence, taking = sequence_of(submit, self._shared_length), self._taking.pop(submit.takes_kv, None)
         try:
             if sequence is None:
                 return 0
             taking = taking or _Taking(KVReader(self._folder, submit.takes_kv), CachedSequence(salt=submit.salt))
-            taking.file.path.unlink(missing_ok=True)  # it is taken once
+            taking.file.path.unlink(missing_ok=True)  # a file is taken once
             taking.prompt = submit.prompt
             count = self._adopt_all(kv, taking)
             if taking.file.part() is None and not taking.file.ended:
@@ -148,7 +148,7 @@ class KVTransfer:
                 taking.file.close()
 
     def drop(self, name: str) -> None:
-        """What is given under a name is not taken any more."""
+        """Stop taking the KV under a name, and remove its file."""
         if (taking := self._taking.pop(name, None)) is not None:
             taking.file.close()
         if is_kv_name(name):
@@ -156,7 +156,7 @@ class KVTransfer:
                 (self._folder / name).unlink()
 
     def _adopt_all(self, kv: KVCache, taking: _Taking) -> int:
-        """Take the parts that are there."""
+        """Take all complete parts; returns how many tokens were added."""
         count = 0
         while (part := taking.file.part()) is not None:
             if not self._adopt(kv, taking, part):
@@ -166,11 +166,12 @@ class KVTransfer:
         return count
 
     def _adopt(self, kv: KVCache, taking: _Taking, part: KVPart) -> bool:
-        """Take a part; False where there is no room for it now. ValueError where it must not be taken."""
+        """Take a part; False if there are not enough free blocks now. ValueError if the part does not fit this engine
+        or prompt."""
         sequence, length = taking.sequence, part.length
         if part.engine != self._engine:
             raise ValueError("it is of another engine, or one with another cache layout")
-        del sequence.tokens[part.begin :]  # of a part that found no room before
+        del sequence.tokens[part.begin :]  # from an earlier attempt at this part
         if part.begin != len(sequence.tokens):
             raise ValueError("a part is missing")
         if taking.prompt is not None and part.tokens != taking.prompt[part.begin : length]:
@@ -193,13 +194,13 @@ class KVTransfer:
             self._fill(taking.file, part, adopted)
         except (OSError, ValueError):
             for group, blocks in zip(kv.groups, adopted, strict=True):
-                for block in blocks.values():  # or others would find what was never written
+                for block in blocks.values():  # or other prompts would find blocks that were never written
                     group.pool.discard(block)
             raise
         return True
 
     def _fill(self, file: KVReader, part: KVPart, adopted: list[dict[int, int]]) -> None:
-        """Write the blocks that were made for a part."""
+        """Copy the bytes of a part into the blocks allocated for it. adopted: by KV group, {number: block}."""
         at = 0
         for group, (numbers, sums) in enumerate(zip(part.numbers, part.sums, strict=True)):
             for number, expected in zip(numbers, sums, strict=True):
@@ -211,7 +212,7 @@ class KVTransfer:
                 at += self._sizes[group]
 
     def sweep(self) -> None:
-        """Remove what nobody has taken, and what ended processes have left."""
+        """Remove KV that was never taken, and files that ended processes have left."""
         for name, taking in list(self._taking.items()):
             if time.monotonic() - taking.begun > 10 * KEPT_S:
                 self._taking.pop(name).file.close()
@@ -221,7 +222,7 @@ class KVTransfer:
                 if found.st_uid == os.geteuid() and time.time() - found.st_mtime > KEPT_S:
                     path.unlink()
             except OSError:
-                continue  # somebody has taken it
+                continue  # another process has taken it
 
 
 def sequence_of(
@@ -229,8 +230,9 @@ def sequence_of(
     shared_length: Callable[[Sequence[int]], int],
     adapters: ResidentAdapters | None = None,
 ) -> CachedSequence | None:
-    """A prompt as the prefix cache knows it; None where more than its tokens, and an adapter of `adapters`, tells its
-    KV from that of others. shared_length: see RequestTable. RequestError for an adapter that is not there."""
+    """A prompt as a sequence of the prefix cache; None if its KV depends on more than its tokens, its salt and an
+    adapter of `adapters`. adapters: None if no adapters are allowed. shared_length: see RequestTable. RequestError for
+    an unknown adapter."""
     if submit.extras or (submit.adapter and adapters is None):
         return None
     if submit.adapter and adapters is not None:

@@ -1,5 +1,5 @@
-"""KVWire: KV events as vLLM publishes them since June 2026 (vllm/distributed/kv_events.py, vllm#42892): MessagePack
-maps with the field `type`, which the routers of others read."""
+"""KVWire: KV events in the form that vLLM publishes since June 2026 (vllm/distributed/kv_events.py, vllm#42892) and
+that routers read: MessagePack maps with a field `type`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ...kv.config import GroupConfig
 from ...kv.policy import CachePolicy, KeepAll, Latest, Window
 from ...kv.prefix_cache import BlockKey
 
-# The medium of every block, on CPUs too: routers take "CPU" to mean memory that blocks were moved out to.
+# The medium of every block, on CPUs too: for routers, "CPU" is the memory to which blocks were offloaded.
 MEDIUM = "GPU"
 
 
 class StoredMap(msgspec.Struct, tag="BlockStored", omit_defaults=True):
-    """Blocks can be found; the fields are vLLM's. extra_keys: per block, a salt that requests must give to find it."""
+    """Blocks were added to the prefix cache; the fields are vLLM's. extra_keys: per block, the salt that a request
+    needs to find it."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -33,7 +34,7 @@ class StoredMap(msgspec.Struct, tag="BlockStored", omit_defaults=True):
 
 
 class RemovedMap(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
-    """Blocks cannot be found any more in a medium."""
+    """Blocks were removed from the prefix cache in a medium."""
 
     block_hashes: list[int]
     medium: str | None
@@ -41,7 +42,7 @@ class RemovedMap(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
 
 
 class ClearedMap(msgspec.Struct, tag="AllBlocksCleared"):
-    """Nothing can be found any more."""
+    """The prefix cache was emptied."""
 
 
 CLEARED = msgspec.msgpack.encode([ClearedMap()])
@@ -49,7 +50,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class KVWire:
-    """Encodes the events of the KV groups that an engine has. plain: salts that are not told. adapter: a name for
+    """Encodes the events of an engine's KV groups. plain: salts that are not published. adapter: gives the name for
     `BlockStored.own_salt`."""
 
     def __init__(
@@ -87,12 +88,12 @@ class KVWire:
 
 
 def block_hash(key: BlockKey) -> int:
-    """A block's name for others: the first 64 bits of its key."""
+    """A block's hash in events: the first 64 bits of its key."""
     return int.from_bytes(key.digest[:8], "big")
 
 
 def spec_kind(policy: CachePolicy) -> tuple[str | None, int | None]:
-    """What vLLM calls a group that keeps this, and the tokens of its window; None where it has no name for it."""
+    """(vLLM's name for a group with this policy, tokens of its window); each is None if there is none."""
     if isinstance(policy, Window):
         return "sliding_window", policy.size
     kinds = {KeepAll: "full_attention", Latest: "mamba"}

@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine process tell each other: typed structs, MessagePack, 4-byte length prefixes."""
+"""The messages between the HTTP process and the engine process: typed structs, MessagePack, 4-byte length prefixes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from ...requests.request import Standing
 from ...requests.sampler import TokenLogprob
 from .frames import MAX_FRAME
 
-HEARTBEAT_S = 0.5  # an idle engine says that often that it lives
+HEARTBEAT_S = 0.5  # how often an idle engine reports
 
 
 class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """A prompt to complete, or to embed by an engine that embeds. `id` names it in every message about it; `grammar` is
-    of `grammars.sources`, lowered; "" for none.
+    """A prompt to complete, or to embed by an embedding engine. `id` names it in all messages about it; `grammar`: a
+    lowered text of `grammars.sources`, "" for none.
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
-    deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
-    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`. adapter,
-    adapter_scale: see `Query`. gives_kv, takes_kv: what is computed of the prompt goes to another engine, or comes from
-    one under this name; kv_name: under which name it goes, a new one where that is empty; see KVTransfer. keep:
-    beginnings of the prompt that are kept once they are computed, each as its tokens and for how many seconds after it
-    was used last; see KeptPrompts.
+    deadline: seconds after which unfinished completions end with the reason "deadline". skipped: how many of the first
+    tokens are not pooled. extras: inputs per token besides ids, see `ScheduledSequence.extras`. adapter, adapter_scale:
+    see `Query`. gives_kv: whether to publish the prompt's KV for another engine; kv_name: under which name, "" for a
+    new one; takes_kv: the name of KV to take from another engine, "" for none; see KVTransfer. keep: prefixes of the
+    prompt to keep once they are computed, each as (tokens, seconds after the last use); see KeptPrompts.
     """
 
     id: int
@@ -49,7 +48,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     def of(
         cls, query: Query, standing: Standing, deadline: float | None = None, prompt_logprobs: int | None = None
     ) -> Submit:
-        """A query as it is sent, without an id yet. standing: of its request; the extras are the query's."""
+        """The message for a query, with id 0 for now. standing: of its request; the extras are the query's."""
         return cls(
             0, tuple(query.token_ids), query.params, standing.priority, standing.client, standing.salt, query.grammar,
             prompt_logprobs, deadline, query.skipped, dict(query.extras), query.adapter,
@@ -57,7 +56,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
         )  # fmt: skip
 
     def query(self, vector: bool) -> Query:
-        """The query that it is, of an engine that makes vectors or one that generates."""
+        """The query of the prompt. vector: whether the engine computes vectors instead of tokens."""
         return Query(
             self.prompt, self.params, self.grammar, extras=self.extras, adapter=self.adapter,
             adapter_scale=self.adapter_scale, vector=vector,
@@ -66,13 +65,13 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
     @property
     def standing(self) -> Standing:
-        """How the prompt stands among others."""
+        """The prompt's standing in the queue."""
         begins = min((length for length, _ in self.keep), default=0)
         return Standing(self.priority, self.client, self.salt, self.extras, first_turn=begins)
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Nobody waits for this prompt's completions any more."""
+    """Cancel a prompt: its completions are no longer wanted."""
 
     id: int
 
@@ -93,42 +92,41 @@ class UnloadAdapter(msgspec.Struct, tag=4, array_like=True, frozen=True):
 
 
 class WatchKV(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """Tell of what the prefix caches find, by KVChanged. plain: the salts of requests that give none themselves."""
+    """Send KVChanged when the prefix caches change. plain: the salts of requests without a cache_salt."""
 
     plain: list[bytes]
 
 
 class TakeKV(msgspec.Struct, tag=6, array_like=True, frozen=True):
-    """KV that another engine gives under a name is there, of a prompt with this salt that will come when it is there as
-    a whole; answered by KVTaken. See KVTransfer."""
+    """Take the KV so far that another engine gives under a name; the prompt itself, with this salt, comes when all is
+    there. Answered by KVTaken. See KVTransfer."""
 
     name: str
     salt: bytes
 
 
 class DropKV(msgspec.Struct, tag=7, array_like=True, frozen=True):
-    """What another engine has given under a name is not taken any more: nobody waits for its prompt."""
+    """Stop taking the KV under a name: its prompt was cancelled."""
 
     name: str
 
 
 class KVTaken(msgspec.Struct, tag=20, array_like=True, frozen=True):
-    """The KV of so many tokens was taken from another engine, in so many seconds."""
+    """How many tokens' KV was taken from another engine, and in how many seconds."""
 
     tokens: int
     seconds: float
 
 
 class KVChanged(msgspec.Struct, tag=18, array_like=True, frozen=True):
-    """What has happened to the prefix caches, see `kv_wire`."""
+    """Changes of the prefix caches, encoded as in `kv_wire`."""
 
     events: bytes
 
 
 class KVGiven(msgspec.Struct, tag=19, array_like=True, frozen=True):
-    """The KV of a prompt's first `length` tokens, in so many blocks, is there for another engine to take under a name,
-    in a file that has so many bytes by now. Comes whenever there is more, and at last before the deltas that end the
-    prompt."""
+    """The KV of a prompt's first `length` tokens, in `blocks` blocks, can be taken by another engine under a name; its
+    file has `nbytes` bytes so far. Sent whenever there is more, the last time before the deltas that end the prompt."""
 
     id: int
     name: str
@@ -138,15 +136,16 @@ class KVGiven(msgspec.Struct, tag=19, array_like=True, frozen=True):
 
 
 class AdapterDone(msgspec.Struct, tag=17, array_like=True, frozen=True):
-    """What was asked about an adapter is done."""
+    """An adapter was loaded or unloaded; id: of that request."""
 
     id: int
 
 
 class Delta(msgspec.Struct, array_like=True, frozen=True):
-    """What one step gave to completion `index` of a prompt. The first one says how many of
-    the prompt's tokens were found in the prefix cache and how long the prompt has waited, in seconds. `reason` ends the
-    completion; `stop` is the stop string that did, if one; `score` comes with the end of what beams have found."""
+    """The output of one step for completion `index` of a prompt. The first delta says how many of the prompt's tokens
+    were found in the prefix cache (`cached`, else None) and how long the prompt was queued, in seconds. `reason`: why
+    the completion ends, None if it goes on; `stop`: the stop string that ended it, None for none; `score`: at the end
+    of a beam search's completion, else None."""
 
     id: int
     index: int
@@ -161,7 +160,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
 
 
 def merge(deltas: list[Delta]) -> Delta:
-    """Successive deltas of one completion as one."""
+    """Consecutive deltas of one completion, merged."""
     if len(deltas) == 1:
         return deltas[0]
     first, last = deltas[0], deltas[-1]
@@ -194,7 +193,8 @@ class Embedded(msgspec.Struct, tag=16, array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=12, array_like=True, frozen=True):
-    """A prompt that could not be taken: `status` is the HTTP status for it."""
+    """A prompt that was refused or has failed, or a request about an adapter that failed. status: the HTTP status for
+    it."""
 
     id: int
     status: int
@@ -215,13 +215,13 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    healed: int = 0  # times that the KV bookkeeping was wrong and was made anew
-    kept: int = 0  # beginnings of prompts that requests have asked to keep
+    healed: int = 0  # times that the KV bookkeeping was wrong and was reset
+    kept: int = 0  # prompt prefixes that are kept at the request of clients
 
 
 class AdapterStats(msgspec.Struct, array_like=True, frozen=True):
-    """How many adapters are in memory at once at most, the names of those that are, and of those that requests wait
-    for."""
+    """slots: how many adapters fit in memory at once. resident: names of adapters in memory. awaited: names of adapters
+    that requests wait for."""
 
     slots: int
     resident: list[str]
@@ -229,7 +229,8 @@ class AdapterStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Report(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """One step: its deltas, the tokens and seconds it took (0 for a heartbeat). adapters: where they are told again."""
+    """The output of one step: its deltas, and its tokens and seconds (0 for a heartbeat). adapters: None if they are
+    not reported this time."""
 
     deltas: list[Delta]
     stats: Stats
@@ -239,7 +240,7 @@ class Report(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 class Working(msgspec.Struct, tag=21, array_like=True, frozen=True):
-    """The process has worked since it said so last, though the step that runs has not ended; see Pulse."""
+    """The process has used CPU time since the last such message, though the current step has not ended; see Pulse."""
 
 
 class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
@@ -249,10 +250,10 @@ class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     max_batch_size: int  # sequences
     load_s: float
     prefix_blocks: tuple[int, int] = (0, 0)  # see KVCache
-    moves_kv: bool = False  # whether it gives and takes KV
-    step_tokens: int = 0  # the most that a step takes
+    moves_kv: bool = False  # whether KVTransfer works
+    step_tokens: int = 0  # the most tokens of a step
     identity: str = ""  # see identity_of
-    adapters: AdapterRoom | None = None  # which fit; None where there is no room
+    adapters: AdapterRoom | None = None  # which adapters fit; None if it holds none
 
 
 class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):

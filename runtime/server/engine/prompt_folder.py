@@ -1,4 +1,4 @@
-"""PromptFolder: where a server keeps prompts on disk, as its processes are told of it."""
+"""PromptFolder: the directory in which a server keeps prompts on disk, as passed to its processes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SECRET = "secret"
 
 
 class PromptFolder(msgspec.Struct, frozen=True):
-    """A directory, and how many bytes the prompts in it may take."""
+    """path: a directory. most_bytes: the most bytes of the prompts in it."""
 
     path: str
     most_bytes: int
 
     @classmethod
     def of(cls, path: Path, most_bytes: int | None) -> PromptFolder:
-        """As options have it. most_bytes: None for 16 GiB."""
+        """The folder for options of the command line. most_bytes: None for 16 GiB."""
         return cls(str(path.absolute()), 16 << 30 if most_bytes is None else most_bytes)
 
     def to_json(self) -> str:
-        """As the argument of a process."""
+        """The folder as an argument of a process."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -35,19 +35,20 @@ class PromptFolder(msgspec.Struct, frozen=True):
         return msgspec.json.decode(text, type=cls)
 
     def check(self, manifest: Manifest) -> None:
-        """UsageError where an engine's prompts cannot be kept there."""
+        """UsageError if an engine's prompts cannot be kept on disk."""
         why = ""
         if manifest.backend != "cpu":
-            why = "the KV cache lies in a GPU's memory"
+            why = "the KV cache is in a GPU's memory"
         elif manifest.main.is_stage:
-            why = "the KV caches of its layers lie in several processes"
+            why = "the KV caches of its layers are in several processes"
         elif manifest.embedding is not None:
-            why = "of what the engine reads, no KV is kept"
+            why = "the KV of an embedding engine is not kept"
         if why:
             raise UsageError(f"--prompt-cache {self.path}: {why}, and is not written to disk", "leave it out")
 
     def secret(self) -> bytes:
-        """What tells clients apart here, also after a restart. UsageError if the directory cannot be used."""
+        """The secret of ApiKeys, which is stored so that salts stay the same after a restart. UsageError if the
+        directory cannot be used."""
         file = Path(self.path, _SECRET)
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -60,5 +61,7 @@ class PromptFolder(msgspec.Struct, frozen=True):
         except OSError as error:
             raise UsageError(f"--prompt-cache {self.path}: cannot be used: {error.strerror}") from error
         if len(found) != 32:
-            raise UsageError(f"--prompt-cache {self.path}: {_SECRET} is damaged", "remove it; what is kept is lost")
+            raise UsageError(
+                f"--prompt-cache {self.path}: {_SECRET} is damaged", "remove it; the kept prompts are lost"
+            )
         return found

@@ -1,11 +1,11 @@
-"""Prompts: what the HTTP process has asked for and the engine has not answered yet.
+"""PromptTable: the prompts from the HTTP process that have not ended.
 
     ARRIVED --compile--> COMPILING --run--> RUNNING --> ENDED
     ARRIVED --run-------------------------> RUNNING
 
-A prompt waits to be taken up. If it has a grammar, that is compiled beside the steps, as the KV of its beginning is
-read that lies on disk; then it runs as a task of the loop's driver. It ends when nothing more comes of it, when it is
-refused, and, in whatever stage it is, when it is cancelled or past its deadline.
+A prompt waits in ARRIVED. If it has a grammar to compile, or a prefix whose KV is on disk, that is done beside the
+steps, in COMPILING; then it runs as a task of the loop's driver. It ends when its last output was reported, when it is
+refused, and, in any stage, when it is cancelled or its deadline has passed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .messages import Submit
 
 
 class PromptStage(Enum):
-    """Where a prompt is; see the module."""
+    """The stage of a prompt; see the module."""
 
     ARRIVED = "arrived"
     COMPILING = "compiling"
@@ -38,7 +38,7 @@ _BEFORE: dict[PromptStage, tuple[PromptStage, ...]] = {
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Prompt(EngineTask):
-    """A prompt under way. begun: the indices of its completions of which anything was reported."""
+    """A prompt that has not ended. begun: the indices of its completions with reported output."""
 
     submit: Submit
     stage: PromptStage = PromptStage.ARRIVED
@@ -46,23 +46,23 @@ class Prompt(EngineTask):
 
     @property
     def id(self) -> int:
-        """The number of the request, by which the worker's answers name it."""
+        """The id of the Submit, which the messages about the prompt have."""
         return self.submit.id
 
 
 class PromptTable:
-    """The owner of all prompts: they come with `arrive`, change their stage here, and go with `end`. embeds: whether
-    the engine makes vectors of them."""
+    """All prompts: they are added by `arrive`, change their stage here, and are removed by `end`. embeds: whether the
+    engine computes vectors."""
 
     def __init__(self, embeds: bool = False) -> None:
         self._embeds = embeds
         self._stages: dict[PromptStage, dict[int, Prompt]] = {
             stage: {} for stage in PromptStage if stage is not PromptStage.ENDED
         }
-        self._deadlines: list[tuple[float, int]] = []  # a heap; of prompts that have ended, too
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (time, id); includes prompts that have ended
 
     def arrive(self, submit: Submit, now: float) -> None:
-        """A prompt comes, at `now` by a clock whose seconds its deadline counts."""
+        """Add a prompt. now: seconds, by the clock of deadlines."""
         scored = None if self._embeds else submit.prompt_logprobs
         query, standing = submit.query(self._embeds), submit.standing
         self._stages[PromptStage.ARRIVED][submit.id] = Prompt(query, standing, scored=scored, submit=submit)
@@ -70,15 +70,16 @@ class PromptTable:
             heappush(self._deadlines, (now + submit.deadline, submit.id))
 
     def compile(self, prompt: Prompt) -> None:
-        """Its grammar is being compiled, or its beginning read."""
+        """Move a prompt to COMPILING: its grammar is being compiled, or its prefix read from disk."""
         self._move(prompt, PromptStage.COMPILING)
 
     def run(self, prompt: Prompt) -> None:
-        """It is a task of the driver's."""
+        """Move a prompt to RUNNING: it is a task of the driver."""
         self._move(prompt, PromptStage.RUNNING)
 
     def end(self, prompt: Prompt) -> None:
-        """Nothing more is reported of it. What the engine loop has of it is for the caller to end."""
+        """Move a prompt to ENDED: nothing more is reported of it. The caller must end its requests in the engine
+        loop."""
         self._move(prompt, PromptStage.ENDED)
         if not any(self._stages.values()):
             self._deadlines.clear()
@@ -91,18 +92,19 @@ class PromptTable:
         if stage is not PromptStage.ENDED:
             self._stages[stage][prompt.id] = prompt
 
-    # -- who is where ------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def find(self, prompt_id: int) -> Prompt | None:
-        """A prompt that has not ended; None if there is none of this id."""
+        """The prompt of this id that has not ended; None if there is none."""
         return next((found for stage in self._stages.values() if (found := stage.get(prompt_id)) is not None), None)
 
     def all_in(self, stage: PromptStage) -> list[Prompt]:
-        """The prompts of a stage, in the order in which they came to it."""
+        """The prompts of a stage, in the order in which they entered it."""
         return list(self._stages[stage].values())
 
     def arrived(self, most: int) -> Iterator[Prompt]:
-        """The first that wait to be taken up, each until it has left its stage."""
+        """The first `most` prompts in ARRIVED; the caller must move each to another stage before it asks for the
+        next."""
         waiting = self._stages[PromptStage.ARRIVED]
         for _ in range(min(most, len(waiting))):
             yield next(iter(waiting.values()))
@@ -112,7 +114,7 @@ class PromptTable:
         return len(self._stages[stage])
 
     def late(self, now: float) -> Iterator[Prompt]:
-        """The prompts whose deadline is over and that have not ended. now: seconds, by the clock of `arrive`."""
+        """The prompts past their deadline that have not ended. now: seconds, by the clock of `arrive`."""
         while self._deadlines and self._deadlines[0][0] <= now:
             found = self.find(heappop(self._deadlines)[1])
             if found is not None:

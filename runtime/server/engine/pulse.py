@@ -1,4 +1,4 @@
-"""Pulse: says from a thread of its own that an engine process works, while a step takes long."""
+"""Pulse: a thread that reports during a long step that an engine process still works."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from threading import Event, Thread
 from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Working
 
-# Seconds of CPU time from one look to the next that are work. A thread of a rank that waits for another rank looks 20
-# times a second whether that is gone, which takes 0.4 ms from one look to the next.
+# Seconds of CPU time between two checks that count as work. A thread of a rank that waits for another rank polls it 20
+# times a second, which takes 0.4 ms between two checks.
 _WORK_S = 0.01
 Clock = Callable[[], float]
 
 
 def _others() -> float:
-    """Seconds of CPU time of all threads but this one, which looks at the clock in a process that hangs, too."""
+    """Seconds of CPU time of all threads but this one, which also runs in a process that hangs."""
     return time.process_time() - time.thread_time()
 
 
 def _time_of(pid: int) -> float:
-    """Seconds of CPU time of another process of this Linux; 0 of one that has ended."""
+    """Seconds of CPU time of another process (Linux); 0 if it has ended."""
     try:
-        return time.clock_gettime(~pid << 3 | 2)  # the clock's number, as clock_getcpuclockid(3) makes it
+        return time.clock_gettime(~pid << 3 | 2)  # the clock id, as from clock_getcpuclockid(3)
     except OSError:
         return 0.0
 
 
 def cpu_clocks(pids: Sequence[int] = ()) -> list[Clock]:
-    """The CPU time in seconds of this process, asked in the thread that sends, and of the processes `pids`."""
+    """Clocks of CPU time, in seconds: of this process without the calling thread, and of the processes `pids`."""
     return [_others, *(partial(_time_of, pid) for pid in pids)]
 
 
 class Pulse:
-    """Sends `Working` over a channel whenever one of the processes of an engine has used some CPU time since the last
-    look, until `stop`. What it has used before that does not count: waiting adds up, too.
+    """Sends `Working` over a channel every HEARTBEAT_S in which a process of an engine used at least _WORK_S of CPU
+    time, until `stop`. The time is not summed over checks, because that of waiting would add up.
 
     For engines whose kernels run in these processes: one that waits for a GPU may use CPU time by waiting. clocks: see
-    `cpu_clocks`. halted: whether no work counts, because one of the processes is stopped.
+    `cpu_clocks`. halted: whether no work counts, because one of the processes is suspended.
     """
 
     def __init__(self, channel: Channel, clocks: Sequence[Clock], halted: Callable[[], bool] = lambda: False) -> None:
@@ -48,7 +48,7 @@ class Pulse:
         Thread(target=self._run, name="icc-pulse", daemon=True).start()
 
     def stop(self) -> None:
-        """Say no more."""
+        """Stop sending."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -59,5 +59,5 @@ class Pulse:
                 continue
             try:
                 self._channel.send(Working())
-            except ChannelClosed:  # the worker finds that out itself
+            except ChannelClosed:  # the worker notices it itself
                 return

@@ -1,4 +1,4 @@
-"""StepCosts: what the steps of an engine process have taken lately, and where a prompt is computed best by that."""
+"""StepCosts: the recent times of an engine process's steps, and the best replica for a prompt by them."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from dataclasses import dataclass
 
 from .router import ReplicaLoad
 
-_DECAY = 0.97  # what is left of a measurement with each further one
-_ARRIVALS_S = 30.0  # over which prompts that come are counted
-_OTHER_STEPS = 2  # of the replica that answers: one ends before KV is taken, one computes the rest of the prompt
+_DECAY = 0.97  # weight of a measurement after each later one
+_ARRIVALS_S = 30.0  # time constant of the rate of arrivals
+_OTHER_STEPS = 2  # steps of the answering replica: one ends before KV is taken, one computes the rest of the prompt
 
 
 class UnitCost:
-    """Seconds per unit of some work, of which the latest counts the most; None before any was measured."""
+    """Seconds per unit of some work, a decaying mean of measurements."""
 
     def __init__(self) -> None:
         self._units = self._seconds = 0.0
 
     def add(self, units: int, seconds: float) -> None:
-        """Count some work, and the seconds that it took."""
+        """Add a measurement: how many units took how many seconds."""
         self._units = self._units * _DECAY + units
         self._seconds = self._seconds * _DECAY + seconds
 
     @property
     def seconds(self) -> float | None:
-        """What one unit takes now."""
+        """The current seconds per unit; None before the first measurement."""
         return self._seconds / self._units if self._units else None
 
 
 class StepCosts:
-    """Measured by one engine process: prompt, seconds per token of a prompt; taken, seconds per token whose KV comes
-    from elsewhere; step, seconds of a step in which sequences go on by a token."""
+    """Measurements of one engine process. prompt: seconds per prompt token; taken: seconds per token whose KV comes
+    from another process; step: seconds of a decode step."""
 
     def __init__(self) -> None:
         self.prompt, self.taken, self.step = UnitCost(), UnitCost(), UnitCost()
-        self._arrivals, self._arrived = 0.0, 0.0  # per second, at a time
+        self._arrivals, self._arrived = 0.0, 0.0  # prompts per second, and the time of that value
 
     def arrive(self, now: float) -> None:
-        """Count a prompt that this process will answer, at `now`, in seconds by any clock."""
+        """Count a prompt that this process will answer. now: in seconds, by any clock."""
         self._arrivals, self._arrived = self.arrivals(now) + 1 / _ARRIVALS_S, now
 
     def arrivals(self, now: float) -> float:
-        """Prompts per second that have come lately."""
+        """The recent rate of arrivals, in prompts per second. now: as in `arrive`."""
         return self._arrivals * math.exp(-max(now - self._arrived, 0.0) / _ARRIVALS_S)
 
     def add(self, tokens: int, seconds: float, running: int) -> None:
-        """A step of so many tokens, of which so many sequences are left; nothing where it took no time."""
-        if tokens > 2 * running + 16:  # by far the most of them are of prompts
+        """Add a step of `tokens` tokens, after which `running` sequences run; 0 tokens are a heartbeat and do not
+        count."""
+        if tokens > 2 * running + 16:  # nearly all of them are prompt tokens
             self.prompt.add(tokens, seconds)
         elif tokens:
             self.step.add(1, seconds)
@@ -59,8 +60,8 @@ Candidates = Sequence[tuple[ReplicaLoad, int]]
 
 @dataclass(frozen=True)
 class Placement:
-    """answers: the replica that answers a prompt; computes: the one that computes it for that, None where it does so
-    itself; tokens: how many have to be computed."""
+    """answers: the replica that answers a prompt; computes: the replica that computes the prompt for it, None if it
+    does so itself; tokens: how many have to be computed."""
 
     answers: int
     computes: int | None
@@ -69,8 +70,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Site:
-    """A replica for a prompt of which `tokens` have to be computed there. kept_for: prompts per second for which a
-    replica that computes for no others is to stay free; 0 of others."""
+    """A candidate replica for a prompt, of which `tokens` have to be computed there. kept_for: the rate, in prompts per
+    second, for which a replica that computes only its own prompts should stay free; 0 for other replicas."""
 
     load: ReplicaLoad
     tokens: int
@@ -79,8 +80,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Costs:
-    """What all replicas of an engine have measured, in seconds; unit: tokens by which cached prefixes grow;
-    step_tokens: the most that a step takes."""
+    """Means over all replicas of an engine, in seconds, see StepCosts. unit: tokens by which cached prefixes grow;
+    step_tokens: the most tokens of a step."""
 
     prompt: float
     taken: float
@@ -90,8 +91,8 @@ class Costs:
 
     @classmethod
     def of(cls, measured: Sequence[StepCosts], unit: int, step_tokens: int = 0) -> Costs | None:
-        """The mean of those who have measured; None where nobody has run a prompt. KV of which nothing is known costs
-        nothing to take: the first that is taken is measured."""
+        """The means over the replicas with measurements; None if no replica has run a prompt. Before the first
+        measurement, taking KV counts as free."""
         prompt, taken, step = (
             [found for one in measured if (found := getattr(one, name).seconds) is not None]
             for name in ("prompt", "taken", "step")
@@ -101,11 +102,12 @@ class Costs:
         return cls(_mean(prompt), _mean(taken), _mean(step), unit, step_tokens)
 
     def delay(self, site: Site, sites: Sequence[Site], arrivals: float, answers: Site | None) -> float:
-        """Seconds that a prompt and all others wait if it is computed at one of the sites: itself, in the queue and
-        while it runs; the sequences that go on there, each of whose steps takes a chunk of it; prompts for which the
-        site is kept; prompts that come (arrivals: per second) while every replica has some to compute.
+        """The total delay in seconds, of this and other requests, if a prompt is computed at `site`: its own time in
+        the queue and in its steps; that of sequences that decode there, whose steps each include a chunk of it; that of
+        prompts for which the site is kept free; that of prompts that arrive while every replica is busy. arrivals:
+        prompts per second.
 
-        answers: the site that takes its KV, if another one answers: it and its sequences wait for that; else None.
+        answers: the site that takes the KV and answers, whose sequences wait for that; None if `site` answers itself.
         """
         run = site.tokens * self.prompt
         none_free = min(one.load.waiting * self.prompt + (run if one is site else 0.0) for one in sites)
@@ -113,20 +115,22 @@ class Costs:
         found += site.kept_for * run**2 / 2 + arrivals * none_free**2 / 2
         if answers is None:
             return found
-        moved = site.tokens - self.unit  # the last tokens are computed where it is answered
+        moved = site.tokens - self.unit  # the answering replica computes the last tokens
         return found + (1 + answers.load.decoding) * moved * self.taken + _OTHER_STEPS * self.step
 
 
 def place(
     prompt: Candidates, costs: Costs | None, measured: Sequence[StepCosts], prefills: int, now: float
 ) -> Placement:
-    """Where a prompt goes. prompt: where it can go, the best first, and the tokens that have to be computed there, as
-    a Router has them. costs: None where nothing is known, or its KV is of use to no other replica. measured: by all
-    replicas, of which the first `prefills` compute for the others. now: seconds, as in `StepCosts.arrive`.
+    """Choose the replicas that compute and answer a prompt. prompt: its candidates with the tokens to compute there,
+    the best first, from a Router. costs: None if nothing was measured, or no other replica can use the prompt's KV.
+    measured: of all replicas; the first `prefills` also compute prompts for the others. now: seconds, as in
+    `StepCosts.arrive`.
 
-    A prompt that one step takes goes where the router says: it keeps others for that step wherever it runs. A longer
-    one goes where all together wait the least, of equals to one of the first role. That answers it, too, unless it has
-    long prompts: then the best of the others does, where no further ones slow the answer down.
+    A prompt that fits into one step goes to the Router's choice: it delays others by one step wherever it runs. A
+    longer prompt goes where the total delay is least; among equals, to one of the first `prefills`. That replica also
+    answers, unless more prompt tokens wait there than fit into a step: then the best of the other replicas answers,
+    where later long prompts do not slow the answer down.
     """
     answers, tokens = prompt[0]
     if costs is None or not prefills or tokens <= max(costs.unit, costs.step_tokens):

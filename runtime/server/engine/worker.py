@@ -1,4 +1,4 @@
-"""Worker: the engine loop in a process of its own, driven by messages."""
+"""Worker: the engine loop in its own process, driven by messages."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from .prompts import Prompt, PromptStage, PromptTable
 from .pulse import Pulse, cpu_clocks
 
 log = logging.getLogger("icc.engine")
-_INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
+_INTAKE = 16  # prompts started per step, so that a burst of them does not delay a step
 _FAILED = "the request failed inside the engine"
 _CHECK_S = 5.0  # an idle engine checks its KV bookkeeping at most this often
 
 
 class GrammarService:
-    """Compiles grammars beside the steps. This one knows none."""
+    """Compiles grammars beside the steps. This base class refuses all grammars."""
 
     def request(self, submit: Submit) -> None:
-        """Begin to compile the grammar of a request. RequestError: there is none that could be followed."""
+        """Begin to compile the grammar of a request. RequestError if the engine cannot follow grammars."""
         raise RequestError("this engine cannot follow a grammar", "it has no tokenizer", field="response_format")
 
     def finished(self) -> list[tuple[Submit, Constrain | IccError]]:
-        """What has been compiled since the last call."""
+        """The grammars compiled since the last call, or the errors, with their requests."""
         return []
 
 
@@ -93,7 +93,7 @@ class Worker(TaskListener[Prompt]):
         self._kept = kept or KeptPrompts(lambda: llm.loop.scheduler.kv, llm.manifest.limits.max_seq_len)
 
     def run(self, load_s: float = 0.0) -> None:
-        """Serve until the HTTP process has gone."""
+        """Serve until the HTTP process has ended."""
         executor, prefix_blocks = self._driver.loop.executor, self._driver.loop.scheduler.kv.prefix_blocks
         blocks = sum(group.num_blocks for group in executor.groups)
         limits = executor.max_batch_size, executor.max_step_tokens
@@ -113,7 +113,7 @@ class Worker(TaskListener[Prompt]):
                 pulse.stop()
 
     def _turn(self) -> None:
-        """Messages, then a step; an idle turn waits for messages and says that the engine lives."""
+        """Handle messages, then run a step; without work, wait for messages and send a heartbeat."""
         self._check_ranks()
         busy = self._driver.has_work() or self.prompts.count(PromptStage.ARRIVED)
         soon = self.prompts.count(PromptStage.COMPILING) or self._adapters.busy or self._kept.busy
@@ -140,15 +140,15 @@ class Worker(TaskListener[Prompt]):
             self._kv.sweep()
 
     def _check_ranks(self) -> None:
-        """Ends the process where a rank is gone: nothing runs any more, whether or not anybody asks. No request is to
-        blame: the server runs again what has sent nothing, or says that the engine died."""
+        """End the process if a rank has ended, even without requests. No request is to blame: the server restarts
+        prompts without output, and fails the others."""
         if self._ranks is not None and self._ranks.lost:
             log.error("%s: the engine ends", self._ranks.lost)
             raise SystemExit(1)
 
     def _halted(self) -> bool:
-        """Whether a rank is stopped: what waits for it, in whatever thread, does not continue. The engine then does not
-        say that it lives, and the server ends it after its watchdog's time, unless the rank goes on."""
+        """Whether a rank is suspended, so that all threads that wait for it are blocked. The engine then sends no
+        heartbeat, and the server ends it after the watchdog's time, unless the rank continues."""
         return self._ranks is not None and self._ranks.halted
 
     def _hear(self, message: ToEngine) -> None:
@@ -191,7 +191,7 @@ class Worker(TaskListener[Prompt]):
                 self._submit(prompt)
 
     def _submit(self, prompt: Prompt) -> None:
-        """Run a prompt, or read first what is stored of its beginning."""
+        """Run a prompt, or first read the stored KV of its prefix."""
         sequence = self._sequence(prompt)
         if sequence is not None and self._kept.fetch(sequence, lambda: self._go_on(prompt)):
             if prompt.stage is PromptStage.ARRIVED:
@@ -204,12 +204,12 @@ class Worker(TaskListener[Prompt]):
             self._start(prompt, self._sequence(prompt))
 
     def _sequence(self, prompt: Prompt) -> CachedSequence | None:
-        """A prompt as the prefix cache knows it; None where nothing can be kept of it."""
+        """A prompt as a sequence of the prefix cache; None if its KV cannot be kept."""
         driver = self._driver
         try:
             return sequence_of(prompt.submit, driver.loop.requests.shared_length, driver.adapters)
         except RequestError:
-            return None  # it is refused where it is submitted
+            return None  # `_start` will refuse it
 
     def _start(self, prompt: Prompt, sequence: CachedSequence | None) -> None:
         if sequence is not None:
@@ -226,7 +226,7 @@ class Worker(TaskListener[Prompt]):
             self._prompt_tokens += len(prompt.requests[0].prompt if prompt.requests else prompt.query.token_ids)
 
     def _refuse(self, prompt: Prompt, error: Exception) -> None:
-        """Say why nothing comes of a prompt."""
+        """End a prompt and send the reason."""
         self._check_ranks()
         self.prompts.end(prompt)
         self._kv.drop(prompt.submit.takes_kv)
@@ -237,7 +237,7 @@ class Worker(TaskListener[Prompt]):
         self._channel.send(Failed(prompt.id, status, message, error.field if isinstance(error, RequestError) else ""))
 
     def _expire(self) -> None:
-        """End what is past its deadline, wherever it is."""
+        """End prompts past their deadline, in any stage."""
         for prompt in self.prompts.late(time.monotonic()):
             if prompt.generations:
                 self._driver.abort(prompt, "deadline")
@@ -249,12 +249,12 @@ class Worker(TaskListener[Prompt]):
             self._report()
 
     def _end(self, prompt: Prompt, reason: str) -> None:
-        """End a prompt and whatever runs for it, wherever it is."""
+        """End a prompt, in any stage, and all that runs for it."""
         self._driver.abort(prompt, reason)
         self.prompts.end(prompt)
         self._kv.drop(prompt.submit.takes_kv)
 
-    # -- what comes of them ------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def outputs(self, task: Prompt) -> None:
         ended, deltas = False, self._deltas
@@ -263,7 +263,7 @@ class Worker(TaskListener[Prompt]):
                 deltas.append(delta := self._delta(task, generation, generation.outputs.popleft()))
                 ended = ended or delta.reason is not None
         if ended and task.done:
-            self._kv.give()  # the last of it, before it has ended
+            self._kv.give()  # its last KV, before it is marked as ended
             self.prompts.end(task)
 
     def read(self, task: Prompt) -> None:
@@ -284,7 +284,7 @@ class Worker(TaskListener[Prompt]):
             self._refuse(task, fault)
             return
         self._check_ranks()
-        self.prompts.end(task)  # it was logged as a fault
+        self.prompts.end(task)  # the error was logged as a fault
         self._channel.send(Failed(task.id, 500, _FAILED))
 
     def lost(self, task: Prompt, error: Exception) -> None:
@@ -294,8 +294,8 @@ class Worker(TaskListener[Prompt]):
         start = time.perf_counter()
         try:
             self._driver.step()
-        except Exception as error:  # the device has failed for good: the process is started anew
-            # nobody is to blame: the server runs again what has sent nothing, or says that the engine died
+        except Exception as error:  # the device has failed for good: the process ends and is restarted
+            # no request is to blame: the server restarts prompts without output, and fails the others
             self._deltas = [delta for delta in self._deltas if delta.reason != "error"]
             self._report(time.perf_counter() - start)
             raise SystemExit(1) from error
@@ -303,7 +303,7 @@ class Worker(TaskListener[Prompt]):
         self._report(time.perf_counter() - start)
 
     def _report(self, seconds: float = 0.0) -> None:
-        """Say what has come since the last report; of a step, which took so long."""
+        """Send the deltas since the last report. seconds: of the step, 0 without a step."""
         if not self._deltas and self._halted():
             return
         deltas, self._deltas = self._deltas, []
@@ -359,7 +359,8 @@ class Worker(TaskListener[Prompt]):
         )
 
     def _check(self) -> None:
-        """Nothing runs: every block must be free or cached. If the books are wrong they are made anew, and counted."""
+        """Called when nothing runs: every block must be free or cached. If the bookkeeping is wrong, it is reset and
+        counted."""
         now = time.monotonic()
         if now - self._checked < _CHECK_S:
             return
@@ -369,6 +370,6 @@ class Worker(TaskListener[Prompt]):
             self._driver.loop.scheduler.check()
             assert self._driver.loop.scheduler.kv.is_idle, "blocks are lost"
         except AssertionError as error:
-            log.error("the KV bookkeeping was wrong (%s) and is made anew", error)
+            log.error("the KV bookkeeping was wrong (%s) and is reset", error)
             self._healed += 1
             self._driver.loop.reset()

@@ -21,8 +21,8 @@ from .worker import Worker
 
 
 def main(arguments: list[str]) -> int:
-    """Load the engine and serve it over a socket until that is closed; the exit code. arguments: the socket's file
-    number, LoadOptions as JSON, LogOptions as text, and, if there is one, the PromptFolder as JSON."""
+    """Load the engine and serve it over a socket until that is closed; returns the exit code. arguments: the socket's
+    file descriptor, LoadOptions as JSON, LogOptions as text, and, if there is one, the PromptFolder as JSON."""
     start = time.perf_counter()
     die_with_parent()
     configure(LogOptions.from_text(arguments[2]))
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     with llm:
         grammars = CompiledGrammars.of(llm)
         gc.collect()
-        gc.freeze()  # what is here now stays; a step need not wait until it has been looked at again
+        gc.freeze()  # these objects live on; steps should not wait for their collection
         Worker(llm, channel, grammars, kept_prompts(llm, folder)).run(time.perf_counter() - start)
     return 0
 

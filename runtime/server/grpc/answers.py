@@ -1,4 +1,4 @@
-"""From the engine's deltas to the answers of Generate: chunks of streamed ones, and the end of each completion."""
+"""Makes the responses of Generate from the engine's deltas: chunks if it streams, and the end of each completion."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..api.transfers import transfer_of
 from ..engine.engine_stream import EngineStream
 from ..engine.messages import Delta
 
-# The protocol has "stop", "length", "abort" and "error"; of what ends otherwise, the request is what was ended.
+# The protocol has "stop", "length", "abort" and "error"; other reasons become "abort".
 _REASONS = {"deadline": "abort"}
 
 
 @dataclass
 class _Completion:
-    """What has come of one completion."""
+    """The output of one completion so far."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -33,7 +33,7 @@ class _Completion:
 class GenerateAnswer:
     """Makes the responses of one job, which has one prompt.
 
-    streamed: whether there are chunks; what ends a completion holds all of its tokens either way.
+    streamed: whether there are chunks; the last message of a completion holds all of its tokens in any case.
     """
 
     def __init__(self, job: Job, stream: EngineStream, streamed: bool) -> None:
@@ -43,7 +43,7 @@ class GenerateAnswer:
         self._completions = [_Completion() for _ in range(params.n)]
 
     def responses(self, deltas: Sequence[Delta]) -> Iterator[pb.GenerateResponse]:
-        """What the deltas that have come now give. EngineFailed where the model failed."""
+        """The responses for new deltas. EngineFailed if the model failed."""
         for delta in by_choice(deltas):
             one = self._completions[delta.index]
             first = not one.token_ids
@@ -56,7 +56,7 @@ class GenerateAnswer:
                 yield self._complete(delta.index, delta.reason, delta.stop)
 
     def aborted(self) -> Iterator[pb.GenerateResponse]:
-        """The end of every completion that has none."""
+        """The last message of every completion that has not ended."""
         for index, one in enumerate(self._completions):
             if not one.ended:
                 yield self._complete(index, "abort", None)
@@ -106,7 +106,7 @@ class GenerateAnswer:
         )
 
     def _input(self) -> pb.InputLogProbs | None:
-        """The log-probabilities of the prompt; its first token, which nothing predicts, has none."""
+        """The log-probabilities of the prompt, without a value for the first token; None if they were not requested."""
         submit, most = self._job.submits[0], self._job.prompt_logprobs
         if submit.prompt_logprobs is None:
             return None

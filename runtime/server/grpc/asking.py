@@ -1,4 +1,4 @@
-"""From the messages of `VllmEngine` to the requests of the API. What icc does not do is refused by the field's name."""
+"""Converts messages of `VllmEngine` to requests of the API. Fields that icc does not support are refused by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..api.errors import HttpError
 from ..api.requests import CompletionRequest, EmbeddingRequest
 
 _TEXTS_ONLY = "this engine reads texts only"
-# fields that icc does not have, and why
+# fields that icc refuses, and why
 _REFUSED = {
     "structural_tag": "icc has no structural tags: give json_schema, regex or grammar",
     "kv_transfer_params": "is the older form: give kv_transfer_params_json",
@@ -23,7 +23,7 @@ _REFUSED = {
     "extra_mm_inputs": _TEXTS_ONLY,
     "media_refs": _TEXTS_ONLY,
 }
-# 0 is vLLM's word for "not said" in fields that have no presence
+# fields without presence, in which vLLM reads 0 as "not set"
 _AS_SAID = (
     "min_p", "frequency_penalty", "presence_penalty", "top_k", "min_tokens", "ignore_eos", "skip_special_tokens",
     "include_stop_str_in_output",
@@ -38,21 +38,20 @@ _CONSTRAINTS: dict[str, Callable[[Any], tuple[str, Any]]] = {
     "choice": lambda value: ("guided_choice", list(value.choices)),
     "json_object": lambda value: ("structured_outputs", {"json_object": value}),
 }
-# spaces_between_special_tokens: answers are token ids, which have none; grammar_from_first_token: every grammar begins
-# there
+# spaces_between_special_tokens: answers are token ids, without spaces; grammar_from_first_token: always so here
 _NO_DIFFERENCE = ("spaces_between_special_tokens", "grammar_from_first_token")
 _SAMPLING = {
     "temperature", "max_tokens", "logit_bias",
     *_AS_SAID, *_OR_ONE, *_OPTIONAL, *_LISTS, *_CONSTRAINTS, *_NO_DIFFERENCE,
 }  # fmt: skip
-# request_id, stream, data_parallel_rank are the servicer's; original_text is for people
+# the servicer handles request_id, stream and data_parallel_rank; original_text is only informative
 _GENERATE = {
     "request_id", "tokenized", "text", "sampling_params", "stream", "kv_transfer_params_json", "data_parallel_rank"
 }  # fmt: skip
 
 
 def refuse_unknown(message: Message, where: str = "") -> None:
-    """HttpError 400 for a field, of the message or of one in it, whose number its definition here does not have."""
+    """HttpError 400 for a field, of the message or of a nested one, whose number is unknown here."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         place = f"{where}: " if where else ""
@@ -67,10 +66,10 @@ def refuse_unknown(message: Message, where: str = "") -> None:
 
 
 def completion_of(request: pb.GenerateRequest, max_len: int, replicas: int) -> CompletionRequest:
-    """The completion that is asked for; HttpError 400 for what icc does not do, by the field's name.
+    """The completion request of a message. HttpError 400 names a field that icc does not support.
 
-    max_len: the most tokens that an answer can have, which is what no max_tokens asks for. replicas: of this server,
-    among which it chooses itself.
+    max_len: the most tokens of an answer, used if max_tokens is not set. replicas: how many this server has, among
+    which it chooses itself.
     """
     refuse_unknown(request)
     _check_fields(request, _GENERATE)
@@ -83,14 +82,14 @@ def completion_of(request: pb.GenerateRequest, max_len: int, replicas: int) -> C
 
 
 def embedding_of(request: pb.EmbedRequest) -> EmbeddingRequest:
-    """The vector that is asked for; HttpError 400 for what icc does not do."""
+    """The embedding request of a message. HttpError 400 names a field that icc does not support."""
     refuse_unknown(request)
     _check_fields(request, {"request_id", "tokenized"})
     return converted({"model": "", "input": [_token_ids(request)]}, EmbeddingRequest)
 
 
 def named_as_asked(error: HttpError, request: pb.GenerateRequest | pb.EmbedRequest) -> HttpError:
-    """An error about a field of the API's request, with the name that the field has here."""
+    """The error with the name of the gRPC field instead of the API's field."""
     names = {"input": "tokenized.input_ids"}
     if isinstance(request, pb.GenerateRequest):
         names = {"prompt": "text" if request.WhichOneof("input") == "text" else "tokenized.input_ids"}
@@ -107,7 +106,7 @@ def named_as_asked(error: HttpError, request: pb.GenerateRequest | pb.EmbedReque
 
 
 def _check_fields(message: Message, known: set[str]) -> None:
-    """HttpError 400 for a field that is set, and that icc does not have."""
+    """HttpError 400 for a field that is set and not in `known`."""
     for field, _ in message.ListFields():
         if field.name not in known:
             raise _refused(field.name, _REFUSED.get(field.name, "icc does not have it"))
@@ -138,8 +137,8 @@ def _json(text: str, field: str) -> Any:
 
 
 def _sampling(params: pb.SamplingParams, max_len: int) -> dict[str, Any]:
-    """The fields of a completion that say how it is sampled, as vLLM's servicer reads them: what is not said is off,
-    temperature 1.0, and the model's own settings are the router's to fill in (GetModelInfo)."""
+    """The sampling fields of a completion request, as in vLLM's servicer: a setting that is not set is off, temperature
+    is 1.0, and routers fill in the model's defaults (from GetModelInfo)."""
     _check_fields(params, _SAMPLING)
     fields: dict[str, Any] = {name: getattr(params, name) for name in _AS_SAID}
     fields |= {name: getattr(params, name) or 1 for name in _OR_ONE}

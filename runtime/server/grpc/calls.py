@@ -1,4 +1,4 @@
-"""Calls: what stands around every call. Its key, its line in the log, and what it ends with if it fails."""
+"""Calls: handles the key, the line in the log and the error status of every call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..log import RequestContext, current_request, with_fields
 from .errors import as_call_error
 
 log = logging.getLogger("icc.serve")
-_POLLED = frozenset({"HealthCheck", "GetLoads"})  # every few seconds: not worth a line
+_POLLED = frozenset({"HealthCheck", "GetLoads"})  # come every few seconds: logged as DEBUG only
 
 
 class Calls:
@@ -31,9 +31,9 @@ class Calls:
     async def call(
         self, context: grpc.aio.ServicerContext, name: str, *, request_id: str = "", queued: bool = False
     ) -> AsyncIterator[str]:
-        """A call, by the name of who asks. queued: whether it waits for the engine; such are refused
-        by a server that shuts down, or is full. An error ends the call with its
-        status, and the rest of the block is not run."""
+        """Context of a call; gives the name of the client. queued: whether the call waits for the engine; such calls
+        are refused when the server shuts down or its queue is full. An error in the context ends the call with its
+        status."""
         given = _Metadata(context)
         current_request.set(RequestContext(request_id or uuid.uuid4().hex, given.first("traceparent")))
         start, self.last_received = time.perf_counter(), time.time()
@@ -61,7 +61,7 @@ class Calls:
 
 
 def seconds_left(context: grpc.aio.ServicerContext) -> float | None:
-    """Until the caller's deadline; None without one. HttpError 504 if it has passed."""
+    """Seconds until the caller's deadline; None without a deadline. HttpError 504 if it has passed."""
     left = context.time_remaining()
     if left is not None and left <= 0:
         raise HttpError(504, "the deadline has passed", code="deadline")
@@ -69,7 +69,7 @@ def seconds_left(context: grpc.aio.ServicerContext) -> float | None:
 
 
 class _Metadata:
-    """What a caller has sent with a call."""
+    """The metadata of a call."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
@@ -89,27 +89,29 @@ class RunningCall:
         self._aborted = False
 
     def sent(self, stream: EngineStream) -> None:
-        """It is with the engine now; it ends at once if it was aborted before."""
+        """Set the stream of a request that was sent to the engine; it ends at once if the request was aborted
+        before."""
         self._stream = stream
         if self._aborted:
             stream.fail(ClientGone("the request was aborted"))
 
     def abort(self) -> None:
-        """Whoever reads its stream gets ClientGone after what has come."""
+        """Abort the request: its stream raises ClientGone after the deltas so far."""
         self._aborted = True
         if self._stream is not None:
             self.sent(self._stream)
 
 
 class RunningCalls:
-    """The requests under way, by who asks and the id that they gave."""
+    """The running requests, by client and request id."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], RunningCall] = {}
 
     @contextlib.contextmanager
     def named(self, client: str, request_id: str) -> Iterator[RunningCall]:
-        """A request while it lasts; "" is an id that nobody else has. HttpError 409 for one that runs already."""
+        """Context in which a request is registered. request_id: "" for a new one. HttpError 409 if a request of this id
+        runs already."""
         key = client, request_id or uuid.uuid4().hex
         if key in self._running:
             raise HttpError(409, f"request_id: {request_id[:80]!r} runs already", "request_id", "conflict")
@@ -120,7 +122,7 @@ class RunningCalls:
             del self._running[key]
 
     def abort(self, client: str, request_ids: Iterable[str]) -> None:
-        """End those of a client's requests that run; other ids change nothing."""
+        """Abort a client's requests with these ids; ids of no running request are ignored."""
         for request_id in request_ids:
             running = self._running.get((client, request_id))
             if running is not None:

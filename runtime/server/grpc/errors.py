@@ -1,4 +1,4 @@
-"""What goes wrong in a call, as gRPC says it."""
+"""Errors as gRPC statuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grpc import StatusCode
 
 from ..api.errors import as_http
 
-# what HTTP answers with, and what gRPC does
+# the gRPC status for an HTTP status
 STATUS = {
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
@@ -24,13 +24,13 @@ STATUS = {
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,
 }
-# words of HttpError.code that say more than its status
+# values of HttpError.code that have a more exact status
 CODES = {"unsupported": StatusCode.UNIMPLEMENTED}
-PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: when clients may try again, negative for never
+PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: milliseconds until clients may retry, negative for never
 
 
 class CallError(NamedTuple):
-    """How a call ends that fails. metadata: the trailing one, with the fixed word and the field of the error."""
+    """The end of a failed call. metadata: the trailing metadata, with the code and the field of the error."""
 
     status: StatusCode
     message: str
@@ -38,12 +38,12 @@ class CallError(NamedTuple):
 
 
 def as_call_error(error: Exception) -> CallError:
-    """The end of a call that met this error."""
+    """The end of a call that failed with this error."""
     found = as_http(error)
     status = CODES.get(found.code or "") or STATUS.get(found.status, StatusCode.INTERNAL)
     metadata = {"icc-code": found.code, "icc-field": found.param}
     if found.retry_after is not None:
         metadata[PUSHBACK] = str(found.retry_after * 1000)
-    elif found.code == "too_expensive":  # later it would be so again
+    elif found.code == "too_expensive":  # a retry would fail too
         metadata[PUSHBACK] = "-1"
     return CallError(status, found.message, tuple((name, value) for name, value in metadata.items() if value))

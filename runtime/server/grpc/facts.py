@@ -1,4 +1,4 @@
-"""What a server says of itself and of its model."""
+"""Facts about the server and its model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..api.errors import HttpError
 from ..api.model import ServedModel
 
 _CHUNK = 64 << 10  # bytes
-_ANY_DAY = (1980, 1, 1, 0, 0, 0)  # of the files in a zip: the same files give the same bytes
+_ANY_DAY = (1980, 1, 1, 0, 0, 0)  # fixed time of files in a zip: the same files give the same bytes
 
 
 def model_info(model: ServedModel, manifest: Manifest, path: Path) -> pb.GetModelInfoResponse:
-    """The facts that routers register a worker by. tokenizer_path: where the tokenizer lies, for who is on this host;
-    others ask for it (GetTokenizer)."""
-    facts, path = manifest.model, path.resolve()  # whoever reads it was started elsewhere
+    """The facts with which routers register a worker. tokenizer_path: for routers on this host; others call
+    GetTokenizer."""
+    facts, path = manifest.model, path.resolve()  # absolute: the reader has another working directory
     sampling = {name: value for name, value in msgspec.structs.asdict(manifest.sampling).items() if value is not None}
     return pb.GetModelInfoResponse(
         model_path=str(path),
@@ -45,7 +45,8 @@ def model_info(model: ServedModel, manifest: Manifest, path: Path) -> pb.GetMode
 
 
 def tokenizer_chunks(manifest: Manifest, path: Path) -> Iterator[common_pb2.GetTokenizerChunk]:
-    """The files of the tokenizer as a zip in pieces; the last one has its SHA-256. HttpError 501 without any."""
+    """The files of the tokenizer as a zip in chunks; the last chunk has its SHA-256. HttpError 501 without a
+    tokenizer."""
     files = EngineFiles(open_container(path), manifest.files, True, manifest.base)
     if not manifest.tokenizer_names:
         raise HttpError(501, "the engine has no tokenizer")
@@ -62,5 +63,5 @@ def tokenizer_chunks(manifest: Manifest, path: Path) -> Iterator[common_pb2.GetT
 
 
 def timestamp() -> str:
-    """Now, as ISO 8601 has it, in UTC."""
+    """The current time in UTC, in ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,4 +1,4 @@
-"""KVFeed: what the prefix caches hold, for those who subscribe: what there is when they come, then every change."""
+"""KVFeed: the contents of the prefix caches for subscribers: first a snapshot, then every change."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from smg_grpc_proto.generated import common_pb2 as pb
 from ..api.errors import HttpError
 from ..engine.kv_wire import ClearedMap, RemovedMap, StoredMap
 
-_UNSENT = 10_000  # batches that a subscriber may be behind
+_UNSENT = 10_000  # the most batches that a subscriber may lag behind
 _CHUNK = 500  # blocks in a message of a snapshot
 _decoder = msgspec.msgpack.Decoder(list[StoredMap | RemovedMap | ClearedMap])
 Event = StoredMap | RemovedMap | ClearedMap
-Blocks = dict[tuple[int | None, int], StoredMap]  # by group and hash, as an event of one block each
+Blocks = dict[tuple[int | None, int], StoredMap]  # by (group, hash): an event of one block each
 
 
 class KVFeed:
-    """KV events of all replicas, numbered together; a batch says which replica it is of (`dp_rank`).
+    """KV events of all replicas, with one sequence of numbers; `dp_rank` of a batch is its replica.
 
-    The first number is the microseconds since 1970, so that numbers grow through a restart. What is there is kept as
-    events (some 40 bytes a token), so that whoever comes late, or again, gets a snapshot
-    instead of all that has happened.
+    The first number is the microseconds since 1970, so that numbers grow across restarts. The current blocks are kept
+    as events (some 40 bytes a token), so that a late or returning subscriber gets a snapshot instead of the whole
+    history.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -35,7 +35,7 @@ class KVFeed:
         self._subscribers: set[asyncio.Queue[pb.KvEventBatch]] = set()
 
     def publish(self, replica: int, events: bytes | None) -> None:
-        """Take events as `KVWire` encodes them; None: nothing is found any more on that replica."""
+        """Publish events encoded by `KVWire`; None: the prefix cache of that replica is empty."""
         found: list[Event] = [ClearedMap()] if events is None else _decoder.decode(events)
         for event in found:
             _apply(self._blocks[replica], event)
@@ -48,13 +48,13 @@ class KVFeed:
             batch.events.append(_message(event, self._events))
         for queue in list(self._subscribers):
             if queue.full():
-                self._subscribers.discard(queue)  # it is told when it has read what is there
+                self._subscribers.discard(queue)  # it gets an error once it has read its queue
             else:
                 queue.put_nowait(batch)
 
     async def batches(self, start: int) -> AsyncIterator[pb.KvEventBatch]:
-        """A snapshot of every replica, then all that happens. start: the number that is expected next; no snapshot
-        where that is what comes next. HttpError 429 for a subscriber that falls behind."""
+        """A snapshot of every replica, then all changes. start: the next number that the subscriber expects; there is
+        no snapshot if that is the next number. HttpError 429 for a subscriber that falls behind."""
         queue: asyncio.Queue[pb.KvEventBatch] = asyncio.Queue(_UNSENT)
         snapshot = [] if start == self._number + 1 else list(self._snapshot())
         self._subscribers.add(queue)
@@ -68,7 +68,7 @@ class KVFeed:
             self._subscribers.discard(queue)
 
     def _snapshot(self) -> Iterator[pb.KvEventBatch]:
-        """The live blocks as chunks whose numbers end at that of the last batch."""
+        """The current blocks as batches; the last has the number of the latest published batch."""
         chunks = [list(_chunks(blocks)) for blocks in self._blocks]
         number = self._number - sum(map(len, chunks))
         for replica, parts in enumerate(chunks):
@@ -83,7 +83,7 @@ class KVFeed:
 
 
 def _chunks(blocks: Blocks) -> Iterator[list[StoredMap]]:
-    """The events of blocks in pieces, at least one."""
+    """The events of blocks in lists of up to _CHUNK, at least one list."""
     left = iter(blocks.values())
     yield list(islice(left, _CHUNK))
     while part := list(islice(left, _CHUNK)):
@@ -99,7 +99,7 @@ def _apply(blocks: Blocks, event: Event) -> None:
     else:
         parent, size = event.parent_block_hash, event.block_size
         for at, name in enumerate(event.block_hashes):
-            blocks.pop((event.group_idx, name), None)  # what is stored again stands behind its parent
+            blocks.pop((event.group_idx, name), None)  # a block that is stored again moves behind its parent
             blocks[event.group_idx, name] = msgspec.structs.replace(
                 event,
                 block_hashes=[name],
@@ -145,5 +145,5 @@ def _block_messages(event: StoredMap) -> Iterator[pb.KvBlock]:
 
 
 def _signed(name: int) -> int:
-    """64 bits as the signed number that they are in the protocol."""
+    """A 64-bit hash as the signed integer of the protocol."""
     return name - (1 << 64) if name >= 1 << 63 else name

@@ -1,4 +1,4 @@
-"""ReadableRequests: a message that is none of its call's type is the caller's mistake, not the server's."""
+"""ReadableRequests: a message that is not of its call's type is the caller's mistake, not the server's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReadableRequests(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The handler of a call, for calls that take one message and are coroutines."""
+        """The call's handler: with this check if it is a coroutine that takes one message, else unchanged."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler

@@ -27,16 +27,16 @@ from .readable import ReadableRequests
 from .servicer import Servicer
 
 SERVICE: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-_POLL_S = 0.1  # between two looks at whether the engine is ready
-_MESSAGE_BYTES = 2 * limits.BODY_BYTES  # of a request
+_POLL_S = 0.1  # between two checks whether the engine is ready
+_MESSAGE_BYTES = 2 * limits.BODY_BYTES  # the largest request
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MESSAGE_BYTES))
 
 
 class GrpcServer:
-    """VllmEngine, the standard health service and reflection, on a port of their own.
+    """VllmEngine, the standard health service and reflection, on their own port.
 
-    They are there from `start` on, before the engine is: that is NOT_SERVING until then, and from when the server
-    drains. MissingExtraError without the extra `grpc`.
+    They answer from `start` on, before the engine is ready; the health status is NOT_SERVING until it is, and once the
+    server drains. MissingExtraError without the extra `grpc`.
     """
 
     def __init__(self, options: ServeOptions, core: Core, gate: RequestGate) -> None:
@@ -49,7 +49,7 @@ class GrpcServer:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Listen; the address. UsageError if it is taken."""
+        """Start listening; returns the address. UsageError if it is taken."""
         self._server = server = grpc.aio.server(interceptors=(ReadableRequests(),), options=_OPTIONS)
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._servicer, server)
         states: Any = health.aio.HealthServicer()  # pyright: ignore  # there where grpc.aio is
@@ -86,7 +86,7 @@ class GrpcServer:
             await states.set(name, status)
 
     async def stop(self) -> None:
-        """Stop listening; calls that are left end."""
+        """Stop listening; the remaining calls end."""
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Servicer: the service VllmEngine of smg-grpc-proto over what the HTTP routes work with."""
+"""Servicer: the service VllmEngine of smg-grpc-proto, over the same objects as the HTTP routes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Context = grpc.aio.ServicerContext
 
 @dataclass
 class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Answers the calls of VllmEngine. kv: None for an engine that has no prefix cache to tell of."""
+    """Answers the calls of VllmEngine. kv: None for an engine without a prefix cache."""
 
     core: Core
     gate: RequestGate
@@ -45,11 +45,11 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are taken: the engine is loaded, and the server does not shut down."""
+        """Whether requests are accepted: the engine is loaded, and the server does not shut down."""
         return bool(self.core.engine.ready) and not self.gate.draining
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
-        """Complete a prompt: chunks as they come, if wanted, and the end of each completion."""
+        """Complete a prompt: chunks as they come, if the request streams, and the end of each completion."""
         async with self._calls.call(context, "Generate", request_id=request.request_id, queued=True) as client:
             self.core.model.check_task("generate")
             with self._running.named(client, request.request_id) as running:
@@ -75,12 +75,12 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 else:
                     for response in answer.responses(await run.all_deltas()):
                         await context.write(response)
-        except ClientGone:  # by Abort: whoever reads the answer is another
+        except ClientGone:  # aborted by an Abort call; the reader of this answer is still there
             for response in answer.aborted() if answer is not None else ():
                 await context.write(response)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse | None:  # noqa: N802
-        """The vector of a text, as token ids."""
+        """The vector of a text, which is given as token ids."""
         async with self._calls.call(context, "Embed", request_id=request.request_id, queued=True) as client:
             self.core.model.check_task("embed")
             with self._running.named(client, request.request_id) as running:
@@ -94,28 +94,28 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 )
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse | None:  # noqa: N802
-        """End requests of who asks; ids of which none runs change nothing."""
+        """Abort requests of the client; ids of no running request are ignored."""
         async with self._calls.call(context, "Abort") as client:
             refuse_unknown(request)
             self._running.abort(client, request.request_ids)
             return pb.AbortResponse()
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:  # noqa: N802
-        """Whether requests are taken; for everybody, as /ready is."""
+        """Whether requests are accepted; needs no key, like /ready."""
         why = "the server is shutting down" if self.gate.draining else "the engine is not ready"
         return pb.HealthCheckResponse(healthy=self.is_healthy, message="ready" if self.is_healthy else why)
 
     async def GetModelInfo(  # noqa: N802
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse | None:
-        """What is served."""
+        """The facts about the served model."""
         async with self._calls.call(context, "GetModelInfo"):
             return model_info(self.core.model, self.core.changes.manifest, self.core.changes.path)
 
     async def GetServerInfo(  # noqa: N802
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse | None:
-        """How the server is. Its replicas are one to routers: it chooses among them itself."""
+        """The state of the server. Routers see one replica: the server chooses among its replicas itself."""
         async with self._calls.call(context, "GetServerInfo"):
             ready = self.core.engine.ready
             return pb.GetServerInfoResponse(
@@ -131,7 +131,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse | None:  # noqa: N802
-        """What each replica has to do."""
+        """The load of each replica."""
         async with self._calls.call(context, "GetLoads"):
             refuse_unknown(request)
             replicas = self.core.engine.replicas
@@ -147,7 +147,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: Context) -> None:  # noqa: N802
-        """The files of the tokenizer, as a zip in pieces."""
+        """The files of the tokenizer, as a zip in chunks."""
         async with self._calls.call(context, "GetTokenizer"):
             changes = self.core.changes
             chunks = await asyncio.to_thread(lambda: list(tokenizer_chunks(changes.manifest, changes.path)))
@@ -157,11 +157,11 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def SubscribeKvEvents(  # noqa: N802
         self, request: common_pb2.SubscribeKvEventsRequest, context: Context
     ) -> None:
-        """What the prefix caches hold, and every change. No batch carries a load: routers ask for that (GetLoads)."""
+        """The contents of the prefix caches, then every change. Batches carry no load: routers call GetLoads."""
         async with self._calls.call(context, "SubscribeKvEvents"):
             refuse_unknown(request)
             if self.kv is None:
-                raise HttpError(501, "this engine makes vectors, and has no prefix cache to tell of")
+                raise HttpError(501, "this engine computes vectors, and has no prefix cache")
             await context.send_initial_metadata(())
             batches = self.kv.batches(request.start_sequence_number)
             try:
@@ -171,15 +171,15 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 await batches.aclose()  # type: ignore[attr-defined]
 
     async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Context) -> None:  # noqa: N802
-        """Not done here."""
-        await self._refuse(context, "FlushCache", "the prefix cache gives its blocks back by itself")
+        """Not supported."""
+        await self._refuse(context, "FlushCache", "the prefix cache frees its blocks by itself")
 
     async def StartProfile(self, request: common_pb2.StartProfileRequest, context: Context) -> None:  # noqa: N802
-        """Not done here."""
+        """Not supported."""
         await self._refuse(context, "StartProfile", "there is no profiler in the server: see icc bench")
 
     async def StopProfile(self, request: common_pb2.StopProfileRequest, context: Context) -> None:  # noqa: N802
-        """Not done here."""
+        """Not supported."""
         await self._refuse(context, "StopProfile", "there is no profiler in the server: see icc bench")
 
     async def _refuse(self, context: Context, name: str, why: str) -> None:
@@ -189,7 +189,7 @@ class Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 @contextlib.contextmanager
 def _named_as(request: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[None]:
-    """What is wrong with a request, by the names of its own fields."""
+    """Context in which HttpError 400 gets the names of the gRPC fields."""
     try:
         yield
     except Exception as error:
@@ -200,7 +200,7 @@ def _named_as(request: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[None]:
 
 
 def _within(job: Job, seconds: float | None) -> Job:
-    """The job with the caller's deadline, if that comes before its own."""
+    """The job with the caller's deadline, in seconds, if that is earlier than its own; None: unchanged."""
     if seconds is None or (job.deadline is not None and job.deadline <= seconds):
         return job
     submits = [msgspec.structs.replace(submit, deadline=seconds) for submit in job.submits]

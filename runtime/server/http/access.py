@@ -1,4 +1,4 @@
-"""Access: wraps all routes. It gives each request an id and a line in the log, and handles a proxy's path prefix."""
+"""AccessLog: wraps all routes; gives each request an id and a line in the log, and handles a proxy's path prefix."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..log import RequestContext, current_request, with_fields
 
 log = logging.getLogger("icc.serve")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_POLLED = frozenset({"/live", "/ready", "/health", "/metrics", "/figures"})  # every few seconds: not worth a line
+_POLLED = frozenset({"/live", "/ready", "/health", "/metrics", "/figures"})  # polled: logged as DEBUG only
 
 
 class AccessLog:
-    """ASGI middleware. A request's `X-Request-Id` is kept, or it gets one; the answer has it too.
+    """ASGI middleware. A request keeps its `X-Request-Id`, or gets a new one; the answer has it too.
 
-    root_path: where a proxy has put this server. Paths may come with it or without: proxies do either.
+    root_path: the path under which a proxy serves this server. Requests may come with it or without: proxies do either.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
@@ -31,7 +31,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         method = scope.get("method", "WEBSOCKET")
-        if method == "HEAD":  # what GET would say; uvicorn leaves out the body
+        if method == "HEAD":  # answered like GET; uvicorn drops the body
             scope = {**scope, "method": "GET"}
         scope["root_path"] = self._root
         if self._root and scope["path"].startswith(f"{self._root}/"):
@@ -39,7 +39,7 @@ class AccessLog:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request = RequestContext(given if _ID.fullmatch(given) else uuid.uuid4().hex, headers.get("traceparent", ""))
-        current_request.set(request)  # of this request's task, and of those that it starts
+        current_request.set(request)  # for this request's task, and the tasks that it starts
         answer = _Answer(send, request.id)
         start = time.perf_counter()
         try:
@@ -60,7 +60,7 @@ class AccessLog:
 
 
 class _Answer:
-    """Looks at an answer as it goes out."""
+    """Notes the status of an answer, and adds the request's id to its headers."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send, self._id = send, request_id.encode()
@@ -71,7 +71,7 @@ class _Answer:
             self.status = 101
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
-            # the second is what Anthropic's clients look for
+            # Anthropic's clients read the second
             ids = [(b"x-request-id", self._id), (b"request-id", self._id)]
             message["headers"] = [*message.get("headers", ()), *ids]
         await self._send(message)

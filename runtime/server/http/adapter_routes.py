@@ -22,14 +22,14 @@ def add_adapters(app: FastAPI, adapters: ServedAdapters) -> None:
 
     @app.post("/v1/load_lora_adapter", **operation(Status, LoadAdapterRequest, errors=_ERRORS))
     async def load(request: Request) -> Response:
-        """Load an adapter from a directory of this machine, as a model of that name."""
+        """Load an adapter from a directory on this machine, as a model of that name."""
         body = await decode_body(request, LoadAdapterRequest)
         await adapters.load(body.lora_name, Path(body.lora_path), body.load_inplace)
         return json_response(Status("loaded"))
 
     @app.post("/v1/unload_lora_adapter", **operation(Status, UnloadAdapterRequest, errors=_ERRORS))
     async def unload(request: Request) -> Response:
-        """Forget an adapter; requests that run with it keep it."""
+        """Unload an adapter; running requests keep it."""
         body = await decode_body(request, UnloadAdapterRequest)
         await adapters.unload(body.lora_name)
         return json_response(Status("unloaded"))
@@ -46,6 +46,6 @@ def add_adapters(app: FastAPI, adapters: ServedAdapters) -> None:
 
     @app.post("/lora-adapters", include_in_schema=False)
     async def set_scales(request: Request) -> Response:
-        """Set the adapter of requests that name none, by its scale; all others have 0."""
+        """Set the adapter of requests that name none: the only one whose scale is not 0."""
         adapters.set_scales(await decode_body(request, list[AdapterScale]))
         return json_response(Status("set"))

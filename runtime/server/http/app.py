@@ -47,11 +47,11 @@ from .token_routes import add_tokens
 
 
 def build_app(parts: ServerParts) -> FastAPI:
-    """All routes over the parts. The gate goes around it."""
+    """The application with all routes over the parts. The caller wraps it in a ClientGate."""
     app = FastAPI(title="icc", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.openapi = lambda: document(app, parts.model)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _plain_error)
-    for kind in (IccError, ClientGone, Exception):  # the latter goes on to the gate, which logs it
+    for kind in (IccError, ClientGone, Exception):  # an Exception passes on to the gate, which logs it
         app.add_exception_handler(kind, _error)
     _add_state(app, parts)
     _add_models(app, parts)
@@ -74,7 +74,7 @@ def build_app(parts: ServerParts) -> FastAPI:
     add_page(app, parts.model, parts.changes, parts.engine, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
-    add_docs(app, app.openapi())  # the document is made now, rather than while somebody waits
+    add_docs(app, app.openapi())  # the document is made now, not during the first request
     return app
 
 
@@ -84,7 +84,7 @@ def _add_state(app: FastAPI, parts: ServerParts) -> None:
         """Whether the server answers at all."""
         return json_response(Status("live"))
 
-    @app.get("/health", **operation(Status, errors=(503,)))  # what GuideLLM and others ask, with their key
+    @app.get("/health", **operation(Status, errors=(503,)))  # requested by GuideLLM and others, with their key
     @app.get("/ready", **operation(Status, errors=(503,)))
     async def ready() -> Response:
         """Whether the engine is loaded and can take requests."""
@@ -94,7 +94,7 @@ def _add_state(app: FastAPI, parts: ServerParts) -> None:
 
     @app.get("/version", **operation(Version))
     async def show_version() -> Response:
-        """What is served, and by which icc."""
+        """The served model, and the version of icc."""
         manifest = parts.changes.manifest
         found = Version(__version__, parts.model.name, manifest.target, manifest.quantization.method)
         return json_response(found)
@@ -114,7 +114,7 @@ def _add_models(app: FastAPI, parts: ServerParts) -> None:
 
     @app.get("/v1/models", **operation(ModelList))
     async def models() -> Response:
-        """The model that is served, once for each of its names, and the adapters that are loaded."""
+        """The served model, listed once under each of its names, and the loaded adapters."""
         adapters = [adapter.name for adapter in parts.adapters.all]
         return json_response(ModelList([entry(name) for name in (*parts.model.names, *adapters)]))
 
@@ -155,7 +155,7 @@ def _add_embeddings(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/embed", include_in_schema=False)
     async def embed(request: Request) -> Response:
-        """The vector of each text, as clients of text-embeddings-inference ask for it."""
+        """The vector of each text, for clients of text-embeddings-inference."""
         body = await decode_body(request, tei.EmbedRequest)
         job = await parts.jobs.embedding(body.plain(parts.model.names[0]), request.scope["icc.client"])
         return await parts.encoded(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
@@ -164,7 +164,7 @@ def _add_embeddings(app: FastAPI, parts: ServerParts) -> None:
 def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/rerank", include_in_schema=False)
     async def either(request: Request) -> Response:
-        """As /v1/rerank, or as clients of text-embeddings-inference ask for it."""
+        """As /v1/rerank, or as in text-embeddings-inference if the body has `texts`."""
         raw = await read_body(request)
         if not tei.has_texts(raw):
             return await ranked(request, parts.jobs.named(decoded(raw, RerankRequest)))
@@ -175,7 +175,7 @@ def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/v1/rerank", **operation(Reranked, RerankRequest, errors=(*GENERATION_ERRORS, 504)))
     async def rerank(request: Request) -> Response:
-        """The documents by how well they go with the query."""
+        """The documents, ranked by their relevance to the query."""
         return await ranked(request, await parts.read(request, RerankRequest))
 
     async def ranked(request: Request, body: RerankRequest) -> Response:
@@ -205,7 +205,7 @@ _PATHS = {
 
 
 def _refuse_others(app: FastAPI, parts: ServerParts) -> None:
-    """What the engine was not compiled for: that is said, rather than that the path is unknown."""
+    """Routes for tasks that the engine was not compiled for, so that the answer says that instead of "not found"."""
 
     def add(path: str, task: str) -> None:
         async def refuse() -> None:
@@ -227,7 +227,7 @@ async def _plain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     found = HttpError(error.status_code, error.detail)
     headers = dict(error.headers or {})
-    if error.status_code == 405:  # the router names the methods of one of the routes of this path only
+    if error.status_code == 405:  # the router lists the methods of only one of this path's routes
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
         headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))

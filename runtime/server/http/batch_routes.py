@@ -88,7 +88,7 @@ def _add_files(app: FastAPI, batches: Batches) -> None:
 
     @app.get("/v1/files/{file_id}", **operation(FileObject, errors=(404,)))
     async def file(request: Request, file_id: str) -> Response:
-        """What is known of a file."""
+        """A file without its content."""
         return json_response(_found(await asyncio.to_thread(store.file, request.scope["icc.client"], file_id)))
 
     @app.get("/v1/files/{file_id}/content", **operation(None, errors=(404,)))
@@ -99,7 +99,7 @@ def _add_files(app: FastAPI, batches: Batches) -> None:
 
     @app.delete("/v1/files/{file_id}", **operation(Deleted, errors=(404,)))
     async def delete(request: Request, file_id: str) -> Response:
-        """Forget a file."""
+        """Delete a file."""
         _found(await asyncio.to_thread(store.delete_file, request.scope["icc.client"], file_id) or None)
         return json_response(Deleted(file_id, True))
 
@@ -109,7 +109,7 @@ def _add_batches(app: FastAPI, batches: Batches) -> None:
 
     @app.post("/v1/batches", **operation(Batch, BatchRequest, errors=_ERRORS))
     async def create(request: Request) -> Response:
-        """Run the requests of a file, some time within a day."""
+        """Run the requests of a file, at low priority."""
         body = await decode_body(request, BatchRequest)
         client, now = request.scope["icc.client"], int(time.time())
         _found(await asyncio.to_thread(store.file, client, body.input_file_id))
@@ -133,12 +133,12 @@ def _add_batches(app: FastAPI, batches: Batches) -> None:
 
     @app.get("/v1/batches/{batch_id}", **operation(Batch, errors=(404,)))
     async def one(request: Request, batch_id: str) -> Response:
-        """How far a batch is."""
+        """A batch and its progress."""
         return json_response(_found(await asyncio.to_thread(store.batch, request.scope["icc.client"], batch_id)))
 
     @app.post("/v1/batches/{batch_id}/cancel", **operation(Batch, errors=(404,)))
     async def cancel(request: Request, batch_id: str) -> Response:
-        """End a batch; what it has got so far is kept."""
+        """Cancel a batch; its results so far are kept."""
         batch = _found(await asyncio.to_thread(store.batch, request.scope["icc.client"], batch_id))
         return json_response(await batches.cancel(batch))
 
@@ -153,7 +153,9 @@ async def _uploaded(request: Request) -> tuple[str, bytes]:
     """The name and the content of the file in a form."""
     declared = request.headers.get("content-length", "")
     if not declared.isdigit() or int(declared) > limits.UPLOAD_BYTES:
-        raise HttpError(413, f"a file must say its length, at most {limits.UPLOAD_BYTES} bytes", code="body_too_large")
+        raise HttpError(
+            413, f"an upload needs a content-length of at most {limits.UPLOAD_BYTES} bytes", code="body_too_large"
+        )
     try:
         async with asyncio.timeout(limits.BODY_S * 10):
             form = await request.form(max_files=1, max_fields=8)

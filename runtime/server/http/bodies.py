@@ -1,4 +1,4 @@
-"""Bodies of requests, read within limits, and of answers."""
+"""Reads bodies of requests within limits, and makes answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def json_response(
 
 
 def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | None = None) -> Response:
-    """An error in the form that the clients of the path know. headers: more than its own, None for none."""
+    """An error in the form of the API that the path belongs to. headers: added to the error's own, None for none."""
     request = current_request.get()
     body: msgspec.Struct = error.body()
     if scope["path"].startswith("/v1/messages"):
@@ -42,10 +42,10 @@ def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | Non
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, within its limits of size and time, or HttpError 413 or 408. ClientGone if the client did
-    not stay to send it.
+    """The body of a request, within its limits of size and time, or HttpError 413 or 408. ClientGone if the client
+    disconnects before it was sent.
 
-    Some of what is too much is read and thrown away: a client that is still sending would not see the answer.
+    Part of a body that is too large is read and discarded: a client that is still sending would not see the answer.
     """
     discarded = 0
     too_large = HttpError(413, f"the body is larger than {limits.BODY_BYTES} bytes", code="body_too_large")
@@ -71,5 +71,5 @@ async def read_body(request: Request) -> bytes:
 
 
 async def decode_body(request: Request, kind: type[T]) -> T:
-    """The decoded body. HttpError 400, which field and why, if it is not what the schema says."""
+    """The decoded body. HttpError 400 tells which field does not match the schema of `kind`, and why."""
     return decoded(await read_body(request), kind)

@@ -1,4 +1,4 @@
-"""POST /v1/refit and /v1/engine: the server takes up other weights, or another engine of the same model."""
+"""POST /v1/refit and /v1/engine: the server changes to other weights, or to another engine of the same model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def add_changes(app: FastAPI, changes: EngineChanges) -> None:
 
     @app.post("/v1/refit", **operation(Status, RefitRequest, errors=_ERRORS))
     async def refit(request: Request) -> Response:
-        """Load the engine anew from its directory, which has other weights of the same model now."""
+        """Load the engine again from its directory, which now has other weights of the same model."""
         body = await decode_body(request, RefitRequest)
         await asyncio.shield(changes.refit(body.wait_s))
         return json_response(Status("refitted"))
 
     @app.post("/v1/engine", **operation(Status, EngineRequest, errors=_ERRORS))
     async def change(request: Request) -> Response:
-        """Load another engine of the same model, a directory beside the one that is served, replica by replica."""
+        """Load another engine of the same model, from a directory beside the served one, replica by replica."""
         body = await decode_body(request, EngineRequest)
         await asyncio.shield(changes.change(body.engine, body.wait_s))
         return json_response(Status("changed"))

@@ -16,7 +16,7 @@ def add_decisions(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/v1/decisions", **operation(Decision, DecisionRequest, errors=(*GENERATION_ERRORS, 504)))
     async def decisions(request: Request) -> Response:
-        """What the model thinks of 1 to 400 questions about one input."""
+        """The model's answers to 1 to 400 questions about one input, as probabilities."""
         body = await parts.read(request, DecisionRequest)
         jobs = await decision_jobs(parts.jobs, body, request.scope["icc.client"])
         return await parts.encoded(request, decided(parts.generator, jobs, body))

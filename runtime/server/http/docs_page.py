@@ -16,7 +16,7 @@ _PAGE = """<!doctype html>
 <body><header><h1>{title}</h1><p>The same for programs: <a href="openapi.json">openapi.json</a></p></header>
 <nav>{links}</nav><main>{operations}</main></body></html>
 """
-_DEPTH = 4  # levels of fields that are shown; what is deeper is named
+_DEPTH = 4  # levels of fields that are shown; deeper types are only named
 
 
 def add_docs(app: FastAPI, document: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def _operation(document: dict[str, Any], operation: dict[str, Any]) -> str:
 
 
 def _fields(document: dict[str, Any], schema: dict[str, Any], depth: int) -> str:
-    """What a schema describes, and in it the fields of objects."""
+    """The description of a schema as HTML, with the fields of its objects."""
     schema = _resolved(document, schema)
     about = f"<p>{escape(schema['description'])}</p>" if schema.get("description") else ""
     rows = []
@@ -92,7 +92,7 @@ def _objects(document: dict[str, Any], schema: dict[str, Any]) -> list[dict[str,
 
 
 def _kind(document: dict[str, Any], schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+    """A schema in a few words, such as "list of string"."""
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2]
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""ClientGate: the gate before every route, and answers for what no route expects."""
+"""ClientGate: the checks before every route, and answers for unexpected errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .bodies import error_response
 from .page_routes import OPEN_FILES, page_file
 
 log = logging.getLogger("icc.serve")
-OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
+OPEN = frozenset({"/live", "/ready"})  # for monitoring, without a key; they reveal nothing else
 # their requests wait for the engine
 _QUEUED = frozenset({
     "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/responses/compact",
     "/v1/messages", "/v1/rerank", "/rerank", "/v2/rerank", "/embed",
     "/v1/decisions", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
 })  # fmt: skip
-# a server that drains lives, and says so; it is not ready
+# paths that still answer while the server drains; /ready does not
 _WHILE_DRAINING = {"/live", "/metrics", "/version"}
 _SECURE = [
     (b"x-content-type-options", b"nosniff"),
@@ -33,7 +33,7 @@ _SECURE = [
 
 
 class ClientGate:
-    """ASGI middleware. The scope gets `icc.client`, the name of who asks."""
+    """ASGI middleware. Sets `icc.client` in the scope, the name of the client."""
 
     def __init__(self, app: ASGIApp, gate: RequestGate, metrics: Metrics, origins: Collection[str] = ()) -> None:
         self._app, self._gate, self._metrics, self._origins = app, gate, metrics, origins
@@ -65,14 +65,14 @@ class ClientGate:
                 return
             found = as_http(error)
             if found.status == 401 and scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""):
-                response = page_file("/", 401)  # which asks for the key
+                response = page_file("/", 401)  # the page asks for the key
                 response.headers["www-authenticate"] = "Bearer"
             else:
                 response = error_response(scope, found, {"www-authenticate": "Bearer"} if found.status == 401 else {})
             await response(scope, receive, counted)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket: a browser opens one for any page, whose origin is looked at here; no CORS protects it."""
+        """Admit a WebSocket. Browsers open one for any page and CORS does not apply, so the origin is checked here."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         allowed = origin is None or urlsplit(origin).netloc == headers.get("host")

@@ -1,4 +1,4 @@
-"""HttpProtocol: uvicorn's, with limits on what a client may send before there is a request."""
+"""HttpProtocol: uvicorn's protocol, with limits on the request line and headers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..api import limits
 
-_WATCH_S, _SILENT = 0.1, 5  # how often, and after how often of it, a half-closed connection is looked at and tried
-_TCP_CLOSED = 7  # of the kernel's tcp_info
+_WATCH_S, _SILENT = 0.1, 5  # interval of checks of a half-closed connection, and after how many of them it is probed
+_TCP_CLOSED = 7  # a state in the kernel's tcp_info
 
 
 class _UnknownLength(int):
-    """The length of a body that ends with its connection, as uvicorn counts what is left of a body."""
+    """The length of a body that ends with its connection, in a form that never runs out in uvicorn's count."""
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -27,15 +27,15 @@ class _UnknownLength(int):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A request's line and headers must come within a time, a number and a size, which uvicorn does not bound. A client
-    that has ended its side of the connection gets its answer. Bodies of HTTP/1.0 end with the connection.
+    """Bounds the time, number and size of a request's line and headers, which uvicorn does not. A client that has
+    closed its side of the connection still gets its answer. Bodies of HTTP/1.0 end with the connection.
 
-    The ASGI scope gets `icc.abort`, which drops the connection with all that the client has not read yet.
+    Sets `icc.abort` in the ASGI scope, which drops the connection and all unsent data.
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _watched = 0  # times that a half-closed connection was looked at
-    _seen = 0  # bytes of the request line and headers under way
+    _watched = 0  # checks of a half-closed connection so far
+    _seen = 0  # bytes of the current request line and headers
     _reading_headers = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -49,7 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._reading_headers:
             if self._timer is None:
-                self._start_timer()  # the first bytes of a next request
+                self._start_timer()  # the first bytes of the next request
             self._seen += len(data)
         super().data_received(data)
         if self._reading_headers and self._seen > limits.HEADER_BYTES:
@@ -67,7 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse()
         else:
             super().on_headers_complete()
-            if self.cycle is not None and self.scope["http_version"] == "1.0":  # which has no chunks (RFC 9112, 6.1)
+            if self.cycle is not None and self.scope["http_version"] == "1.0":  # has no chunks (RFC 9112, 6.1)
                 self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UnknownLength()
 
     def on_message_complete(self) -> None:
@@ -82,7 +82,7 @@ class HttpProtocol(HttpToolsProtocol):
     # -- half-closed connections -------------------------------------------------------------------------------------
 
     def eof_received(self) -> bool | None:
-        """The client sends no more: it waits for its answer, or it has gone. What it says to bytes tells which."""
+        """The client sends no more: it waits for its answer, or it has disconnected. `_watch` finds out which."""
         cycle = self.cycle
         if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
             return None  # the connection ends
@@ -92,8 +92,8 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def _watch(self) -> None:
-        """Drop the connection if the other end is there no more; write something that makes it say so, if nothing was
-        written for a while."""
+        """Drop the connection if the client has disconnected; after a while without output, write a probe that makes a
+        closed client reset the connection."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if _is_reset(self.transport):
@@ -124,7 +124,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the other end has said that it is there no more."""
+    """Whether the other end has reset the connection."""
     sock = transport.get_extra_info("socket")
     try:
         return sock is None or sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSED

@@ -1,4 +1,4 @@
-"""Brings the KV of a prompt from the server that computes it, while it does."""
+"""Fetches the KV of a prompt from the server that computes it, while it computes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MOST_LINE = 1 << 20  # bytes
 _PIECE = 1 << 20
 _DROP_S = 10.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# an idle connection to a host that has gone is lost after half a minute
+# in seconds: an idle connection to a host that is gone fails after half a minute
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class KVOffer(msgspec.Struct, frozen=True):
-    """Where KV lies. folder: a `folder_id`; nixl: whether it can be read by NIXL."""
+    """Where KV is stored. folder: a `folder_id`; nixl: whether it can be read through NIXL."""
 
     folder: str
     nixl: bool
 
 
 class KVPiece(msgspec.Struct, frozen=True):
-    """Bytes `begin` to `end` of the KV's file are at an address of a NIXL agent; none: no more come."""
+    """Bytes `begin` to `end` of the KV's file are at `address` of a NIXL agent. An empty agent: no more pieces come."""
 
     begin: int
     end: int
@@ -43,7 +43,7 @@ class KVPiece(msgspec.Struct, frozen=True):
 
 
 def folder_id(folder: Path) -> str:
-    """Names a folder, among those of all hosts and containers, and the user who may read its files."""
+    """A hash that identifies a folder among all hosts and containers, and the user who can read its files."""
     found, boot = os.stat(folder), _BOOT.read_text() if _BOOT.exists() else socket.gethostname()
     return blake2b(f"{boot} {found.st_dev} {found.st_ino} {os.geteuid()}".encode(), digest_size=16).hexdigest()
 
@@ -52,11 +52,11 @@ class FetchAnswer:
     """The body of an HTTP answer that has begun with status 200."""
 
     def __init__(self, reader: asyncio.StreamReader, length: int | None) -> None:
-        """length: bytes; None where it comes in chunks."""
+        """length: in bytes; None for a chunked body."""
         self._reader, self._length = reader, length
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. ValueError where it is cut."""
+        """The body as it arrives. ValueError if it is incomplete."""
         if self._length is None:
             while size := await self._chunk_size():
                 left = size
@@ -71,7 +71,7 @@ class FetchAnswer:
             yield data
 
     async def whole(self, most: int) -> bytes:
-        """All of it. ValueError where it has more than `most` bytes, or is cut."""
+        """The whole body. ValueError if it has more than `most` bytes, or is incomplete."""
         found = bytearray()
         async for data in self.pieces():
             found += data
@@ -80,7 +80,7 @@ class FetchAnswer:
         return bytes(found)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Its lines. ValueError for a long one, and errors as `pieces` has them."""
+        """The lines of the body. ValueError for a line that is too long, and as `pieces`."""
         rest = b""
         async for data in self.pieces():
             *whole, rest = (rest + data).split(b"\n")
@@ -95,7 +95,7 @@ class FetchAnswer:
             raise ValueError("the answer was cut")
         size = int(line.split(b";")[0], 16)
         if size < 0:
-            raise ValueError("its answer has a chunk of less than nothing")
+            raise ValueError("its answer has a chunk of negative size")
         return size
 
     async def _some(self, left: int) -> bytes:
@@ -109,15 +109,15 @@ class FetchAnswer:
 async def asked(
     address: str, method: str, path: str, key: str, body: bytes = b"", headers: tuple[str, ...] = ()
 ) -> AsyncIterator[FetchAnswer]:
-    """Ask another server over plain HTTP. key: the header `authorization`. OSError where it cannot be reached,
-    ValueError for an answer of another status than 200 or 204, EOFError where there is none."""
+    """Send a request to another server over plain HTTP. key: the header `authorization`, "" for none. OSError if the
+    server cannot be reached, ValueError for another status than 200 or 204, EOFError without an answer."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_PIECE)
     try:
         connection = writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
-            if (option := getattr(socket, name, None)) is not None:  # macOS has not all of them
+            if (option := getattr(socket, name, None)) is not None:  # macOS lacks some of them
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
         lines = [f"{method} {path} HTTP/1.1", f"host: {address}", "connection: close", f"content-length: {len(body)}"]
         lines += ["content-type: application/json", *([f"authorization: {key}"] if key else []), *headers]
@@ -129,7 +129,7 @@ async def asked(
 
 
 async def _begun(reader: asyncio.StreamReader) -> int | None:
-    """The length of an answer's body; None where it comes in chunks."""
+    """Read the head of an answer; returns the length of its body in bytes, None for a chunked body."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.LimitOverrunError:
@@ -146,17 +146,17 @@ async def _begun(reader: asyncio.StreamReader) -> int | None:
 
 
 class KVFetcher:
-    """Brings KV into a folder where engine processes look for it. nixl: reads by NIXL from servers that have it."""
+    """Fetches KV into the folder that engine processes read. nixl: for servers that have NIXL; None: only HTTP."""
 
     def __init__(self, folder: Path = KV_FOLDER, nixl: Nixl | None = None) -> None:
         self._folder, self._nixl = folder, nixl
         self._dropping: set[asyncio.Task[None]] = set()
-        self._without: set[str] = set()  # addresses of servers without NIXL, of which the log has said so
+        self._without: set[str] = set()  # servers without NIXL for which a warning was logged
 
     async def fetch(self, address: str, name: str, key: str, wait_s: int = 0) -> None:
-        """Bring KV that the server at an address has, or computes now; nothing where both use one folder. wait_s: for
-        its prompt to begin. What has come is there also where this is cancelled or fails: OSError, ValueError or
-        EOFError where that is not all."""
+        """Fetch KV that the server at an address has or is computing; does nothing if both servers use the same folder.
+        wait_s: how long its prompt may take to begin. The parts received so far are kept if this is cancelled or fails.
+        OSError, ValueError or EOFError if the KV is incomplete."""
         part = self._folder / f"{name}.part"
         headers = (f"prefer: wait={wait_s}",) if wait_s else ()
         path = f"/v1/kv/{name}"
@@ -178,7 +178,7 @@ class KVFetcher:
                 with open(part, "xb", opener=_private) as stream:
                     async for data in answer.pieces():
                         stream.write(data)
-                        stream.flush()  # what has come is of use, also where no more comes
+                        stream.flush()  # a part is useful even if no more comes
         except BaseException:
             if begun:
                 task = asyncio.create_task(_drop(address, path, key))
@@ -190,7 +190,7 @@ class KVFetcher:
                 part.rename(self._folder / name)
 
     async def _by_nixl(self, address: str, offer: KVOffer, lines: AsyncIterator[bytes], part: Path) -> bool:
-        """Whether it was read by NIXL."""
+        """Fetch the pieces in `lines` through NIXL; returns False if HTTP must be used instead."""
         nixl = self._nixl
         if nixl is None:
             return False
@@ -215,7 +215,7 @@ class KVFetcher:
 
 
 async def _drop(address: str, path: str, key: str) -> None:
-    """Tell a server, if it is still there, that nobody takes its KV any more."""
+    """Tell a server, if it still answers, to delete its KV."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         async with asyncio.timeout(_DROP_S), asked(address, "DELETE", path, key):
             pass

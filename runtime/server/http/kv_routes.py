@@ -1,4 +1,4 @@
-"""/v1/kv: the KV of a prompt that is computed here, for a server on another host that answers it."""
+"""/v1/kv: the KV of a prompt that is computed here, for a server on another host that decodes."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from ..engine.kv_gifts import KVGifts
 from ..nixl.nixl import Nixl, NixlError
 from .kv_fetch import KVOffer, KVPiece, folder_id
 
-_MOST_WAIT_S = 30  # for a prompt to begin
+_MOST_WAIT_S = 30  # the longest wait for a prompt to begin
 _CHUNK = 1 << 20
 _WAIT = re.compile(r"wait=(\d{1,4})")  # RFC 7240
 
 
 def add_kv(app: FastAPI, gifts: KVGifts, nixl: Nixl | None) -> None:
-    """Add the routes; who may ask is checked as for all others, and names cannot be guessed. nixl: None where KV goes
-    over HTTP alone."""
+    """Add the routes. Keys are checked as for all routes, and names cannot be guessed. nixl: None if KV is only sent
+    over HTTP."""
 
     async def check(name: str, request: Request) -> None:
-        """HttpError 404 where there is no such KV, at the latest after the seconds of `Prefer: wait`."""
+        """HttpError 404 if there is no such KV, after waiting the seconds of `Prefer: wait` for it."""
         wait = _WAIT.search(request.headers.get("prefer", ""))
         if not await gifts.wait(name, min(int(wait[1]), _MOST_WAIT_S) if wait else 0):
             raise HttpError(404, "there is no such KV", code="kv_not_found")
 
     @app.get("/v1/kv/{name}", include_in_schema=False)
     async def kv(name: str, request: Request) -> Response:
-        """The KV that `kv_transfer_params` names, once; what is there of it comes while its prompt runs."""
+        """The KV that `kv_transfer_params` names, streamed while its prompt runs; it can be read once."""
         await check(name, request)
         return StreamingResponse(_content(gifts, name), media_type="application/octet-stream")
 
     @app.get("/v1/kv/{name}/pieces", include_in_schema=False)
     async def pieces(name: str, request: Request, nixl_too: bool = False) -> Response:
-        """Where it lies: a line with a KVOffer, and, for who reads by NIXL, one with a KVPiece for each piece that
-        comes; the last one is empty. They can be read until the KV is deleted."""
+        """Where the KV is: a line with a KVOffer and, for readers through NIXL, a line with a KVPiece for each piece as
+        it is computed; the last one is empty. Pieces can be read until the KV is deleted."""
         await check(name, request)
         by = nixl if nixl_too else None
         return StreamingResponse(_pieces(gifts, name, by), media_type="application/x-ndjson")
 
     @app.delete("/v1/kv/{name}", include_in_schema=False)
     async def taken(name: str) -> Response:
-        """It was read, and is not needed any more."""
+        """Delete KV that was read, or is not needed any more."""
         gifts.remove(name)
         return Response(status_code=204)
 
 
 async def _content(gifts: KVGifts, name: str) -> AsyncIterator[bytes]:
-    """The bytes of a file as they come; then it is removed."""
+    """The bytes of a file as they are written; at the end the file is removed."""
     file = -1
     try:
         async for begin, end in gifts.pieces(name):
@@ -62,12 +62,12 @@ async def _content(gifts: KVGifts, name: str) -> AsyncIterator[bytes]:
             while begin < end:
                 data = os.pread(file, min(end - begin, _CHUNK), begin)
                 if not data:
-                    return  # it was cut: what is lacking is computed
+                    return  # the file is incomplete: the reader computes the rest
                 begin += len(data)
                 yield data
         gifts.remove(name)
     except (OSError, ValueError):
-        return  # it was taken, or removed, because its prompt has failed
+        return  # it was taken already, or removed because its prompt failed
     finally:
         if file >= 0:
             os.close(file)

@@ -40,6 +40,6 @@ def add_messages(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/v1/messages/count_tokens", **documented)
     async def count(request: Request) -> Response:
-        """The number of tokens that a conversation is for the model."""
+        """The number of tokens of a conversation."""
         body = await parts.read(request, CountTokensRequest)
         return json_response(TokenCount(len(await parts.jobs.chat_tokens(chat_request(body)))))

@@ -1,4 +1,4 @@
-"""The routes of Ollama's API, which desktop and editor clients speak."""
+"""The routes of Ollama's API, which desktop and editor clients use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .parts import GENERATION_ERRORS, ServerParts
 from .streams import LINES
 
 _documented = partial(operation, error_body=OllamaErrorBody)
-_FILES = ("pull", "push", "create", "copy", "delete")  # what happens to files of models, which engines are not
+_FILES = ("pull", "push", "create", "copy", "delete")  # operations on files of models, which engines are not
 
 
 def add_ollama(app: FastAPI, parts: ServerParts) -> None:
@@ -54,7 +54,7 @@ def add_ollama(app: FastAPI, parts: ServerParts) -> None:
 
 
 async def _read(parts: ServerParts, request: Request, kind: type[R]) -> R:
-    """The body, with the name of a model that is served."""
+    """The decoded body, with the name of a served model."""
     body = await decode_body(request, kind)
     known = body.model in parts.model.names
     return parts.jobs.named(body if known else msgspec.structs.replace(body, model=plain_name(body.model)))  # type: ignore[type-var]
@@ -72,7 +72,7 @@ def _add_models(app: FastAPI, parts: ServerParts) -> None:
 
     @app.get("/api/tags", **_documented(OllamaTags))
     async def list_models() -> Response:
-        """The model that is served, once for each of its names, and the adapters that are loaded."""
+        """The served model, listed once under each of its names, and the loaded adapters."""
         names = [*parts.model.names, *(adapter.name for adapter in parts.adapters.all)]
         return json_response(tags(parts.model, parts.changes.manifest, names))
 
@@ -127,7 +127,7 @@ def _add_embed(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/api/embed", **_documented(OllamaEmbedded, OllamaEmbedRequest, errors=errors))
     async def embed(request: Request) -> Response:
-        """The vectors of texts, of length 1. Without a text there are none: clients load a model by that."""
+        """The vectors of texts, of length 1. Without texts, no vectors: clients use that to load a model."""
         body = await _read(parts, request, OllamaEmbedRequest)
         if not body.input:
             return json_response(OllamaEmbedded(body.model, [], 0, 0, 0))
@@ -137,7 +137,7 @@ def _add_embed(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/api/embeddings", **_documented(OllamaEmbedding, OllamaEmbeddingsRequest, errors=errors))
     async def embeddings(request: Request) -> Response:
-        """The vector of a text, as the model has it; an empty one without a text."""
+        """The vector of a text, as the model computes it; an empty one without a text."""
         body = await _read(parts, request, OllamaEmbeddingsRequest)
         if not body.prompt:
             return json_response(OllamaEmbedding([]))

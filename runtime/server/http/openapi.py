@@ -27,11 +27,11 @@ _ERRORS = {
     400: "A field of the request is wrong.",
     401: "No API key, or a wrong one.",
     403: "The server has no API keys, and this needs one.",
-    404: "There is no such thing.",
+    404: "What the request names does not exist.",
     409: "The engine in the directory is another.",
     408: "The body came too slowly.",
     413: "The body is too large.",
-    429: "The queue is full; Retry-After says when to ask again. Or too much is asked for at once, without it.",
+    429: "The queue is full: Retry-After says when to try again; without it, the request is too large.",
     500: "The server failed on this request.",
     503: "The engine is not ready, or the server is shutting down.",
     504: "The request's deadline has passed.",
@@ -48,9 +48,9 @@ def operation(
     error_body: type = ErrorBody,
     lines: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
-    can stream events, its form where that is its body, the form of its errors, and whether it can stream itself in
-    lines."""
+    """The arguments of a route that document it: its body (None: none), its answer (None: plain text), the statuses of
+    its errors, whether the answer can be a stream of events, the schema of a form as its body (None: no form), the type
+    of its errors, and whether the answer can be a stream of lines."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         item = get_args(answer)[0] if get_origin(answer) is list else answer
@@ -78,7 +78,7 @@ def operation(
 
 
 def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
-    """The document, with the bounds that this engine sets: its name, its vocabulary."""
+    """The document, with the bounds of this engine, such as its names and its vocabulary."""
     if app.openapi_schema is None:
         found = get_openapi(title="icc", version=app.version, routes=app.routes)
         schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
@@ -92,13 +92,13 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
             found["paths"][path]["get"]["security"] = []
         for methods in found["paths"].values():
             for described in methods.values():
-                described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
+                described["responses"].pop("422", None)  # added by FastAPI; this API answers 400
         app.openapi_schema = found
     return app.openapi_schema
 
 
 def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
-    """The bounds that this engine sets."""
+    """Set the bounds of this engine."""
     for name in _ANSWERED:
         if name in schemas:
             schemas[name]["properties"]["model"]["enum"] = ["", *model.names]
@@ -110,7 +110,7 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
         ("CompletionRequest", "prompt", PROMPT_SCHEMA),
         ("EmbeddingRequest", "input", INPUT_SCHEMA),
     ):
-        if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
+        if name in schemas:  # an empty prompt is refused, unless the tokenizer adds a bos token
             empty = model.manifest.model.bos_token_id is not None
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
     _fit_vectors(schemas, model)
@@ -138,7 +138,7 @@ def _fit_vectors(schemas: dict[str, Any], model: ServedModel) -> None:
 
 
 def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:
-    """At the top level of a request null is as good as nothing, and so are defaults of fields that others have."""
+    """Allow null for every optional field at the top level of a request, and the defaults of other servers' fields."""
     for name in REQUESTS:
         if name not in schemas:
             continue
@@ -160,7 +160,7 @@ def _at_most(schema: dict[str, Any], largest: int) -> None:
 
 
 def _not_empty(schema: Any) -> Any:
-    """The schema with texts of one character at least."""
+    """The schema with a minimum length of one character for texts."""
     if isinstance(schema, list):
         return [_not_empty(part) for part in schema]
     if not isinstance(schema, dict):

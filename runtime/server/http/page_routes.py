@@ -1,4 +1,4 @@
-"""The page at `/`: static files of the package, and what it asks of the server besides the API."""
+"""The page at `/`: static files of the package, and the routes that only the page uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _read() -> dict[str, tuple[bytes, str]]:
 
 
 _FILES = _read()
-# what anybody may have: it is the same everywhere, and the page must be there to ask for a key
+# served without a key: they are the same everywhere, and the page must load to ask for a key
 OPEN_FILES = frozenset(_FILES) - {"/"}
 
 
@@ -42,7 +42,7 @@ def page_file(path: str, status: int = 200) -> Response:
 
 
 def add_page(app: FastAPI, model: ServedModel, changes: EngineChanges, engine: EnginePool, metrics: Metrics) -> None:
-    """Add the page to chat at, its files, and what it asks the server."""
+    """Add the chat page, its files, and the routes that it uses."""
     for path in _FILES:
         app.add_api_route(path, _serve(path), include_in_schema=False, methods=["GET"])
 
@@ -64,7 +64,7 @@ def _serve(path: str):
 
 
 def _about(model: ServedModel, manifest: Manifest) -> dict[str, Any]:
-    """What the page shows of the engine, and what it can offer for it."""
+    """The facts about the engine that the page shows, or needs to choose what to offer."""
     return {
         "version": __version__,
         "model": model.name,

@@ -1,4 +1,4 @@
-"""Parts: what the routes work with, and what several of them do."""
+"""ServerParts: the objects that routes work with, and operations that several routes share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
 
 @dataclass(frozen=True)
 class ServerParts:
-    """What the routes work with."""
+    """The objects that routes work with."""
 
     model: ServedModel
     engine: EnginePool
@@ -45,8 +45,8 @@ class ServerParts:
     nixl: Nixl | None = None
 
     async def read(self, request: Request, kind: type[R]) -> R:
-        """The decoded body of a request, with the name of its model. HttpError 404 for one that is not served here, 400
-        as `decode_body`."""
+        """The decoded body of a request, with the name of its model. HttpError 404 for an unknown model, 400 as
+        `decode_body`."""
         return self.jobs.named(await decode_body(request, kind))
 
     async def answer(
@@ -57,7 +57,8 @@ class ServerParts:
         streamed: bool | None,
         framing: Framing = CHUNKS,
     ) -> Response:
-        """Run the job; its answer in one piece (streamed: None, False), or as events."""
+        """Run a job; returns its answer as a stream of events if `streamed` is true, or whole if it is None or
+        False."""
         if streamed:
             return EventStream(self.generator, job, make, framing)
         answers: list[msgspec.Struct] = []
@@ -69,7 +70,7 @@ class ServerParts:
         return json_response(answers[0])
 
     async def encoded(self, request: Request, answer: Awaitable[bytes]) -> Response:
-        """A JSON answer, which is given up if the client goes."""
+        """A JSON answer; its computation is cancelled if the client disconnects."""
         found: list[bytes] = []
 
         async def work() -> None:

@@ -1,6 +1,6 @@
-"""Prefillers: servers that compute prompts for this one, which answers them. The header x-prefiller-host-port names one
-for a request, as routers of the Gateway API inference extension (llm-d) do; a server of role decode also chooses one
-itself."""
+"""Prefillers: servers that compute prompts for this one, which decodes the answers. The header x-prefiller-host-port
+names one for a request, as set by routers of the Gateway API inference extension (llm-d); a server of role decode also
+chooses one itself."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from .streams import while_connected
 log = logging.getLogger("icc.serve")
 HEADER = "x-prefiller-host-port"
 _TIMEOUT_S = 600.0
-_BEGIN_S = 30  # that a server may take to read a prompt
-_MOST_BYTES = 1 << 20  # of an answer with one token
+_BEGIN_S = 30  # how long a server may take to start a prompt
+_MOST_BYTES = 1 << 20  # the largest answer with one token
 _Completion = CompletionRequest | ChatRequest
 _ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}:\d{1,5}|\[[0-9A-Fa-f:]{2,45}\]:\d{1,5}")
 
 
 class Prefillers:
-    """Servers that may be named. addresses: HOST:PORT each; none: the header changes nothing. folder: where engine
-    processes look for KV. nixl: see KVFetcher. longest: prompts of which more tokens are new than that are computed by
-    one of the servers even if none is named; None: none of them is. capacity: tokens that the KV cache here holds."""
+    """The servers that a request may name. addresses: HOST:PORT each; without any, the header is ignored. folder: where
+    engine processes read KV. nixl: see KVFetcher. longest: prompts with more uncached tokens than this are computed by
+    one of the servers even if the request names none; None: only if it names one. capacity: of the KV cache here, in
+    tokens."""
 
     def __init__(
         self,
@@ -59,10 +60,11 @@ class Prefillers:
         self._fetcher = KVFetcher(folder, nixl)
         self._longest, self._capacity = longest, capacity
         self._here, self._under_way = Router(), Counter[str]()
-        self._avoided = dict[str, float]()  # until when, by address: it was not there
+        self._avoided = dict[str, float]()  # by address: until when a server that did not answer is avoided
 
     async def completion(self, request: Request, body: CompletionRequest, job: Job) -> Job:
-        """The job of a body, with where the KV of its prompt is, if another server was to compute that and has."""
+        """The job of a request, which takes its prompt's KV from another server if that was named or chosen and has
+        computed it."""
         return await self._with_kv(request, msgspec.structs.replace(body, **_ONE_TOKEN, best_of=None), job)
 
     async def chat(self, request: Request, body: ChatRequest, job: Job) -> Job:
@@ -72,8 +74,8 @@ class Prefillers:
         )
 
     async def _with_kv(self, request: Request, body: _Completion, job: Job) -> Job:
-        """Have a prompt computed, and its KV brought here, unless it is to be computed here. HttpError 403 for a server
-        that may not be named, ClientGone."""
+        """Have the named or chosen server compute a prompt, and fetch its KV; without one, the job is unchanged.
+        HttpError 403 for a server that may not be named, ClientGone if the client disconnects."""
         address = self._named(request) or self._chosen(job)
         if address is None or self._avoided.get(address, 0.0) > time.monotonic():
             return job
@@ -90,7 +92,8 @@ class Prefillers:
         return job if found[0] is None else replace(job, submits=[with_transfer(one, found[0]) for one in job.submits])
 
     def _named(self, request: Request) -> str | None:
-        """The server that the header names; None without the header, or where it changes nothing."""
+        """The server that the header names; None without the header, or if it is ignored. HttpError 403 for an unknown
+        server."""
         address = request.headers.get(HEADER, "").split(",")[0].strip()
         if not address or not self._addresses:
             return None
@@ -99,7 +102,8 @@ class Prefillers:
         return address
 
     def _chosen(self, job: Job) -> str | None:
-        """The server with the fewest prompts under way, for a prompt much of which is new here; None for others."""
+        """The server with the fewest running prompts, for a prompt with more than `longest` uncached tokens; None for
+        others."""
         if self._longest is None or len(job.submits) != 1 or not shared(job.submits[0]):
             return None
         [submit] = job.submits
@@ -112,16 +116,16 @@ class Prefillers:
         return min(self._addresses, key=lambda one: (self._avoided.get(one, 0.0) > now, self._under_way[one]))
 
     async def _ask(self, address: str, request: Request, body: _Completion) -> KVTransferParams | None:
-        """Ask a server to compute, and bring what it has of that while it does."""
+        """Ask a server to compute a prompt, and fetch its KV meanwhile. None if no KV came."""
         name = new_kv_name()
         try:
             return await self._brought(address, name, request, body)
-        except BaseException:  # nobody waits for it any more
+        except BaseException:  # the client is gone: the KV is not needed
             (self._folder / name).unlink(missing_ok=True)
             raise
 
     async def _brought(self, address: str, name: str, request: Request, body: _Completion) -> KVTransferParams | None:
-        """As `_ask`, under a name. A server that is not there is avoided for a while."""
+        """As `_ask`, with the KV's name. A server that does not answer is avoided for a while."""
         key = request.headers.get("authorization", "")
         asks = msgspec.structs.replace(body, kv_transfer_params=KVTransferParams(True, remote_engine_id=name))
         fetching = asyncio.create_task(self._fetcher.fetch(address, name, key, _BEGIN_S))
@@ -131,7 +135,7 @@ class Prefillers:
                     whole = msgspec.json.decode(await answer.whole(_MOST_BYTES), type=_PrefillAnswer)
                 params = whole.kv_transfer_params
                 if params is None or params.remote_engine_id != name:
-                    return None  # nothing can be given of such a prompt
+                    return None  # the KV of this prompt cannot be transferred
                 await fetching
                 return params
         except (OSError, ValueError, EOFError, msgspec.DecodeError) as error:
@@ -141,15 +145,15 @@ class Prefillers:
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
-        if (self._folder / name).exists():  # what has come of it: the rest is computed here
+        if (self._folder / name).exists():  # a part has come: the rest is computed here
             return KVTransferParams(do_remote_prefill=True, remote_engine_id=name)
         return None
 
 
 @contextlib.asynccontextmanager
 async def _there(address: str) -> AsyncIterator[None]:
-    """Do something with a server for as long as that says, asked every so often, that it lives. TimeoutError
-    otherwise: one that computes says nothing for as long as that takes, and so does one that hangs."""
+    """Context that raises TimeoutError once a server fails its regular health checks: a server that computes sends
+    nothing for a long time, like one that hangs."""
     limit = asyncio.timeout(None)
 
     def give_up(done: asyncio.Task[None]) -> None:
@@ -166,11 +170,11 @@ async def _there(address: str) -> AsyncIterator[None]:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
     except TimeoutError:
-        raise TimeoutError("it does not say that it lives") from None
+        raise TimeoutError("its health check failed") from None
 
 
 async def _hangs(address: str) -> None:
-    """Wait until a server does not say that it lives."""
+    """Wait until a health check of a server fails."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         while True:
             await asyncio.sleep(limits.PEER_S)

@@ -1,4 +1,4 @@
-"""The routes that render: the tokens of a request, which is not run, for routers that look for cached prefixes."""
+"""The routes that render: the token ids of a request, which is not run, for routers that look up cached prefixes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ERRORS = (400, 404, 408, 413)
 
 
 def add_render(app: FastAPI, parts: ServerParts) -> None:
-    """Add /v1/completions/render and /v1/chat/completions/render, of vLLM's form."""
+    """Add /v1/completions/render and /v1/chat/completions/render, in vLLM's form."""
 
     @app.post("/v1/completions/render", **operation(list[Rendered], CompletionRequest, errors=_ERRORS))
     async def render_completions(request: Request) -> Response:
-        """The tokens of each prompt of a completion, which is not run."""
+        """The token ids of each prompt of a completion, which is not run."""
         body = await decode_body(request, CompletionRequest)
         parts.jobs.check_model(body.model)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
@@ -30,7 +30,7 @@ def add_render(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/v1/chat/completions/render", **operation(Rendered, ChatRequest, errors=_ERRORS))
     async def render_chat(request: Request) -> Response:
-        """The tokens of a conversation as the model's template has it, which is not answered."""
+        """The token ids of a conversation in the model's template, which is not answered."""
         body = await decode_body(request, ChatRequest)
         parts.jobs.check_model(body.model)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
@@ -38,7 +38,7 @@ def add_render(app: FastAPI, parts: ServerParts) -> None:
 
 
 def _rendered(parts: ServerParts, body: Common, job: Job, kind: str) -> list[Rendered]:
-    """As many as the job has prompts."""
+    """The rendered prompts of a job, one for each."""
     params, name = job.submits[0].params, f"{kind}-{uuid.uuid4().hex}"
     fields = {field: getattr(params, field) for field in RenderedSampling.__struct_fields__}
     found = RenderedSampling(**fields | {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)})

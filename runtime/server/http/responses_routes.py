@@ -32,20 +32,20 @@ def add_responses(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/v1/responses", **operation(ResponseResource, ResponsesRequest, errors=GENERATION_ERRORS, events=True))
     async def create(request: Request) -> Response:
-        """Answer a conversation, or the next turn of one that is stored here."""
+        """Answer a conversation, or the next turn of a stored one."""
         body = await parts.read(request, ResponsesRequest)
         job, make = await conversations.begin(body, request.scope["icc.client"])
         return await parts.answer(request, job, make, body.stream, NAMED)
 
     @app.post("/v1/responses/input_tokens", **operation(InputTokens, ResponsesRequest, errors=(400, 404, 408, 413)))
     async def input_tokens(request: Request) -> Response:
-        """The number of tokens that a request is for the model."""
+        """The number of tokens of a request's prompt."""
         body = await parts.read(request, ResponsesRequest)
         return json_response(InputTokens(await conversations.count(body, request.scope["icc.client"])))
 
     @app.post("/v1/responses/compact", **operation(CompactedResponse, CompactRequest, errors=GENERATION_ERRORS))
     async def compact(request: Request) -> Response:
-        """Make a conversation shorter: a summary of it, for requests that go on from there."""
+        """Summarize a conversation, for later requests that continue it."""
         body = await parts.read(request, CompactRequest)
         job, make = await conversations.compact(body, request.scope["icc.client"])
         return await parts.answer(request, job, make, False)
@@ -62,13 +62,13 @@ def add_responses(app: FastAPI, parts: ServerParts) -> None:
 
     @app.delete("/v1/responses/{response_id}", **operation(DeletedResponse, errors=(404,)))
     async def delete(request: Request, response_id: str) -> Response:
-        """Forget a stored response."""
+        """Delete a stored response."""
         store.delete(request.scope["icc.client"], response_id)
         return json_response(DeletedResponse(response_id))
 
     @app.get("/v1/responses/{response_id}/input_items", **operation(InputItems, errors=(404,)))
     async def input_items(request: Request, response_id: str) -> Response:
-        """What a stored response answered."""
+        """The input of a stored response."""
         stored = store.find(request.scope["icc.client"], response_id)
         data = stored.input_items()
         if request.query_params.get("order") != "asc":

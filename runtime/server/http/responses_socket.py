@@ -1,7 +1,6 @@
 """/v1/responses over a WebSocket: every message of the client asks for one response, whose events are messages.
 
-The responses of a connection are kept as long as it lasts, so that the next request may go on from one that is not
-stored.
+The responses of a connection are kept while it is open, so that later requests can continue one that is not stored.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from .parts import ServerParts
 
 log = logging.getLogger("icc.serve")
 _encoder = msgspec.json.Encoder()
-_OF_HTTP = ("stream", "stream_options", "background")  # fields that have no meaning here
-_WAITING = 16  # messages that are read before their turn
+_OF_HTTP = ("stream", "stream_options", "background")  # fields that have a meaning only over HTTP
+_WAITING = 16  # messages that are read in advance
 
 
 class ResponsesSocket:
@@ -38,7 +37,7 @@ class ResponsesSocket:
         self._messages: asyncio.Queue[str | bytes] = asyncio.Queue(_WAITING)
 
     async def serve(self) -> None:
-        """Answer until the client goes, or its time is over."""
+        """Answer requests until the client disconnects, or SOCKET_S have passed."""
         await self._socket.accept()
         reading = asyncio.create_task(self._read())
         answering = asyncio.create_task(self._answer_all())
@@ -57,7 +56,7 @@ class ResponsesSocket:
                     await self._socket.close()
 
     async def _read(self) -> None:
-        """Read messages until the client goes: whatever runs then is cancelled."""
+        """Read messages until the client disconnects; a running request is cancelled then."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -104,7 +103,7 @@ class ResponsesSocket:
             await self._send(*answer.failed(as_http(error)))
 
     def _forget(self, response_id: Any) -> None:
-        """What a failed request went on from is not gone on from again, if only this connection has it."""
+        """Drop the response that a failed request continued, if only this connection has it."""
         if isinstance(response_id, str) and self._kept.holds(self._client, response_id):
             self._kept.delete(self._client, response_id)
 
@@ -120,7 +119,7 @@ class ResponsesSocket:
 
 
 def _fields(raw: str | bytes) -> dict[str, Any]:
-    """The fields of a request, from a message. HttpError 400 if it is none."""
+    """The fields of the request in a message. HttpError 400 if it is not a valid message."""
     try:
         message = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`icc serve`: listens on an address for what is served, until it is told to end."""
+"""`icc serve`: listens on an address and serves an engine until a signal ends it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("icc.serve")
 
 
 class Server:
-    """One HTTP server, and one for gRPC where that is asked for, with their engine processes and their sandbox."""
+    """An HTTP server, and a gRPC server if requested, with their engine processes and sandbox."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
@@ -74,7 +74,7 @@ class Server:
             print(f"serving gRPC on {grpc}", flush=True)
 
     async def _until(self, work) -> None:
-        """Wait for the work, or for a signal."""
+        """Wait until the work is done or a signal comes, which cancels it."""
         task, wake = asyncio.ensure_future(work), asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait([task, wake], return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +90,7 @@ class Server:
         self._wake.set()
 
     def _hung_up(self) -> None:
-        """SIGHUP: go on with what is in the engine's directory now."""
+        """SIGHUP: change to the engine that is in the directory now."""
         if self._rereading is None or self._rereading.done():
             self._rereading = asyncio.create_task(self._read_again())
         else:
@@ -124,14 +124,14 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves the signals to Server."""
+    """A uvicorn server that leaves signals to Server."""
 
     def capture_signals(self):  # type: ignore[override]
         return contextlib.nullcontext()
 
 
 def _grpc(options: ServeOptions, served: Served) -> GrpcServer | None:
-    """What answers over gRPC, if anything does. MissingExtraError without the extra."""
+    """The gRPC server; None if it is not requested. MissingExtraError without the extra `grpc`."""
     if options.grpc_port is None:
         return None
     from ..grpc.server import GrpcServer
@@ -143,7 +143,7 @@ def _grpc(options: ServeOptions, served: Served) -> GrpcServer | None:
 
 
 def check_bind(host: str, has_keys: bool) -> None:
-    """UsageError for an address that others can reach, without keys."""
+    """UsageError if other machines can reach the address and there are no keys."""
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -156,15 +156,15 @@ def check_bind(host: str, has_keys: bool) -> None:
 
 
 def check_certificate(certificate: Path | None, key: Path | None) -> None:
-    """UsageError if the files cannot be used for HTTPS, or there is a key alone. None: no file. The key may be in the
-    certificate's file."""
+    """UsageError if the files cannot be used for HTTPS, or there is a key without a certificate. certificate: None for
+    plain HTTP. key: None if it is in the certificate's file."""
     if certificate is None:
         if key is not None:
             raise UsageError("--ssl-keyfile is given without --ssl-certfile", "give both, as PEM files")
         return
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is a subclass
         why = f"{certificate} cannot be used for HTTPS: {error.strerror or error}"
         raise UsageError(why, "give a PEM certificate and its key") from error
 
@@ -180,7 +180,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def serve(options: ServeOptions) -> int:
-    """Run a server; the exit code."""
+    """Run a server; returns the exit code."""
     configure(LogOptions(options.log_format, options.log_level))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     server = Server(options)

@@ -35,14 +35,14 @@ from .prefillers import Prefillers
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
-KVTaker = Callable[[int, "bytes | None"], None]  # a replica, and its events as `kv_wire` has them
+KVTaker = Callable[[int, "bytes | None"], None]  # (replica, events in the form of `kv_wire`)
 
 
 class Served:
-    """Puts the parts of a server together, starts, drains and stops them. `app` may be asked after `start`.
+    """Makes the parts of a server; starts, drains and stops them. `app` answers requests after `start`.
 
-    around: middleware that stands before the routes, behind the keys. IccError where an option is wrong; where the
-    engine cannot be loaded, `start` raises one.
+    around: adds middleware between the key check and the routes. IccError if an option is wrong; if the engine cannot
+    be loaded, `start` raises it.
     """
 
     def __init__(self, options: ServeOptions, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> None:
@@ -108,7 +108,7 @@ class Served:
         self.app: ASGIApp = AccessLog(_with_cors(routes, options.cors_origins), root_path(options.root_path))
 
     def publish_kv(self, publish: KVTaker) -> None:
-        """Have what the prefix caches find published by another, too; see `Core.publish_kv`. Before `start`."""
+        """Add a publisher of the prefix caches' changes, see `Core.publish_kv`. Call it before `start`."""
         self._kv_takers.append(publish)
 
     async def start(self) -> None:
@@ -123,10 +123,11 @@ class Served:
         if self._batches is not None:
             self._batches.start()
         gc.collect()
-        gc.freeze()  # what is here now stays: collections that look at it all take tens of milliseconds
+        gc.freeze()  # these objects live on: collections that examine them take tens of milliseconds
 
     async def drain(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Take no more requests; let those that run end, but not for ever, and not once `hurried` is true."""
+        """Refuse new requests, and wait until running ones have ended, `drain_s` have passed, or `hurried` returns
+        True."""
         self.gate.draining = True
         if self._batches is not None:
             await self._batches.stop()
@@ -136,14 +137,14 @@ class Served:
             await asyncio.sleep(_POLL_S)
         if admission.requests:
             log.warning("%d requests did not end in time", admission.requests)
-            await self.core.engine.stop()  # their streams fail, and say so
+            await self.core.engine.stop()  # their streams end with an error
             for _ in range(20):
                 if not admission.requests:
                     break
                 await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """End the processes; streams that are open fail."""
+        """End the processes; open streams fail."""
         await self.core.stop()
         if self._nixl is not None:
             await self._nixl.stop()
@@ -157,7 +158,8 @@ def _publish_all(takers: Sequence[KVTaker], replica: int, events: bytes | None) 
 
 
 def _prefillers(options: ServeOptions, core: Core, nixl: Nixl | None) -> Prefillers:
-    """The servers that compute prompts for this one: those that requests name, and of role decode all long ones."""
+    """The servers that compute prompts for this one: prompts of requests that name one, and, with role decode, all long
+    prompts."""
     limits = core.model.manifest.limits
     longest = limits.max_step_tokens if options.role == "decode" else None
     return Prefillers(options.prefiller, nixl=nixl, longest=longest, capacity=core.engine.tokens)
@@ -174,7 +176,7 @@ def _kv_publisher(options: ServeOptions) -> KVPublisher | None:
 
 
 def root_path(given: str) -> str:
-    """A path to stand before all others: "" or "/x". UsageError if it is none."""
+    """The prefix of all paths: "" or "/x". UsageError if it is not a path."""
     path = given.strip("/")
     if re.fullmatch(r"[A-Za-z0-9._~/-]*", path) is None:
         raise UsageError(f"--root-path {given!r} is no path", "such as /llm")
@@ -182,7 +184,7 @@ def root_path(given: str) -> str:
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Pages of these origins may ask, and read the answers. Keys go in a header: there are no cookies."""
+    """The application with CORS for pages of these origins. Cookies are not needed: keys go in a header."""
     if not origins:
         return app
     exposed = ["x-request-id", "retry-after"]

@@ -1,4 +1,4 @@
-"""Answers as server-sent events, while the client is there."""
+"""Answers as server-sent events, cancelled if the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _AT_ONCE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 @dataclass(frozen=True)
 class Framing:
-    """How events are written: by the name that is their field `type` or without one, and what marks the end. media: the
-    type of the stream."""
+    """How events are written. named: whether an event has a name, its field `type`. mark: the bytes that end the
+    stream. media: its content type."""
 
     named: bool = False
     mark: bytes = b"data: [DONE]\n\n"
@@ -55,7 +55,8 @@ LINES = LineFraming(mark=b"", media=b"application/x-ndjson")
 
 
 class EventStream(Response):
-    """Server-sent events, written as the deltas come. What fails before the first delta is an ordinary error."""
+    """Server-sent events, written as the deltas come. A failure before the first delta gives an ordinary error
+    answer."""
 
     def __init__(
         self, generator: Generator, job: Job, make: Callable[[EngineStream], AnswerWriter], framing: Framing = CHUNKS
@@ -92,7 +93,7 @@ class EventStream(Response):
 
 
 class _Sender:
-    """Writes events. A client that reads too slowly is cut off, so that it holds nothing."""
+    """Writes events. A client that reads too slowly is disconnected, so that it holds no resources."""
 
     def __init__(self, send: Send, abort: Callable[[], None] | None, media: bytes) -> None:
         self._send, self._abort = send, abort
@@ -113,7 +114,7 @@ class _Sender:
 
 
 async def while_connected(receive: Receive, work: Awaitable[None]) -> None:
-    """Do the work unless the client goes. ClientGone if it did; the work is cancelled then."""
+    """Await the work; if the client disconnects, cancel it and raise ClientGone."""
     task = asyncio.ensure_future(work)
     watch = asyncio.create_task(_disconnected(receive))
     try:

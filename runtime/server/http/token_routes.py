@@ -1,4 +1,4 @@
-"""The routes of tokens: of texts and of conversations, there and back."""
+"""The routes that convert texts and conversations to token ids, and token ids to text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_tokens(app: FastAPI, parts: ServerParts) -> None:
 
     @app.post("/tokenize", **operation(Tokenized, TokenizeRequest, errors=_ERRORS))
     async def tokenize(request: Request) -> Response:
-        """The token ids of a text, or of a conversation as the model's template has it."""
+        """The token ids of a text, or of a conversation in the model's template."""
         body = await decode_body(request, TokenizeRequest)
         parts.jobs.check_model(body.model)
         tokens = await _tokens(parts, body)
@@ -34,7 +34,7 @@ def add_tokens(app: FastAPI, parts: ServerParts) -> None:
         body = await decode_body(request, DetokenizeRequest)
         parts.jobs.check_model(body.model)
         if parts.model.tokenizer is None or any(token >= parts.model.vocab_size for token in body.tokens):
-            raise HttpError(400, "there is a token id that the vocabulary does not have", "tokens", "invalid_value")
+            raise HttpError(400, "a token id is not in the vocabulary", "tokens", "invalid_value")
         return json_response(Detokenized(parts.model.text(body.tokens)))
 
 

@@ -1,4 +1,4 @@
-"""What a server and its NIXL process tell each other: typed structs, MessagePack, 4-byte length prefixes."""
+"""The messages between a server and its NIXL process: typed structs, MessagePack, 4-byte length prefixes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import msgspec
 
 
 class Publish(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """Let others read bytes `begin` to `end` of a file; answered by Published or Failure. key: see Forget."""
+    """Allow other agents to read bytes `begin` to `end` of a file; answered by Published or Failure. key: see
+    Forget."""
 
     id: int
     key: str
@@ -16,14 +17,15 @@ class Publish(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
 
 class Forget(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Let nobody read what was published under a key any more, and forget whom was read from under it."""
+    """Revoke what was published under a key, and disconnect the agents that were read from under it."""
 
     key: str
 
 
 class FetchBytes(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Read what another process has published into bytes `begin` to `end` of a file, the first eight of them at last,
-    so that nobody takes for whole what is not; answered by Fetched or Failure. key: see Forget."""
+    """Read memory that another process has published into bytes `begin` to `end` of a file. The first eight bytes are
+    written last, so that an incomplete piece is not taken for a complete one. Answered by Fetched or Failure. key: see
+    Forget."""
 
     id: int
     key: str
@@ -35,13 +37,13 @@ class FetchBytes(msgspec.Struct, tag=3, array_like=True, frozen=True):
 
 
 class MoverReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
-    """There is an agent; error: why there is none."""
+    """The agent is ready; error: why there is none, "" if there is."""
 
     error: str = ""
 
 
 class Published(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """Where what was published is, for FetchBytes."""
+    """The agent's metadata and the address of published memory, for FetchBytes."""
 
     id: int
     agent: bytes
@@ -49,13 +51,13 @@ class Published(msgspec.Struct, tag=11, array_like=True, frozen=True):
 
 
 class Fetched(msgspec.Struct, tag=12, array_like=True, frozen=True):
-    """It is there."""
+    """A FetchBytes is done."""
 
     id: int
 
 
 class Failure(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """It could not be done."""
+    """A Publish or FetchBytes has failed."""
 
     id: int
     error: str
@@ -66,6 +68,6 @@ FromMover = MoverReady | Published | Fetched | Failure
 
 
 def frame(message: ToMover | FromMover) -> bytes:
-    """A message as it is sent; `engine.frames.Frames` cuts it out again."""
+    """A message as a frame, which `engine.frames.Frames` reads."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "little") + body

@@ -1,4 +1,4 @@
-"""Mover: bytes of files in shared memory go from one process to another by NIXL, on whatever host that is."""
+"""Mover: moves bytes of files in shared memory between processes, also of different hosts, through NIXL."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from ..engine.kv_file import open_kv
 from .library import Agent
 from .messages import Failure, FetchBytes, Fetched, Publish, Published
 
-HEAD = 8  # bytes at the beginning of a piece that come at last
-_LATEST_S = 120.0  # that one piece may take
+HEAD = 8  # bytes at the beginning of a piece that are written last
+_LATEST_S = 120.0  # the longest time for one piece
 _MEMORY, _BACKENDS = "DRAM", ["UCX"]
 
 
 class _MemoryRegion:
-    """Bytes of a file, or of no file, as memory that an agent knows. OSError where they cannot be mapped."""
+    """Bytes of a file, or anonymous memory if `file` is negative, mapped and registered with an agent. OSError if they
+    cannot be mapped."""
 
     def __init__(self, agent: Agent, file: int, begin: int, end: int) -> None:
         first = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -37,7 +38,7 @@ class _MemoryRegion:
             raise
 
     def close(self) -> None:
-        """The agent forgets it."""
+        """Deregister and unmap the memory."""
         self._agent.deregister_memory(self.registered)
         self._unmap()
 
@@ -48,7 +49,7 @@ class _MemoryRegion:
 
 @dataclass(eq=False)
 class _Transfer:
-    """A piece on its way."""
+    """A running transfer of a piece."""
 
     asked: FetchBytes
     peer: bytes
@@ -66,25 +67,26 @@ class Mover:
         self._agent, self._clock = agent, clock
         self._published: dict[str, list[_MemoryRegion]] = {}
         self._transfers: list[_Transfer] = []
-        self._peers: dict[str, set[bytes]] = {}  # who is read from, by key
+        self._peers: dict[str, set[bytes]] = {}  # the agents that were read from, by key
 
     @property
     def busy(self) -> bool:
-        """Whether pieces are on their way."""
+        """Whether transfers are running."""
         return bool(self._transfers)
 
     def publish(self, asked: Publish) -> Published | Failure:
-        """Let others read a piece of a file, and nothing else of this process's memory by the same metadata."""
+        """Allow other agents to read a piece of a file; the metadata gives access to no other memory of this
+        process."""
         try:
             path = Path(asked.path)
-            file = open_kv(path.parent, path.name, os.O_RDWR)  # network cards register no memory that is read-only
+            file = open_kv(path.parent, path.name, os.O_RDWR)  # network cards cannot register read-only memory
             try:
                 region = _MemoryRegion(self._agent, file, asked.begin, asked.end)
             finally:
                 os.close(file)
             self._published.setdefault(asked.key, []).append(region)
             agent = self._agent.get_partial_agent_metadata(region.registered, True, _BACKENDS)
-        except Exception as error:  # NIXL's have no class of their own
+        except Exception as error:  # NIXL's errors have no common class
             return Failure(asked.id, _words(error))
         return Published(asked.id, agent, region.address)
 
@@ -94,12 +96,13 @@ class Mover:
             region.close()
         left = self._peers.pop(key, set()).difference(*self._peers.values())
         for peer in left:
-            # where its regions were there may be others soon: what is known of them must not be taken for that
+            # its addresses may soon hold other regions, for which the old metadata must not be used
             with contextlib.suppress(Exception):
                 self._agent.remove_remote_agent(peer)
 
     def fetch(self, asked: FetchBytes) -> Failure | None:
-        """Begin to read what another process has published: None, and `finished` says how it went; or why it cannot."""
+        """Start to read memory that another process has published. None if it has started: `finished` then gives the
+        result; else the Failure."""
         transfer = None
         try:
             peer = self._agent.add_remote_agent(asked.agent)
@@ -138,7 +141,7 @@ class Mover:
         return _Transfer(asked, peer, target, head, file, begun=self._clock())
 
     def finished(self) -> list[Fetched | Failure]:
-        """The pieces that have come since the last call, and those that will not."""
+        """The results of transfers that have ended since the last call."""
         found: list[Fetched | Failure] = []
         for transfer in list(self._transfers):
             try:
@@ -165,7 +168,7 @@ class Mover:
             if transfer.handle is not None:
                 self._agent.release_xfer_handle(transfer.handle)
         except Exception:
-            return  # it may still be written to: the memory stays as it is
+            return  # NIXL may still write to the memory: keep it mapped
         for region in (transfer.target, transfer.head):
             with contextlib.suppress(Exception):
                 region.close()

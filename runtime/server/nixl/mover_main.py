@@ -20,11 +20,11 @@ from .library import Agent, make_agent
 from .messages import FetchBytes, Forget, FromMover, MoverReady, Publish, ToMover, frame
 from .mover import Mover
 
-_POLL_S = 0.0005  # between two looks at pieces that are on their way
+_POLL_S = 0.0005  # between two checks of running transfers
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the server has gone; the exit code."""
+    """Serve until the server has ended; returns the exit code. arguments: the socket's file descriptor."""
     die_with_parent()
     connection = socket.socket(fileno=int(arguments[0]))
     try:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(connection: socket.socket, agent: Agent) -> None:
-    """Do what is asked over a connection until that is closed."""
+    """Handle messages of a connection until it is closed."""
     mover, frames, decoder = Mover(agent), SocketFrames(connection), msgspec.msgpack.Decoder(ToMover)
     while True:
         answers: list[FromMover] = list(mover.finished())

@@ -1,4 +1,4 @@
-"""Nixl: a server's NIXL process, as the server sees it."""
+"""Nixl: the server's side of its NIXL process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _START_S = 60.0
 
 
 class NixlError(OSError):
-    """NIXL could not do it; the words say what it said."""
+    """NIXL failed; the message is NIXL's."""
 
 
 class Nixl:
-    """Publishes files of shared memory, and fetches what others have published. command: the process, for tests; the
-    number of its socket's descriptor is put in place of "{fd}". MissingExtraError where NIXL is not installed."""
+    """Publishes files in shared memory, and fetches what others have published. command: of the process, for tests;
+    "{fd}" is replaced by the number of its socket's descriptor. MissingExtraError if NIXL is not installed."""
 
     def __init__(self, command: Sequence[str] | None = None) -> None:
         if command is None:
@@ -43,7 +43,7 @@ class Nixl:
         self._decoder = msgspec.msgpack.Decoder(FromMover)
 
     async def start(self) -> None:
-        """Start the process. IccError where NIXL cannot work here."""
+        """Start the process. IccError if NIXL does not work here."""
         try:
             await self._started()
         except NixlError as error:
@@ -60,17 +60,19 @@ class Nixl:
             await asyncio.to_thread(process.wait)
 
     async def publish(self, key: str, path: Path, begin: int, end: int) -> tuple[bytes, int]:
-        """Let others read bytes of a file: what they need to know of the agent, and the address. NixlError."""
+        """Allow other agents to read bytes of a file; returns the agent's metadata and the address. NixlError if it
+        fails."""
         found = await self._ask(Publish(next(self._ids), key, str(path), begin, end))
         assert isinstance(found, Published)
         return found.agent, found.address
 
     async def fetch(self, key: str, agent: bytes, address: int, path: Path, begin: int, end: int) -> None:
-        """Read what was published elsewhere into bytes of a file, which is made if it is not there. NixlError."""
+        """Read published memory of another agent into bytes of a file, which is created if need be. NixlError if it
+        fails."""
         await self._ask(FetchBytes(next(self._ids), key, agent, address, str(path), begin, end))
 
     def forget(self, key: str) -> None:
-        """Nothing of a key is read any more, by others or by this process."""
+        """Release all that was published or fetched under a key."""
         if self._transport is not None:
             self._transport.write(frame(Forget(key)))
 
@@ -88,7 +90,7 @@ class Nixl:
         return found
 
     async def _started(self) -> None:
-        """Wait for the process; one that has ended is started again."""
+        """Wait until the process is ready; start it if it does not run."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
@@ -103,7 +105,7 @@ class Nixl:
         ours, theirs = socket.socketpair()
         with theirs, deaf_to_signals():
             command = [part.replace("{fd}", str(theirs.fileno())) for part in self._command]
-            # NIXL and UCX log to the standard output
+            # NIXL and UCX log to standard output
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
             )
@@ -112,7 +114,7 @@ class Nixl:
         self._transport, _ = await loop.create_unix_connection(lambda: _MoverPipe(self), sock=ours)
 
     def take(self, body: bytes) -> None:
-        """A message of the process."""
+        """Handle a message from the process."""
         message = self._decoder.decode(body)
         if isinstance(message, MoverReady):
             if self._ready is not None and not self._ready.done():
@@ -122,7 +124,7 @@ class Nixl:
             answer.set_result(message)
 
     def lost(self) -> None:
-        """The process has ended, and its connection with it."""
+        """Called when the connection is closed: the process has ended."""
         ready, self._ready, self._transport = self._ready, None, None
         error = NixlError("its process has ended")
         for waiting in (ready, *self._asked.values()):

@@ -20,12 +20,13 @@ from ..engine.kv_transfer import KVTransfer, digest_of
 from ..engine.messages import Submit
 from .step_table import StepTable, TableGroup
 
-_ROUNDS = 5  # of each kind of step; the median counts
-_SHORT = 8  # tokens of prompts whose context hardly counts
+_ROUNDS = 5  # measurements of each kind of step; the median counts
+_SHORT = 8  # tokens of a prompt short enough that its context has hardly any cost
 
 
 def calibrate(llm: LLM, progress: Callable[[str, int, int], None] = lambda text, done, total: None) -> StepTable:
-    """Run steps of some sizes on an idle engine, whose prefix cache is emptied. progress: is told of each."""
+    """Time steps of some sizes on an idle engine, whose prefix cache is emptied. progress: called before each, with
+    (text, done, total)."""
     return _StepTimer(llm, progress).run()
 
 
@@ -39,7 +40,7 @@ class _StepTimer:
 
     def run(self) -> StepTable:
         sizes = _doublings(1, self._batch)
-        # a prompt of one step needs room for a token behind it
+        # a prompt of one step leaves room for a generated token
         chunks = _doublings(min(16, self._step), min(self._step, self._length - 2))
         self._total = len(sizes) + len(chunks) + 4
         self._prompt(min(16, chunks[-1]))  # warm
@@ -63,7 +64,7 @@ class _StepTimer:
         return self._random.integers(3, self._loop.executor.vocab_size, count).tolist()
 
     def _begin(self, count: int, prompt: int, tokens: int) -> list[Generation]:
-        """Sequences that go on by a token per step from now on."""
+        """Start `count` sequences and run them until they decode. prompt, tokens: their lengths."""
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         found = [self._loop.add(self._tokens(prompt), params)[0] for _ in range(count)]
         while any(one.first_token is None for one in found):
@@ -93,7 +94,7 @@ class _StepTimer:
         return statistics.median(self._prompt(tokens)[0] for _ in range(3))
 
     def _prompt(self, tokens: int) -> list[float]:
-        """Seconds of each step of a prompt."""
+        """Run a prompt; the seconds of each of its steps."""
         [one] = self._loop.add(self._tokens(tokens), SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
         found: list[float] = []
         while one.finish_reason is None:
@@ -101,14 +102,15 @@ class _StepTimer:
         return found
 
     def _decode_context(self, short: float) -> float:
-        """Seconds per sequence and token of context."""
+        """Seconds per sequence and token of context, in a decode step. short: seconds of a step with hardly any
+        context."""
         context = min(self._length // 2, 2048)
         if context <= 2 * _SHORT:
             return 0.0
         return max(self._decode(1, context) - short, 0.0) / (context - _SHORT)
 
     def _prompt_context(self) -> float:
-        """Seconds per token of a chunk and token before it."""
+        """Seconds per token of a chunk and token of context before it."""
         self._tell()
         chunks = min((self._length - 2) // self._step, 4)
         if chunks < 2:
@@ -118,7 +120,7 @@ class _StepTimer:
         return max(steps[chunks - 1] - steps[0], 0.0) / pairs
 
     def _row(self, decode: Sequence[tuple[int, float]], prompt: Sequence[tuple[int, float]]) -> float:
-        """Seconds per sequence that goes on beside a prompt, beyond those of a token of the prompt."""
+        """Seconds per sequence that decodes beside a prompt, beyond the cost of a prompt token."""
         self._tell()
         count = self._batch // 2
         tokens = min(self._step, self._length - 2) - count
@@ -132,8 +134,8 @@ class _StepTimer:
         return max(statistics.median(found) - table.prompt_seconds(tokens + count), 0.0) / count
 
     def _moved(self) -> tuple[float | None, float | None]:
-        """Seconds per token whose KV is put into shared memory, and per token of which it is taken from there; None
-        where it cannot be."""
+        """Seconds per token whose KV is written to shared memory, and per token whose KV is taken from there; (None,
+        None) if this engine cannot transfer KV."""
         self._tell()
         executor, loop = self._loop.executor, self._loop
         kv = loop.scheduler.kv
@@ -164,7 +166,7 @@ def _moving(loop: EngineLoop, transfer: KVTransfer, prompt: tuple[int, ...]) -> 
 
 
 def _doublings(first: int, last: int) -> list[int]:
-    """first, its double, and so on, and last."""
+    """first, twice that, and so on below last, and then last."""
     found: list[int] = []
     while first < last:
         found.append(first)

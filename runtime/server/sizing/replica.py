@@ -1,4 +1,4 @@
-"""VirtualReplica: the scheduler of an engine process, in virtual time: its steps take what a StepTable says."""
+"""VirtualReplica: the scheduler of an engine process in virtual time, with durations of steps from a StepTable."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..engine.router import ReplicaLoad
 from ..engine.step_costs import StepCosts
 from .step_table import StepTable
 
-_INTAKE = 16  # prompts per step, as in Worker
+_INTAKE = 16  # prompts started per step, as in Worker
 
 
 @dataclass(eq=False)
 class ReplicaWork:
-    """A prompt on a replica. cost: tokens to compute, as the router says. told: gets the time of each token. given: is
-    told, after each step, how many of the prompt's tokens are in the cache; None where nobody takes them. taken: how
-    many were taken from another replica."""
+    """A prompt on a replica. cost: tokens to compute, from the router. told: called with the time of each token, and
+    whether it is the last. given: called after a step with the time, and how many of the prompt's tokens are in the
+    cache; None if no other replica takes them. taken: how many tokens were taken from another replica."""
 
     spec: RequestSpec
     cost: int
@@ -36,26 +36,26 @@ class ReplicaWork:
 
 
 class VirtualReplica:
-    """One engine process. `next_at` is when its step ends, None where it has nothing to do."""
+    """One engine process. `next_at`: when its step ends, in seconds; None if it has nothing to do."""
 
     def __init__(self, number: int, table: StepTable) -> None:
         self.number, self._table, self._scheduler = number, table, Scheduler(table.config)
         self.costs, self.steps = StepCosts(), 0
         tokens, seconds = table.prompt[-1]
-        self.costs.prompt.add(tokens, seconds)  # as a server that has run for a while knows
+        self.costs.prompt.add(tokens, seconds)  # as measured by a server that has run for a while
         self.costs.step.add(1, table.decode[0][1])
         if table.taken is not None:
             self.costs.taken.add(tokens, tokens * table.taken)
         self.next_at: float | None = None
         self._arrived: list[ReplicaWork] = []
-        self._parts: list[tuple[ReplicaWork, int]] = []  # of prompts that run elsewhere, to be taken
+        self._parts: list[tuple[ReplicaWork, int]] = []  # (prompt that runs elsewhere, its tokens so far), to be taken
         self._works: dict[int, ReplicaWork] = {}
         self._batch: ScheduledBatch | None = None
         self._began = 0.0
-        self._giving = 0.0  # seconds that it takes to give what the last step has computed for others
+        self._giving = 0.0  # seconds to give the KV of the last step to other replicas
 
     def load(self) -> ReplicaLoad:
-        """What the router knows of it."""
+        """The load of the replica, for the router."""
         works = [*self._works.values(), *self._arrived]
         pools = [group.pool for group in self._scheduler.kv.groups]
         blocks = sum(pool.num_blocks for pool in pools)
@@ -65,12 +65,12 @@ class VirtualReplica:
         return ReplicaLoad(self.number, waiting, len(works), self._table.max_batch_size, usage, True, decoding)
 
     def send(self, work: ReplicaWork, now: float) -> None:
-        """A prompt comes at `now`, in seconds; it is taken up before the next step."""
+        """Add a prompt at time `now`, in seconds; it is started before the next step."""
         self._arrived.append(work)
         self._wake(now)
 
     def take(self, work: ReplicaWork, length: int, now: float) -> None:
-        """The KV of a prompt's first tokens comes."""
+        """Announce the KV of a prompt's first `length` tokens at time `now`, in seconds."""
         self._parts.append((work, length))
         self._wake(now)
 
@@ -79,7 +79,7 @@ class VirtualReplica:
             self.next_at = now if self.next_at is None else min(self.next_at, now)
 
     def turn(self, now: float) -> None:
-        """End the step that ends at `now`, in seconds, if there is one, and begin the next."""
+        """End the current step, if there is one, at time `now`, in seconds, and start the next."""
         self.next_at = None
         if self._batch is not None:
             self._end(self._batch, now)
@@ -98,7 +98,7 @@ class VirtualReplica:
         self.next_at = self._began + self._table.seconds(batch)
 
     def _take_parts(self) -> float:
-        """Take what has come into the prefix cache; the seconds that this takes."""
+        """Take announced KV into the prefix cache; returns the seconds that this takes."""
         parts, self._parts, tokens = self._parts, [], 0
         for work, length in parts:
             if self._scheduler.kv.adopt(work.sequence, length) is not None:

@@ -1,6 +1,6 @@
-"""Simulation of traffic on replicas with and without roles: the scheduler, the prefix cache, the router and the rule of
-what moves are those that serve; only the steps are not run (as Splitwise's and Vidur's simulators do with models of
-these: Patel et al. 2024, arXiv 2311.18677; Agrawal et al. 2024, arXiv 2405.05465)."""
+"""Simulation of traffic on replicas with and without roles: the scheduler, the prefix cache, the router and the
+placement of prompts are those of the server; only the steps are not run (Splitwise's and Vidur's simulators model all
+of these: Patel et al. 2024, arXiv 2311.18677; Agrawal et al. 2024, arXiv 2405.05465)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .replica import ReplicaWork, VirtualReplica
 from .step_table import StepTable
 from .traffic import Arrival
 
-_FIRST_TOKEN, _TOKENS = 3, 30_000  # ids of the tokens that prompts are made of
+_FIRST_TOKEN, _TOKENS = 3, 30_000  # the range of token ids in prompts
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """How many replicas there are, and of those the first `prefills` compute prompts for the others."""
+    """How many replicas there are; the first `prefills` of them also compute prompts for the others."""
 
     replicas: int
     prefills: int = 0
@@ -35,24 +35,24 @@ class Fleet:
 
 @dataclass
 class SimulatedAnswer:
-    """What became of a request: when each of its tokens came, in seconds of the traffic."""
+    """The answer of a request: the time of each of its tokens, in seconds of the traffic's clock."""
 
     arrival: Arrival
     times: list[float] = field(default_factory=list[float])
 
     @property
     def first(self) -> float:
-        """Seconds to the first token."""
+        """Seconds from arrival to the first token."""
         return self.times[0] - self.arrival.time
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between tokens."""
+        """Seconds between consecutive tokens."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
 def simulate(table: StepTable, traffic: Sequence[Arrival], fleet: Fleet) -> list[SimulatedAnswer]:
-    """What becomes of each request, in order. UsageError for a request that no replica can ever run."""
+    """The answer of each request, in order. UsageError for a request that no replica can ever run."""
     return _Simulation(table, traffic, fleet).run()
 
 
@@ -65,7 +65,7 @@ class _Simulation:
         self._prompts = prompts_of(traffic)
         self._unit, steps = KVCache(table.config.groups).prefix_blocks
         self._tokens = self._unit * steps
-        self._moving = dict.fromkeys(range(fleet.replicas), 0)  # prompts that will come, by who answers them
+        self._moving = dict.fromkeys(range(fleet.replicas), 0)  # prompts still computed elsewhere, by answering replica
         self._moves, self._step_tokens = table.taken is not None, table.max_step_tokens
 
     def run(self) -> list[SimulatedAnswer]:
@@ -127,7 +127,7 @@ class _Simulation:
 
 
 def prompts_of(traffic: Sequence[Arrival]) -> list[tuple[int, ...]]:
-    """Tokens for each request; those with the same prefix begin alike, and no others do."""
+    """Random token ids for each request; only requests with the same prefix begin with the same tokens."""
     found: list[tuple[int, ...]] = []
     prefixes: dict[str, np.ndarray] = {}
     for number, arrival in enumerate(traffic):

@@ -1,4 +1,4 @@
-"""Sizing: how many replicas of which role keep a service level for some traffic."""
+"""Sizing: how many replicas of which role meet a service level for some traffic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FORM = re.compile(r"(ttft|itl)=(\d+(?:\.\d+)?)(ms|s)?")
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """The most that 99 % may take, in seconds: to the first token, and between tokens."""
+    """The 99th percentile that is allowed, in seconds: of the time to the first token, and of the time between
+    tokens."""
 
     ttft: float
     itl: float
@@ -26,7 +27,7 @@ class ServiceLevel:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fleet makes of traffic. ttft, itl: in seconds, by percentile."""
+    """The result of traffic on a fleet. ttft, itl: seconds to the first token and between tokens, by percentile."""
 
     fleet: Fleet
     ttft: dict[str, float]
@@ -34,12 +35,12 @@ class Outcome:
     meets: bool
 
     def excess(self, slo: ServiceLevel) -> float:
-        """By which factor the worse of the two misses or keeps the level."""
+        """The larger of the two ratios to the level; at most 1 if the level is met."""
         return max(self.ttft[f"p{PERCENTILE}"] / slo.ttft, self.itl.get(f"p{PERCENTILE}", 0.0) / slo.itl)
 
 
 def read_slo(text: str) -> ServiceLevel:
-    """ttft=1s,itl=50ms as a level. ValueError for what is none."""
+    """A level from a text such as ttft=1s,itl=50ms. ValueError for any other text."""
     found: dict[str, float] = {}
     for part in text.split(","):
         match = _FORM.fullmatch(part.strip())
@@ -58,8 +59,8 @@ def size(
     most: int,
     progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """What fleets of 1, 2, .. replicas with each division of roles make of the traffic, up to `most` replicas or the
-    first number that keeps the level. progress: is told of each."""
+    """Simulate the traffic on fleets of 1, 2, .. replicas with each division of roles, up to `most` replicas or the
+    first number that meets the level. progress: called with each outcome."""
     found: list[Outcome] = []
     for replicas in range(1, most + 1):
         for prefills in range(replicas if table.taken is not None else 1):
@@ -72,14 +73,14 @@ def size(
 
 
 def best(outcomes: Sequence[Outcome], slo: ServiceLevel) -> Outcome:
-    """The fleet to take: of the fewest replicas that keep the level, or, where none does, of all, the one with most to
-    spare."""
+    """The best outcome: among fleets that meet the level, the least `excess` with the fewest replicas; if none does,
+    the least `excess` of all."""
     kept = [one for one in outcomes if one.meets]
     return min(kept or outcomes, key=lambda one: (one.fleet.replicas if kept else 0, one.excess(slo)))
 
 
 def outcome(served: Sequence[SimulatedAnswer], slo: ServiceLevel, fleet: Fleet) -> Outcome:
-    """What became of requests, and whether that keeps the level."""
+    """The percentiles of simulated answers, and whether they meet the level."""
     ttft, itl = percentiles([one.first for one in served]), percentiles([gap for one in served for gap in one.gaps])
     name = f"p{PERCENTILE}"
     meets = ttft[name] <= slo.ttft and itl.get(name, 0.0) <= slo.itl
@@ -87,5 +88,5 @@ def outcome(served: Sequence[SimulatedAnswer], slo: ServiceLevel, fleet: Fleet) 
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """The percentiles that are shown; none of no times."""
+    """The percentiles that are shown, by name; {} without times."""
     return {f"p{p}": float(np.percentile(seconds, p)) for p in (50, 90, PERCENTILE)} if seconds else {}

@@ -1,4 +1,4 @@
-"""StepTable: what the steps of an engine take on a machine, measured at some sizes, for steps of any."""
+"""StepTable: durations of an engine's steps on a machine, measured at some sizes and interpolated for others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _POLICIES: dict[str, type[CachePolicy]] = {"all": KeepAll, "window": Window, "st
 
 
 class TableGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A KV group: so many blocks of so many tokens, and what it keeps: "all", a "window" of `size` tokens, or a "state"
-    with `size` checkpoints."""
+    """A KV group: `num_blocks` blocks of `block_size` tokens. keeps: "all", a "window" of `size` tokens, a "state" with
+    `size` checkpoints, or a "step": nothing after it."""
 
     num_blocks: int
     block_size: int
@@ -28,7 +28,7 @@ class TableGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, group: GroupConfig) -> TableGroup:
-        """A group of an engine. UsageError for a policy whose steps depend on what was computed."""
+        """The entry of an engine's group. UsageError for a policy whose steps depend on computed values."""
         for name, kind in _POLICIES.items():
             if type(group.policy) is kind:
                 size = getattr(group.policy, "size", getattr(group.policy, "checkpoints", 0))
@@ -37,7 +37,7 @@ class TableGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def config(self) -> GroupConfig:
-        """The group as the scheduler has it. UsageError if it keeps what no policy does."""
+        """The group for the scheduler. UsageError for an unknown value of `keeps`."""
         if self.keeps not in _POLICIES:
             raise UsageError(f"a KV group keeps {self.keeps!r}", f"give one of {', '.join(_POLICIES)}")
         kind = _POLICIES[self.keeps]
@@ -46,12 +46,12 @@ class TableGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of steps. decode: pairs of sequences and seconds, of steps in which each goes on by a token, with hardly
-    any context; prompt: pairs of tokens and seconds, of steps of one prompt from its beginning. decode_context: seconds
-    more per sequence and token of its context; prompt_context: per token of a prompt and token before its chunk; row:
-    per sequence that goes on beside a prompt. taken: per token whose KV comes from another process, None where it
-    cannot; given: per token whose KV is put where another process takes it. max_batch_size, max_step_tokens,
-    max_logit_rows, groups: the limits of one replica's steps, and its cache.
+    """Durations of steps, in seconds. decode: (sequences, seconds) of decode steps with hardly any context; prompt:
+    (tokens, seconds) of steps with the beginning of one prompt. Additional seconds: decode_context per sequence and
+    token of its context; prompt_context per prompt token and token of context before its chunk; row per sequence that
+    decodes beside a prompt; taken per token whose KV comes from another process, None if it cannot; given per token
+    whose KV is published for another process. max_batch_size, max_step_tokens, max_logit_rows, groups: the limits of
+    one replica's steps, and its cache.
     """
 
     decode: list[tuple[int, float]]
@@ -69,7 +69,7 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> StepTable:
-        """The table of a file. UsageError where it is none."""
+        """Read the table from a file. UsageError if it is not a table."""
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -79,7 +79,7 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
     def write(self, path: Path) -> None:
-        """Write what `read` reads. UsageError where that cannot be."""
+        """Write the table to a file for `read`. UsageError if it cannot be written."""
         try:
             path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
         except OSError as error:
@@ -87,12 +87,12 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def config(self) -> SchedulerConfig:
-        """The scheduler of one replica."""
+        """The scheduler's configuration for one replica."""
         groups = tuple(group.config for group in self.groups)
         return SchedulerConfig(self.max_batch_size, self.max_step_tokens, self.max_logit_rows, groups)
 
     def seconds(self, batch: ScheduledBatch) -> float:
-        """What a step takes."""
+        """The duration of a step, in seconds."""
         going, chunks = 0, 0
         context = work = 0
         for sequence in batch.sequences:
@@ -108,12 +108,13 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.prompt_seconds(chunks + going) + going * self.row + more
 
     def prompt_seconds(self, tokens: int) -> float:
-        """What a step of so many tokens of a prompt takes, from its beginning."""
+        """The duration, in seconds, of a step with the first `tokens` tokens of a prompt."""
         return _between(self.prompt, tokens)
 
 
 def _between(points: Sequence[tuple[int, float]], size: int) -> float:
-    """Linear between measured sizes, and beyond them as between the last two."""
+    """Seconds at `size`: linear interpolation between measured sizes, and extrapolation beyond them, bounded from
+    below."""
     if len(points) == 1:
         return points[0][1]
     at = min(max(bisect_left(points, (size,)), 1), len(points) - 1)

@@ -1,4 +1,4 @@
-"""Traffic: requests by when they arrive and how long they are, as a file of JSON lines."""
+"""Traffic: arrival times and lengths of requests, in a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from msgspec import Meta
 
 from ...errors import UsageError
 
-_Count = Annotated[int, Meta(ge=1, le=1 << 24)]  # more are a mistake, and would be made in memory
+_Count = Annotated[int, Meta(ge=1, le=1 << 24)]  # a larger number is a mistake, and the tokens are made in memory
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request. time: seconds since any beginning. prompt_tokens, output_tokens: its lengths. prefix, prefix_tokens:
-    a name, and how many of the prompt's first tokens are the same in all requests of that name."""
+    """The arrival of a request. time: seconds, from any origin. prompt_tokens, output_tokens: its lengths. prefix,
+    prefix_tokens: a name, "" for none, and how many of the first prompt tokens are shared by all requests with that
+    name."""
 
     time: Annotated[float, Meta(ge=0, le=1e10)]  # larger ones are in milliseconds or less
     prompt_tokens: _Count
@@ -26,8 +27,8 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_traffic(path: Path) -> list[Arrival]:
-    """The requests of a file, an Arrival as JSON per line, in the order of their times. UsageError for a file that
-    cannot be read, or a line that is none."""
+    """Read the requests of a file, one Arrival as JSON per line; sorted by time. UsageError for a file that cannot be
+    read, or a line that is not an Arrival."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -48,5 +49,5 @@ def read_traffic(path: Path) -> list[Arrival]:
 
 
 def write_traffic(path: Path, arrivals: Sequence[Arrival]) -> None:
-    """Write what `read_traffic` reads."""
+    """Write requests to a file for `read_traffic`."""
     path.write_bytes(b"".join(msgspec.json.encode(arrival) + b"\n" for arrival in arrivals))

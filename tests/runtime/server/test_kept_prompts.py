@@ -149,7 +149,7 @@ def test_engines_whose_cache_is_out_of_reach_keep_nothing_on_disk(
 ) -> None:
     folder = PromptFolder(str(tmp_path), 1)
     folder.check(toy_manifest())
-    with pytest.raises(UsageError, match="lies in a GPU's memory"):
+    with pytest.raises(UsageError, match="is in a GPU's memory"):
         folder.check(toy_manifest(backend="cuda", kernel_abi=0))
 
 

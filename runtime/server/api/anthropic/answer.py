@@ -1,4 +1,4 @@
-"""From the increments of a chat answer to a message: its blocks as they grow, and the events that say so."""
+"""Makes Anthropic's message, or the events of its blocks, from the chunks of a chat answer."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class AnswerBlock(Struct, omit_defaults=True):
 
 
 class MessageUsage(Struct):
-    """`input_tokens` are those that were neither found in the prefix cache nor put there to be kept. cost, saved: see
-    Usage."""
+    """`input_tokens`: tokens that were neither found in the prefix cache nor added to it by cache_control. cost, saved:
+    see Usage."""
 
     input_tokens: int
     output_tokens: int
@@ -71,7 +71,7 @@ class Message(Struct):
 
 
 class BlockDelta(Struct, omit_defaults=True):
-    """What a block grows by; it has the fields of its type."""
+    """An addition to a block; it has the fields of its type."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -87,13 +87,13 @@ class MessageEnd(Struct):
 
 
 class ErrorDetails(Struct):
-    """The error's code as OpenAI's API has it."""
+    """The error's code, as in the OpenAI API."""
 
     error_code: str
 
 
 class AnthropicError(Struct):
-    """`details` has the fixed word for the cause, where there is one."""
+    """`details` has the error's code, if it has one."""
 
     type: str
     message: str
@@ -126,7 +126,7 @@ class TokenCount(Struct):
 
 
 def error_body(error: HttpError, request_id: str | None = None) -> AnthropicErrorBody:
-    """An error as Anthropic's API has it. request_id: of the request, if it is known."""
+    """An error in the form of Anthropic's API. request_id: of the request, None if unknown."""
     details = ErrorDetails(error.code) if error.code else UNSET
     found = AnthropicError(_ERRORS.get(error.status, "api_error"), error.message, details)
     return AnthropicErrorBody(found, request_id)
@@ -140,7 +140,7 @@ class MessagesAnswer(AnswerWriter):
         self.message = Message(f"msg_{uuid.uuid4().hex}", chat.model, [], MessageUsage(0, 0))
         self._begun, self._kept = False, job.kept
         self._open: Literal["text", "thinking", "tool_use"] | None = None
-        self._text = ""  # of the block that is open; of a tool's input, JSON
+        self._text = ""  # text of the open block; for tool_use, the input as JSON
         self._call: CalledTool | None = None
         self._reason = "stop"
 
@@ -150,7 +150,7 @@ class MessagesAnswer(AnswerWriter):
         return self.message
 
     def begin(self) -> list[MessageEvent]:
-        return []  # the first event says how much of the prompt was in the cache, which the first delta knows
+        return []  # the first event tells the cached tokens of the prompt, which come with the first delta
 
     def chunks(self, deltas: Sequence[Delta]) -> list[MessageEvent]:
         chunks = self._chat.chunks(deltas)
@@ -191,7 +191,7 @@ class MessagesAnswer(AnswerWriter):
         if delta.content:
             events += self._grow("text", BlockDelta("text_delta", text=delta.content), delta.content)
         for called in delta.tool_calls or ():
-            if called.function.name:  # a piece without a name goes on with the call that is open
+            if called.function.name:  # a part without a name continues the open call
                 events += self._opened("tool_use", called)
             if piece := called.function.arguments:
                 events += self._grow("tool_use", BlockDelta("input_json_delta", partial_json=piece), piece)
@@ -205,7 +205,7 @@ class MessagesAnswer(AnswerWriter):
     def _opened(
         self, kind: Literal["text", "thinking", "tool_use"], call: CalledTool | None = None
     ) -> list[MessageEvent]:
-        """See to it that a block of this kind is open; every call is a block of its own."""
+        """Open a block of this kind, unless one is open; every call gets a new block. Returns the events."""
         if call is None and self._open == kind:
             return []
         events = self._close()
@@ -214,7 +214,7 @@ class MessagesAnswer(AnswerWriter):
         return [*events, event]
 
     def _close(self) -> list[MessageEvent]:
-        """The end of the block that is open, if one is."""
+        """Close the open block, if there is one; returns the events."""
         if self._open is None:
             return []
         index = len(self.message.content)
@@ -223,7 +223,7 @@ class MessagesAnswer(AnswerWriter):
         return [MessageEvent("content_block_stop", index=index)]
 
     def _block(self, arguments: Any) -> AnswerBlock:
-        """The block that is open, as it is now."""
+        """The open block in its current state."""
         if self._open == "thinking":
             return AnswerBlock("thinking", thinking=self._text, signature="")
         if self._open == "text":
@@ -241,7 +241,7 @@ class MessagesAnswer(AnswerWriter):
 
 
 def _value(text: str) -> dict[str, Any]:
-    """A call's arguments; a call that was cut off has none."""
+    """A call's arguments; {} if the call was cut off."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""From a request of /v1/messages to the chat request that the server answers: there is one path to the engine."""
+"""Converts a request of /v1/messages to a chat request, so that there is one path to the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .request import (
     UserTurn,
 )
 
-# fields that both requests have, with one meaning
+# fields that both requests have, with the same meaning
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "priority", "deadline", "cache_salt",
     "max_tokens",
@@ -35,10 +35,10 @@ _SAME = (
 
 
 def chat_request(request: CountTokensRequest) -> ChatRequest:
-    """The chat request; of one that is only counted, what is read of it."""
+    """The chat request for a request; for a CountTokensRequest, only the fields that give tokens."""
     fields: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
-    fields["stream"] = True  # the answer is put together from increments, whole or not
-    if isinstance(request.messages[-1], AssistantTurn):  # the answer goes on with it
+    fields["stream"] = True  # a whole answer is assembled from chunks too
+    if isinstance(request.messages[-1], AssistantTurn):  # the answer continues it
         fields["continue_final_message"] = True
     if request.tools:
         fields |= {"tools": [_tool(tool) for tool in request.tools], **_choice(request)}
@@ -73,7 +73,8 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
 
 
 def _of_user(turn: UserTurn) -> list[dict[str, Any]]:
-    """What tools gave, each as a message, and what the user said. A failed tool says so in words."""
+    """A message for each tool result, then one for the user's text. The result of a failed tool begins with "Error:
+    "."""
     if isinstance(turn.content, str):
         return [{"role": "user", "content": turn.content}]
     messages: list[dict[str, Any]] = []
@@ -119,7 +120,7 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _choice(request: CountTokensRequest) -> dict[str, Any]:
-    """Which tool may or must be called, and whether several."""
+    """The fields for which tool may or must be called, and whether several may be."""
     choice = request.tool_choice
     if choice is None:
         return {}

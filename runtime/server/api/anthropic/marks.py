@@ -1,4 +1,5 @@
-"""cache_control: where a request of /v1/messages marks the end of what is to be kept, and for how long."""
+"""cache_control: the marks of a request of /v1/messages, each at the end of a prefix to keep in the cache for some
+time."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from ..requests import ChatRequest
 from .chat import chat_request
 from .request import AssistantTurn, CacheControl, MessagesRequest, TextBlock, TextOnly, ToolResultBlock, UserTurn
 
-_MOST = 4  # as Anthropic has it
+_MOST = 4  # Anthropic's limit
 _TTL_S = {"5m": 300.0, "1h": 3600.0}
-_OTHER = " \u2260\u2260"  # in place of what comes behind a mark: what prompts have in common ends there
+_OTHER = " \u2260\u2260"  # put behind a mark, so that the prefix that both prompts share ends there
 
 
 def marks_of(request: MessagesRequest) -> list[tuple[ChatRequest, float]]:
-    """For each mark a conversation that is as the request's up to there, and another behind it, and how long that
-    beginning is to be kept, in seconds. RequestError for too many."""
+    """For each mark: a conversation that equals the request's up to the mark and differs behind it, and for how many
+    seconds to keep that prefix. RequestError for more than _MOST marks."""
     found = [*_of_tools(request), *_of_system(request), *_of_turns(request)]
-    if request.cache_control is not None:  # of the last block there is
+    if request.cache_control is not None:  # of the request itself: it marks the last block
         last = len(request.messages) - 1
         found.append((_cut(request, last, None), request.cache_control))
     if len(found) > _MOST:
@@ -63,7 +64,8 @@ def _of_turns(request: MessagesRequest) -> Marks:
 
 
 def _cut(request: MessagesRequest, place: int, number: int | None) -> MessagesRequest:
-    """The request up to a block of a turn, its last for None, with other words behind."""
+    """The request up to a block of a turn, followed by other words. place: index of the turn. number: index of the
+    block, None for the last."""
     turn = request.messages[place]
     content = turn.content
     if isinstance(content, str):
@@ -77,7 +79,7 @@ def _cut(request: MessagesRequest, place: int, number: int | None) -> MessagesRe
             given = last.content or ""
             text = given if isinstance(given, str) else "".join(one.text for one in given)
             changed = [*blocks[:-1], msgspec.structs.replace(last, content=text + _OTHER)]
-        else:  # the use of a tool: what comes behind its turn is another
+        else:  # a tool_use block: a turn of other words follows
             behind = UserTurn(_OTHER) if isinstance(turn, AssistantTurn) else AssistantTurn(_OTHER)
             return msgspec.structs.replace(request, messages=[*request.messages[: place + 1], behind])
     messages = [*request.messages[:place], msgspec.structs.replace(turn, content=changed)]

@@ -1,5 +1,5 @@
-"""The bodies of POST /v1/messages and of its count_tokens, as Anthropic has them. What this server cannot do is refused
-by name; fields of blocks that only describe them (`citations`) are passed over."""
+"""The bodies of POST /v1/messages and of its count_tokens, as Anthropic defines them. A field that this server cannot
+honour is refused by name; fields that only describe blocks (`citations`) are ignored."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Id = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class CacheControl(Struct, frozen=True):
-    """What comes before the end of this is kept for so long after it was used last, by default five minutes."""
+    """The prompt up to the end of this block is kept for `ttl` after its last use, by default five minutes."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(Struct, tag_field="type", tag="text", frozen=True):
-    """Words."""
+    """A text."""
 
     text: Text
     cache_control: CacheControl | None = None
 
 
 class TextOnly(Struct, frozen=True):
-    """A block where no other kind may be."""
+    """A text block, in a place where no other kind is allowed."""
 
     type: Literal["text"]
     text: Text
@@ -36,17 +36,17 @@ class TextOnly(Struct, frozen=True):
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", frozen=True):
-    """What the model thought; the signature is not looked at."""
+    """What the model thought; the signature is ignored."""
 
     thinking: Text
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", frozen=True):
-    """Thoughts that another server has hidden: nothing is known of them."""
+    """Thoughts that another server has encrypted; ignored."""
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use", frozen=True):
-    """A tool that the model has used, and what for."""
+    """A call of a tool by the model."""
 
     id: Id
     name: Name
@@ -55,7 +55,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use", frozen=True):
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", frozen=True):
-    """What came of the use of a tool."""
+    """The result of a tool call."""
 
     tool_use_id: Id
     content: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)] | None = None
@@ -68,7 +68,7 @@ AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBloc
 
 
 class UserTurn(Struct, tag_field="role", tag="user", frozen=True):
-    """What the user said, or what tools gave."""
+    """What the user said, or results of tools."""
 
     content: Text | Annotated[list[UserBlock], Meta(max_length=limits.MESSAGES)]
 
@@ -86,7 +86,7 @@ class SystemTurn(Struct, tag_field="role", tag="system", frozen=True):
 
 
 class ToolDefinition(Struct, frozen=True):
-    """A tool of the client's. `input_schema` is a JSON schema of its input."""
+    """A tool of the client. `input_schema` is a JSON schema of its input."""
 
     name: Name
     input_schema: dict[str, Any]
@@ -119,35 +119,35 @@ class NoChoice(Struct, tag_field="type", tag="none", frozen=True):
 
 
 class ThinkingEnabled(Struct, tag_field="type", tag="enabled", frozen=True):
-    """The model's template is asked to let it think; it thinks as long as it does."""
+    """The model's template is asked to enable thinking; how long the model thinks is not limited."""
 
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive", frozen=True):
-    """As the model's template has it."""
+    """The model's template decides whether the model thinks."""
 
 
 class ThinkingDisabled(Struct, tag_field="type", tag="disabled", frozen=True):
-    """The model's template is asked not to let it think."""
+    """The model's template is asked to disable thinking."""
 
 
 class OutputFormat(Struct, frozen=True):
-    """A JSON value that a schema allows."""
+    """The answer is a JSON value that matches a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, frozen=True):
-    """What the answer must be; `effort` is accepted and changes nothing."""
+    """The form of the answer; `effort` is accepted and ignored."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class CountTokensRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/messages/count_tokens: what of a request is for the model to read."""
+    """POST /v1/messages/count_tokens: the fields of a request that the model reads."""
 
     model: str = ""
     messages: Annotated[list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=limits.MESSAGES)]
@@ -160,7 +160,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 class Metadata(Struct, frozen=True):
-    """Who asks; changes nothing."""
+    """The user of the client; ignored."""
 
     user_id: str | None = None
 

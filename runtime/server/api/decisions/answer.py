@@ -1,4 +1,4 @@
-"""The answers of /v1/decisions: what the model thinks of each label, without a token being written."""
+"""The answers of /v1/decisions: the model's probability of each label, without generated text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from .labels import labels_behind
 from .request import ChoiceQuestion, DecisionRequest, PredicateQuestion, Question
 from .wording import LAST_WORDS, Worded, conversation, plain, worded
 
-_MARK = "icc-question-f1b7a0c2"  # stands where the question does while the template is rendered
-_TAIL = 64  # characters before an answer, to which its tokens may depend
+_MARK = "icc-question-f1b7a0c2"  # placeholder of the question when the template is rendered
+_TAIL = 64  # characters before an answer on which its tokens may depend
 _PLAIN_END = "\nAnswer:"
 
 
 class PredicateAnswer(Struct, tag_field="type", tag="predicate"):
-    """How likely the statement is to be true. label_mass: how likely any of the labels was at its place."""
+    """The probability that the statement is true. label_mass: the probability of all labels together, among all
+    tokens."""
 
     probability: float
     label_mass: float
@@ -78,7 +79,7 @@ class DecisionInputDetails(Struct):
 
 
 class DecisionOutputDetails(Struct):
-    """There are no thoughts."""
+    """Always 0: there are no thoughts."""
 
     reasoning_tokens: Literal[0] = 0
 
@@ -102,8 +103,8 @@ class Decision(Struct):
 
 
 async def decision_jobs(jobs: Jobs, request: DecisionRequest, client: str) -> list[Job]:
-    """The jobs of a request: its first question, and then the others, which find the input in the prefix cache and
-    are counted without it. HttpError or RequestError for what a client has wrong."""
+    """The jobs of a request: one for its first question, then one for the others, which find the input in the prefix
+    cache and are priced without it. HttpError or RequestError for a client's mistake."""
     shared, prompts = await _prompts(jobs, request)
     queries = []
     for tokens, labels in prompts:
@@ -122,7 +123,7 @@ async def decision_jobs(jobs: Jobs, request: DecisionRequest, client: str) -> li
 
 
 async def _prompts(jobs: Jobs, request: DecisionRequest) -> tuple[int, list[tuple[list[int], tuple[int, ...]]]]:
-    """How many tokens come before the questions; the tokens of each question's prompt, and of its labels."""
+    """The number of tokens before the questions; for each question, the token ids of its prompt and of its labels."""
     tokenizer = jobs.model.tokenizer
     if tokenizer is None:
         raise HttpError(404, "the engine has no tokenizer, and takes no texts", code="unsupported")
@@ -140,9 +141,9 @@ async def _prompts(jobs: Jobs, request: DecisionRequest) -> tuple[int, list[tupl
 
 
 async def _framed(jobs: Jobs, model: str, messages: list[dict]) -> tuple[str, str]:
-    """What stands before and after a question in the model's chat template."""
+    """The rendered chat template before and after a question."""
     last = messages[-1]
-    if last["role"] == "user":  # many templates take no second message of a user
+    if last["role"] == "user":  # many templates refuse two user messages in a row
         last["content"] = f"{last['content']}\n\n{_MARK}"
     else:
         messages.append({"role": "user", "content": _MARK})
@@ -154,7 +155,7 @@ async def _framed(jobs: Jobs, model: str, messages: list[dict]) -> tuple[str, st
 
 
 async def decided(generator: Generator, jobs: Sequence[Job], request: DecisionRequest) -> bytes:
-    """The answer in JSON. HttpError 504 if the deadline came first; EngineFailed where the model failed."""
+    """The answer in JSON. HttpError 504 if the deadline came first; EngineFailed if the model failed."""
     scores: list[list[float]] = []
     cached = 0
     for job in jobs:

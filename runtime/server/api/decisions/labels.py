@@ -1,4 +1,4 @@
-"""Labels: short answers that are one token each, behind a given end of a prompt."""
+"""Labels: short answers that are one token each when they follow the given end of a prompt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PAIRS = (("Yes", "No"), ("yes", "no"), ("True", "False"), ("true", "false"))
 
 
 class Labels:
-    """Finds labels behind `tail`, the last characters of a prompt, and `end`, which the prompt gets besides. blank:
-    with what their tokens begin."""
+    """Finds labels that follow `tail`, the last characters of a prompt, and `end`, which is appended to the prompt.
+    blank: the text with which their tokens begin."""
 
     def __init__(self, tokenizer: Tokenizer, tail: str, end: str = "", blank: str = "") -> None:
         self._tokenizer, self._tail, self._blank, self.end = tokenizer, tail + end, blank, end
@@ -25,11 +25,11 @@ class Labels:
 
     @property
     def works(self) -> bool:
-        """Whether there are two at least."""
+        """Whether at least two labels are single tokens."""
         return self._token("A") is not None and self._token("B") is not None
 
     def letters(self, count: int) -> dict[str, int]:
-        """`count` labels without a meaning, with their tokens. HttpError 400 if the vocabulary has fewer."""
+        """`count` labels without a meaning, with their token ids. HttpError 400 if the vocabulary has fewer."""
         for text in self._left if count > len(self._letters) else ():
             token = self._token(text)
             if token is not None and token not in self._letters.values():
@@ -42,7 +42,8 @@ class Labels:
         return dict(list(self._letters.items())[:count])
 
     def yes_and_no(self) -> dict[str, int]:
-        """Two labels that say whether something is true; two letters where no such words are one token."""
+        """Two labels for true and false, with their token ids; two letters if no such pair of words is one token
+        each."""
         for pair in _PAIRS:
             tokens = [self._token(text) for text in pair]
             if None not in tokens and len(set(tokens)) == 2:
@@ -50,15 +51,16 @@ class Labels:
         return self.letters(2)
 
     def _token(self, text: str) -> int | None:
-        """The one token that a text is behind the tail; None if it is more, or changes what is before it."""
+        """The token id of a text that follows the tail; None if the text is several tokens, or changes the tokens
+        before it."""
         ids = self._tokenizer.encode(self._tail + self._blank + text, add_special_tokens=False)
         return ids[-1] if ids[:-1] == self._before else None
 
 
 @lru_cache(maxsize=16)
 def labels_behind(tokenizer: Tokenizer, tail: str, after_word: bool) -> Labels:
-    """The labels behind a tail, found once. after_word: whether a blank comes before them, which may be a token's
-    beginning or the prompt's end (see `Labels.end`)."""
+    """The labels that follow a tail, cached. after_word: whether a blank comes before them, which may begin the token
+    or end the prompt (see `Labels.end`)."""
     ways = (("", " "), (" ", ""), ("", "")) if after_word else (("", ""), ("", " "), (" ", ""))
     found = [Labels(tokenizer, tail, end, blank) for end, blank in ways]
     return next((one for one in found if one.works), found[0])

@@ -1,4 +1,4 @@
-"""The body of POST /v1/decisions, as OpenAI's client sends it. What only describes items passes over."""
+"""The body of POST /v1/decisions, as OpenAI's client sends it. Fields that only describe items are ignored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Called = Annotated[str, Meta(max_length=limits.SPEAKER_CHARS)]
 
 
 class InputJson(Struct, tag_field="type", tag="input_json", frozen=True):
-    """An object, or several, which the model reads as compact JSON."""
+    """One object or several, which the model reads as compact JSON."""
 
     data: dict[str, Any] | list[dict[str, Any]]
 
@@ -34,7 +34,7 @@ DecisionContent = Text | Annotated[list[DecisionPart], Meta(max_length=limits.ME
 
 
 class DecisionMessage(Struct, tag_field="type", tag="message", frozen=True):
-    """What somebody said. `type` may be left out."""
+    """A message. `type` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: DecisionContent
@@ -67,7 +67,7 @@ class PredicateQuestion(Struct, tag_field="type", tag="predicate", frozen=True):
 
 
 class ChoiceOption(Struct, frozen=True):
-    """A choice; a text and a boolean with the same words are two."""
+    """A choice; a text and a boolean that read the same are two choices."""
 
     value: Text | bool
     description: Text | None = None
@@ -110,15 +110,15 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 class CacheOptions(Struct, frozen=True):
-    """Accepted, and changes nothing: beginnings are always looked up and kept."""
+    """Accepted and ignored: the prefix cache is always used."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m"] = "30m"
 
 
 class DecisionRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/decisions. prompt_cache_key: sets the cached beginnings apart, as cache_salt of a completion.
-    prompt_cache_options and safety_identifier are accepted and change nothing; the fields behind are extensions."""
+    """POST /v1/decisions. prompt_cache_key: separates cached prefixes, as cache_salt of a completion.
+    prompt_cache_options and safety_identifier are accepted and ignored; the fields after them are extensions."""
 
     model: str = ""
     input: Text | Annotated[list[DecisionItem], Meta(min_length=1, max_length=limits.MESSAGES)]

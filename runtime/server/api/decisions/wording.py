@@ -1,4 +1,4 @@
-"""What the model reads of a request for decisions: the input, and behind it one question at a time."""
+"""The text that the model reads of a request for decisions: the input, followed by one question at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Worded(NamedTuple):
 
 
 def conversation(request: DecisionRequest) -> list[dict[str, Any]]:
-    """The input as messages. HttpError 400 for a result without its call, and for JSON that is too large."""
+    """The input as messages. HttpError 400 for a tool result without its call, and for JSON that is too large."""
     if isinstance(request.input, str):
         return [{"role": "user", "content": request.input}]
     calls: set[str] = set()
@@ -58,7 +58,7 @@ def conversation(request: DecisionRequest) -> list[dict[str, Any]]:
 
 
 def worded(question: Question, labels: Labels) -> Worded:
-    """The question with its labels. HttpError 400 for choices that are the same, and where there are too few labels."""
+    """The question with its labels. HttpError 400 for equal choices, and if there are too few labels."""
     asked = _text(question.instructions)
     if isinstance(question, PredicateQuestion):
         found = labels.yes_and_no()
@@ -79,7 +79,7 @@ def worded(question: Question, labels: Labels) -> Worded:
 
 
 def plain(messages: Sequence[dict[str, Any]]) -> str:
-    """Messages for a model without a chat template. What a user says alone stands as it is."""
+    """Messages as text, for a model without a chat template. A single user message is unchanged."""
     if [message["role"] for message in messages] == ["user"]:
         return messages[0]["content"]
     lines = []
@@ -92,7 +92,7 @@ def plain(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def _item(item: DecisionItem) -> Item:
-    """An item of the input as /v1/responses has it."""
+    """An item of the input in the form of /v1/responses."""
     if isinstance(item, DecisionMessage):
         return InputMessage(item.role, _text(item.content))
     if isinstance(item, CustomCall):

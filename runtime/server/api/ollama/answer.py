@@ -1,4 +1,4 @@
-"""From the engine's deltas to answers of Ollama's API: lines as they come, or one."""
+"""Makes answers of Ollama's API from the engine's deltas: a stream of lines, or a single one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OllamaCalled(Struct):
 
 
 class OllamaSaid(Struct, omit_defaults=True):
-    """What was said, thought and called: all of it, or what is new."""
+    """The text, thoughts and calls of an answer: all, or the new ones."""
 
     content: str
     role: Literal["assistant"] | UnsetType = UNSET
@@ -57,7 +57,8 @@ class OllamaSaid(Struct, omit_defaults=True):
 
 
 class OllamaLine(Struct, omit_defaults=True, kw_only=True):
-    """What chats and prompts share. The counts, and the durations in nanoseconds, come with the last line."""
+    """Fields that answers of chats and prompts share. The counts, and the durations in nanoseconds, come with the last
+    line."""
 
     model: str
     created_at: str
@@ -94,7 +95,7 @@ def now() -> str:
 
 
 def loaded(shape: Shape, model: str) -> OllamaLine:
-    """The answer of a request that asks for nothing but whether the model is there."""
+    """The answer of a request without a prompt, which only asks whether the model is loaded."""
     return _line(shape, model, OllamaSaid(""), done=True, done_reason="load")
 
 
@@ -107,7 +108,7 @@ def _line(shape: Shape, model: str, said: OllamaSaid, **fields: Any) -> OllamaLi
 
 
 class OllamaAnswer(AnswerWriter):
-    """Answers one request of /api/chat or /api/generate, whichever `shape` is of."""
+    """Answers one request of /api/chat or /api/generate; `shape` is the type of its lines."""
 
     def __init__(
         self,
@@ -122,11 +123,11 @@ class OllamaAnswer(AnswerWriter):
             self._inner = ChatAnswer(model, request, job, stream)
         else:
             self._inner = CompletionAnswer(model, request, job, stream)
-        self._call: CalledTool | None = None  # whose arguments have not ended
+        self._call: CalledTool | None = None  # the call whose arguments are incomplete
         self._called = 0
         self._reason = "stop"
         self._queued_s = 0.0
-        self._logprobs: list[ContentLogprob] = []  # that no line has told yet
+        self._logprobs: list[ContentLogprob] = []  # not sent in a line yet
 
     def whole(self, deltas: Sequence[Delta]) -> OllamaLine:
         said = [*self._said(deltas), *self._ended_call()]
@@ -146,10 +147,10 @@ class OllamaAnswer(AnswerWriter):
     def failed(self, error: HttpError) -> list[OllamaErrorBody]:
         return [OllamaErrorBody(error.message, error.code, error.param)]
 
-    # -- what is said ------------------------------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------------------------
 
     def _said(self, deltas: Sequence[Delta]) -> Iterator[OllamaSaid]:
-        """What the deltas say; a call where it ends."""
+        """The contents of the deltas; a call comes when it is complete."""
         for delta in deltas:
             self._queued_s = delta.queued_s or self._queued_s
             if self._request.logprobs is not None and self._request.logprobs is not False:
@@ -164,7 +165,7 @@ class OllamaAnswer(AnswerWriter):
                     yield from self._grown(called)
 
     def _grown(self, called: CalledTool) -> Iterator[OllamaSaid]:
-        if called.function.name:  # a piece without a name goes on with the call that is open
+        if called.function.name:  # a part without a name continues the open call
             yield from self._ended_call()
             self._call = called
         elif self._call is not None:
@@ -182,7 +183,7 @@ class OllamaAnswer(AnswerWriter):
         self._call, self._called = None, self._called + 1
 
     def _told(self, said: OllamaSaid) -> OllamaLine:
-        """A line, with the probabilities that no line has told."""
+        """A line, with the log-probabilities that were not sent yet."""
         told, self._logprobs = self._logprobs, []
         return _line(self._shape, self._request.model, said, logprobs=told or UNSET)
 

@@ -1,4 +1,4 @@
-"""From requests of Ollama's API to those that the server answers: there is one path to the engine."""
+"""Converts requests of Ollama's API to requests of OpenAI's, so that there is one path to the engine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .request import (
     OllamaOptions,
 )
 
-# options that a request of this server has too, with one meaning
+# options that a request of this server has too, with the same meaning
 _SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 _MOST = int(BOUNDS["max_tokens"][1])
 
 
 def chat_request(request: OllamaChatRequest, model: ServedModel) -> ChatRequest:
-    """The chat request of a conversation. HttpError for what this server has not."""
+    """The chat request of a conversation. HttpError for an option that this server lacks."""
     messages = request.messages or []
     fields = _chat_fields(request, model, _messages(messages))
-    if messages and messages[-1].role == "assistant":  # the answer goes on with it
+    if messages and messages[-1].role == "assistant":  # the answer continues it
         fields["continue_final_message"] = True
     if request.tools:
         fields["tools"] = request.tools
@@ -36,13 +36,13 @@ def chat_request(request: OllamaChatRequest, model: ServedModel) -> ChatRequest:
 
 
 def prompt_request(request: OllamaGenerateRequest, model: ServedModel) -> ChatRequest | CompletionRequest:
-    """The request of a prompt: what a user says to a model that has a chat template, or a text to complete. HttpError
-    for what this server has not."""
+    """The request of a prompt: a user message if the model has a chat template, or a text to complete. HttpError for an
+    option that this server lacks."""
     _refuse_images(request.images, "images")
     if request.template:
         raise conflict("template: conversations are written in the model's own template", "template")
     if request.context:
-        raise conflict("context: what was said before goes into messages of /api/chat", "context")
+        raise conflict("context: send the earlier conversation as messages of /api/chat", "context")
     prompt = request.prompt or ""
     if request.raw or request.suffix or not model.template:
         if request.system:
@@ -84,16 +84,17 @@ def _chat_fields(request: OllamaAsking, model: ServedModel, messages: list[dict[
 
 
 def _fields(request: OllamaAsking, model: ServedModel) -> dict[str, Any]:
-    """What chats and completions share; where neither the request nor the model says how to sample, Ollama's way."""
+    """Fields that chats and completions share. If neither the request nor the model says how to sample, Ollama's values
+    are used."""
     if request.truncate:
         raise conflict("truncate: prompts that are too long are refused", "truncate")
     if request.shift:
-        raise conflict("shift: an answer ends where the context does", "shift")
+        raise conflict("shift: an answer ends at the end of the context", "shift")
     options = request.options or OllamaOptions()
     check_context(options, model)
     defaults = model.manifest.sampling.of_terminals()
     given = {name: value for name in _SAME if (value := getattr(options, name)) is not None}
-    fields: dict[str, Any] = {"model": request.model, "stream": True}  # answers are put together from increments
+    fields: dict[str, Any] = {"model": request.model, "stream": True}  # whole answers are assembled from chunks too
     fields |= {name: value for name in _SAME[:4] if (value := getattr(defaults, name)) is not None} | given
     if options.num_predict is not None and options.num_predict > 0:
         fields["max_tokens"] = options.num_predict
@@ -108,7 +109,7 @@ def _fields(request: OllamaAsking, model: ServedModel) -> dict[str, Any]:
 
 
 def check_context(options: OllamaOptions | None, model: ServedModel) -> None:
-    """HttpError 400 where more tokens of context are asked for than the engine was compiled for; options None ask for
+    """HttpError 400 if options ask for more tokens of context than the engine was compiled for. options: None asks for
     none."""
     wanted = None if options is None else options.num_ctx
     if wanted is not None and wanted > model.max_len:
@@ -133,7 +134,7 @@ def _repetition_penalty(options: OllamaOptions) -> float | None:
 def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     """The messages, with ids for calls and results that have none."""
     found: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # ids and names of calls whose results did not come yet
+    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result so far
     count = 0
     for place, message in enumerate(messages):
         _refuse_images(message.images, f"messages[{place}].images")
@@ -157,7 +158,7 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
 
 
 def _answered(message: OllamaMessage, open_calls: list[tuple[str, str]]) -> str:
-    """The id of the call that a result belongs to, which is taken from the open ones."""
+    """The id of the call that a result belongs to; the call is removed from the open ones."""
     for call in open_calls:
         if message.tool_call_id == call[0] or (message.tool_call_id is None and message.tool_name in (None, call[1])):
             open_calls.remove(call)

@@ -30,13 +30,13 @@ class OllamaEmbedded(Struct):
 
 
 class OllamaEmbedding(Struct):
-    """Answer of /api/embeddings: the vector as the model has it."""
+    """Answer of /api/embeddings: the vector as the model computes it."""
 
     embedding: list[float]
 
 
 async def embed_answer(generator: Generator, job: Job, request: EmbeddingRequest) -> bytes:
-    """The vectors of a job in JSON, encoded one by one, so that the loop goes on between them. HttpError 504 if the
+    """The vectors of a job in JSON, encoded one by one, so that the event loop runs between them. HttpError 504 if the
     deadline came first."""
     began = time.monotonic_ns()
     vectors: list[Raw] = []

@@ -1,4 +1,4 @@
-"""What Ollama's API tells of the model that is served."""
+"""The answers of Ollama's API about the served model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from msgspec import Struct
 from ....format.manifest import Manifest
 from ..model import ServedModel
 
-API_VERSION = "0.13.0"  # of Ollama, whose API this is: clients ask for it before they use what is newer
+API_VERSION = "0.13.0"  # the version of Ollama whose API this is: clients check it before they use newer features
 _NEVER = "9999-12-31T23:59:59Z"
 _SUFFIX = ":latest"
 
 
 class OllamaDetails(Struct):
-    """What kind of model it is."""
+    """The kind of the model."""
 
     parent_model: str
     format: str
@@ -65,7 +65,7 @@ class OllamaProcesses(Struct):
 
 
 class OllamaShown(Struct):
-    """Answer of /api/show. parameters: what is sampled with where nothing is said, a line each."""
+    """Answer of /api/show. parameters: the default sampling parameters, a line each."""
 
     modelfile: str
     parameters: str
@@ -83,12 +83,12 @@ class OllamaVersion(Struct):
 
 
 def plain_name(name: str) -> str:
-    """A name without the tag that Ollama's clients add where none is."""
+    """A name without the tag `:latest`, which Ollama's clients add to a name without a tag."""
     return name.removesuffix(_SUFFIX)
 
 
 def tags(model: ServedModel, manifest: Manifest, names: list[str]) -> OllamaTags:
-    """The model once for each of its names."""
+    """The model, listed once under each of its names."""
     facts = (_time(model), _size(manifest), _digest(manifest), _details(manifest))
     return OllamaTags([OllamaModel(name, name, *facts) for name in names])
 
@@ -102,7 +102,7 @@ def processes(model: ServedModel, manifest: Manifest) -> OllamaProcesses:
 
 
 def shown(model: ServedModel, manifest: Manifest) -> OllamaShown:
-    """All that is told of the model."""
+    """All details of the model."""
     facts, kind = manifest.model, manifest.model.architecture
     defaults = msgspec.structs.asdict(manifest.sampling)
     info = {

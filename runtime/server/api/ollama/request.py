@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API. What this server cannot do is refused by name."""
+"""The bodies of Ollama's API. A field that this server cannot honour is refused by name."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..conversation import Speaker, Tool
 from ..fields import Stop, Text
 
 _DURATION = r"^[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)$"  # Go's
-Seconds = Annotated[float, Meta(ge=-9.2e9, le=9.2e9)]  # Go's durations hold 292 years
+Seconds = Annotated[float, Meta(ge=-9.2e9, le=9.2e9)]  # a duration in Go holds at most 292 years
 KeepAlive = Seconds | Annotated[str, Meta(max_length=64, pattern=_DURATION)]
-Images = Annotated[list[str], Meta(extra_json_schema={"maxItems": 0})]  # refused in words, see `convert`
+Images = Annotated[list[str], Meta(extra_json_schema={"maxItems": 0})]  # refused with an explanation, see `convert`
 Never = Annotated[bool, Meta(extra_json_schema={"enum": [False]})]
 Nothing = Annotated[str, Meta(extra_json_schema={"maxLength": 0})]
 Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 class OllamaOptions(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How an answer is sampled. num_predict: most tokens; 0 and less: as many as there is room for. num_ctx: tokens of
-    context that there must be. repeat_last_n: 0 takes repeat_penalty away, which acts on all tokens, as with -1. The
-    fields from num_keep on say how a model is loaded, and change nothing: the engine is loaded."""
+    """How an answer is sampled. num_predict: most tokens; 0 or less: as many as the context allows. num_ctx: tokens of
+    context that the engine must have. repeat_last_n: 0 disables repeat_penalty, which otherwise acts on all tokens, as
+    with -1. The fields from num_keep on are options of loading a model; they are accepted and ignored."""
 
     num_predict: Annotated[int, limits.bound("num_predict")] | None = None
     num_ctx: Annotated[int, limits.bound("num_ctx")] | None = None
@@ -50,7 +50,7 @@ class OllamaOptions(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 class OllamaRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What all bodies share. keep_alive: a duration, accepted and changes nothing: the engine stays loaded."""
+    """Fields that all bodies share. keep_alive: a duration, accepted and ignored: the engine stays loaded."""
 
     model: str = ""
     options: OllamaOptions | None = None
@@ -58,8 +58,9 @@ class OllamaRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 class OllamaAsking(OllamaRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What chats and prompts share. stream: unless it is false, an answer comes in lines. think: whether the model
-    thinks, or how much. truncate, shift: prompts that are too long are refused, and answers end with the context."""
+    """Fields that chats and prompts share. stream: unless it is false, an answer is a stream of lines. think: whether
+    the model thinks, or how much. truncate, shift: must not be true: a prompt that is too long is refused, and an
+    answer ends at the end of the context."""
 
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -85,8 +86,8 @@ class OllamaCall(Struct, frozen=True):
 
 
 class OllamaMessage(Struct, frozen=True):
-    """A message. tool_name, tool_call_id: of a tool's result; without an id it belongs to the first call of that name
-    that has none yet."""
+    """A message. tool_name, tool_call_id: of a tool's result; a result without an id belongs to the first call of that
+    name without a result."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
@@ -98,15 +99,16 @@ class OllamaMessage(Struct, frozen=True):
 
 
 class OllamaChatRequest(OllamaAsking, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /api/chat. Without messages: whether the model is there."""
+    """POST /api/chat. Without messages it only asks whether the model is loaded."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=limits.MESSAGES)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=limits.TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(OllamaAsking, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /api/generate. raw: the prompt is completed as it is, else it is what a user says. suffix: what comes after
-    the answer, for models that fill in. Without a prompt: whether the model is there."""
+    """POST /api/generate. raw: the prompt is completed without the chat template, else it is a user message. suffix:
+    the text after the answer, for models that fill in the middle. Without a prompt it only asks whether the model is
+    loaded."""
 
     prompt: Text | None = None
     suffix: Text | None = None
@@ -118,7 +120,7 @@ class OllamaGenerateRequest(OllamaAsking, forbid_unknown_fields=True, frozen=Tru
 
 
 class OllamaEmbedRequest(OllamaRequest, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /api/embed. truncate: unless it is false, texts that are too long lose their end."""
+    """POST /api/embed. truncate: unless it is false, a text that is too long is cut at its end."""
 
     input: Text | Annotated[list[Text], Meta(max_length=limits.INPUTS)] = ""
     truncate: bool | None = None
@@ -132,7 +134,7 @@ class OllamaEmbeddingsRequest(OllamaRequest, forbid_unknown_fields=True, frozen=
 
 
 class OllamaShowRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /api/show. name: an older name of model. verbose changes nothing."""
+    """POST /api/show. name: an older name of model. verbose is accepted and ignored."""
 
     model: str = ""
     name: str | None = None

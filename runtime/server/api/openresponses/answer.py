@@ -1,4 +1,4 @@
-"""From the increments of a chat answer to a response: its items as they grow, and the events that say so."""
+"""Makes a response of /v1/responses, or the events of its items, from the chunks of a chat answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "deadline": "deadline"}
 
 
 class Growing:
-    """An item that is being written, of one kind: "message", "reasoning" or "call"."""
+    """An output item in progress. kind: "message", "reasoning" or "call"."""
 
     def __init__(self, kind: str, index: int, called: CalledTool | None = None) -> None:
         prefix = {"message": "msg", "reasoning": "rs", "call": "fc"}[kind]
@@ -50,7 +50,7 @@ class Growing:
         self.logprobs: list[ContentLogprob] = []
 
     def item(self, status: Status) -> OutputItem:
-        """The item as it is now; one in progress is shown without its text, which follows in events."""
+        """The item in its current state; with status in_progress it has no text, which follows in events."""
         begun = status != "in_progress"
         if self.kind == "message":
             return OutputMessage(self.id, status, [self.part()] if begun else [])  # type: ignore[list-item]
@@ -61,14 +61,14 @@ class Growing:
         return OutputCall(self.id, status, self.called.id, name, self.text if begun else "")
 
     def part(self) -> OutputText | ReasoningContent:
-        """What has been written so far, as a part of its item."""
+        """The text so far, as a content part of the item."""
         if self.kind == "reasoning":
             return ReasoningContent(self.text)
         return OutputText(self.text, logprobs=list(self.logprobs))
 
 
 class ResponsesAnswer(AnswerWriter):
-    """Answers one request of /v1/responses. keep: gets the response once it has ended, whatever its status."""
+    """Answers one request of /v1/responses. keep: called with the response once it has ended, whatever its status."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ResponsesAnswer(AnswerWriter):
         self._open: Growing | None = None
         self._reason = "stop"
 
-    # -- as an answer ------------------------------------------------------------------------------------------------
+    # -- AnswerWriter ------------------------------------------------------------------------------------------------
 
     def whole(self, deltas: Sequence[Delta]) -> Response:
         self.chunks(deltas)
@@ -106,7 +106,7 @@ class ResponsesAnswer(AnswerWriter):
         return events
 
     def end(self) -> list[Event]:
-        """The end of the last item, and of the response. One without any text has an empty message."""
+        """The events that end the last item and the response. A response without output gets an empty message."""
         events = [] if self._open is not None or self.response.output else self._opened("message")
         cut = _INCOMPLETE.get(self._reason)
         if cut is not None:
@@ -115,7 +115,7 @@ class ResponsesAnswer(AnswerWriter):
         return [*events, *self._close(status), self._finish(status)]
 
     def failed(self, error: HttpError) -> list[Event]:
-        """What a stream that has begun says of an error."""
+        """The last events of a stream that fails after it began."""
         events = self._close("incomplete")
         self.response.error = ResponseError(error.code or "server_error", error.message)
         return [*events, self._finish("failed")]
@@ -141,7 +141,7 @@ class ResponsesAnswer(AnswerWriter):
         return [*events, self._at(event, self._open, content_index=0, delta=text, **more)]
 
     def _take_call(self, called: CalledTool) -> list[Event]:
-        """A call, or more of the arguments of the call that is open: such a piece has no name."""
+        """The events of a new call, or of more arguments of the open call, which come without a name."""
         events = self._opened("call", called) if called.function.name else []
         assert self._open is not None
         piece = called.function.arguments
@@ -151,7 +151,7 @@ class ResponsesAnswer(AnswerWriter):
         return events
 
     def _opened(self, kind: str, called: CalledTool | None = None) -> list[Event]:
-        """See to it that an item of this kind is open; every call is an item of its own."""
+        """Open an item of this kind, unless one is open; every call gets a new item. Returns the events."""
         if called is None and self._open is not None and self._open.kind == kind:
             return []
         events = self._close("completed")
@@ -163,7 +163,7 @@ class ResponsesAnswer(AnswerWriter):
         return events
 
     def _close(self, status: Status) -> list[Event]:
-        """The end of the item that is open, if one is."""
+        """Close the open item, if there is one; returns the events."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -208,12 +208,12 @@ class ResponsesAnswer(AnswerWriter):
         return event
 
     def _shown(self) -> Response:
-        """The response as it is now; what comes later does not change it."""
+        """A copy of the response in its current state."""
         return msgspec.structs.replace(self.response)
 
 
 def _response(model: ServedModel, request: ResponsesRequest) -> Response:
-    """The response before anything was said: what was asked for."""
+    """The response before any output: the fields of the request."""
     text, defaults = request.text or TextOptions(), model.manifest.sampling.of_conversations()
     asked = request.reasoning
     return Response(
@@ -246,5 +246,5 @@ def _response(model: ServedModel, request: ResponsesRequest) -> Response:
 
 
 def _first(*values: float | None) -> float:
-    """The first that is known."""
+    """The first value that is not None."""
     return next(float(value) for value in values if value is not None)

@@ -1,4 +1,4 @@
-"""From a request of /v1/responses to the chat request that the server answers: there is one path to the engine."""
+"""Converts a request of /v1/responses to a chat request, so that there is one path to the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .request import (
     text_of,
 )
 
-# fields that both requests have, with one meaning
+# fields that both requests have, with the same meaning
 _SAME = (
     "model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "seed", "stop",
     "top_k", "min_p", "repetition_penalty", "priority", "deadline", "cache_salt", "chat_template_kwargs", "user",
@@ -35,17 +35,17 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 def items_of(request: ResponsesRequest) -> list[Item]:
-    """The input as items; a text is what the user said."""
+    """The input as items; a text becomes a user message."""
     return [InputMessage("user", request.input)] if isinstance(request.input, str) else list(request.input)
 
 
 def chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """The chat request of these items, those of the history included. HttpError 400 for what this server has not."""
+    """The chat request of all items of the conversation. HttpError 400 for a feature that this server lacks."""
     if request.background:
-        raise HttpError(400, "responses are not made in the background here", "background", "unsupported")
+        raise HttpError(400, "this server does not run responses in the background", "background", "unsupported")
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     fields["messages"] = messages_of(request.instructions, items)
-    fields["stream"] = True  # the answer is put together from increments, whole or not
+    fields["stream"] = True  # a whole answer is assembled from chunks too
     if request.max_output_tokens is not None:
         fields["max_completion_tokens"] = request.max_output_tokens
     if request.top_logprobs is not None or _LOGPROBS in (request.include or ()):
@@ -62,8 +62,8 @@ def chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReques
 
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """A conversation in chat's form. instructions: its system message, None for none. What the model did at a stretch
-    (thought, said, called) is one message."""
+    """A conversation as chat messages. instructions: its system message, None for none. Consecutive thoughts, text and
+    calls of the model are one message."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         if isinstance(item, CompactionItem):
@@ -78,7 +78,7 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
 
 
 def _add_summary(messages: list[dict[str, Any]], summary: str) -> None:
-    """Add it to what the system says: templates know one such message, at the beginning."""
+    """Append the summary to the system message: templates accept a single one, at the beginning."""
     if messages and messages[-1]["role"] in ("system", "developer"):
         messages[-1]["content"] += f"\n\n{summary}"
     else:
@@ -86,7 +86,7 @@ def _add_summary(messages: list[dict[str, Any]], summary: str) -> None:
 
 
 def _add_turn(messages: list[dict[str, Any]], item: Item) -> None:
-    """Add to the assistant's message at the end, or begin one: at a second text, and at thoughts after anything."""
+    """Add an item to the assistant's message at the end. Thoughts, and a second text, begin a new message."""
     last: dict[str, Any] | None = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if last is None or isinstance(item, ReasoningItem) or (isinstance(item, InputMessage) and "content" in last):
         last = {"role": "assistant"}
@@ -101,7 +101,7 @@ def _add_turn(messages: list[dict[str, Any]], item: Item) -> None:
 
 
 def _choice(request: ResponsesRequest) -> Any:
-    """The choice among the tools in chat's form."""
+    """The tool_choice of a chat request."""
     choice = request.tool_choice
     if isinstance(choice, FunctionChoice):
         return _named(choice.name)

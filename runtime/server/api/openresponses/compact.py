@@ -1,4 +1,4 @@
-"""Compaction: a conversation becomes a summary of itself, by the model, which a later request begins with."""
+"""Compaction: the model summarizes a conversation, and a later request begins with the summary."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ASKED = (
     "Summarize the conversation so far for whoever goes on with it: what was asked, found, decided and promised, with "
     "all names, numbers and open questions. Write the summary only."
 )
-_LONGEST = 2048  # tokens of a summary, at most
+_LONGEST = 2048  # the most tokens of a summary
 
 
 class CompactRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/responses/compact. `prompt_cache_key` is accepted and changes nothing."""
+    """POST /v1/responses/compact. `prompt_cache_key` is accepted and ignored."""
 
     model: str = ""
     input: Text | Annotated[list[Item], Meta(max_length=limits.MESSAGES)] | None = None
@@ -39,13 +39,13 @@ class CompactRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 
 class KeptText(Struct, tag_field="type", tag="input_text"):
-    """A text that was given."""
+    """A text of the input."""
 
     text: str
 
 
 class KeptMessage(Struct, tag_field="type", tag="message"):
-    """What the system said stays as it is."""
+    """A system message, which is kept unchanged."""
 
     id: str
     role: Literal["system", "developer"]
@@ -61,7 +61,7 @@ class Compaction(Struct, tag_field="type", tag="compaction"):
 
 
 class CompactedResponse(Struct):
-    """Answer of /v1/responses/compact: items to begin a request with instead of the conversation."""
+    """Answer of /v1/responses/compact: items that replace the conversation in a later request."""
 
     id: str
     output: list[KeptMessage | Compaction]
@@ -71,7 +71,7 @@ class CompactedResponse(Struct):
 
 
 def summarizing(request: CompactRequest, items: Sequence[Item], longest: int) -> ResponsesRequest:
-    """The request for a summary of these items. longest: tokens that the model's context has."""
+    """The request for a summary of these items. longest: tokens of the model's context."""
     return ResponsesRequest(
         model=request.model,
         input=[*items, InputMessage("user", _ASKED)],
@@ -83,7 +83,7 @@ def summarizing(request: CompactRequest, items: Sequence[Item], longest: int) ->
 
 
 class CompactAnswer(AnswerWriter):
-    """The answer that a summary is."""
+    """Makes the answer of a request for a summary."""
 
     def __init__(self, answer: ResponsesAnswer, items: Sequence[Item]) -> None:
         self._answer = answer

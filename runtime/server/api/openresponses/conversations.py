@@ -1,4 +1,4 @@
-"""Conversations: from a request of /v1/responses to a job and its answer, with what earlier responses left."""
+"""Conversations: makes the job and the answer of a request of /v1/responses, with the items of earlier responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SYSTEM = ("system", "developer")
 
 
 class Conversations:
-    """What /v1/responses knows beside one request: the responses that it keeps."""
+    """The stored responses, and the jobs of requests that may continue them."""
 
     def __init__(self, model: ServedModel, jobs: Jobs) -> None:
         self._model, self._jobs = model, jobs
@@ -30,8 +30,8 @@ class Conversations:
     async def begin(
         self, request: ResponsesRequest, client: str, local: ResponseStore | None = None
     ) -> tuple[Job, Callable[[EngineStream], ResponsesAnswer]]:
-        """The job, and what makes its answer. local: where a connection keeps what is not to be stored; None: nowhere.
-        HttpError or RequestError for what a client has wrong."""
+        """The job, and a function that makes the writer of its answer. local: where a connection keeps responses that
+        are not to be stored; None: nowhere. HttpError or RequestError for a client's mistake."""
         items, chat = await self._chat(request, client, local)
         job = await self._jobs.chat(chat, client)
         given = len(items_of(request))
@@ -46,7 +46,8 @@ class Conversations:
     async def compact(
         self, request: CompactRequest, client: str
     ) -> tuple[Job, Callable[[EngineStream], CompactAnswer]]:
-        """The job that summarizes a conversation, and what makes the answer of it. HttpError 400 if it is empty."""
+        """The job that summarizes a conversation, and a function that makes the writer of its answer. HttpError 400 if
+        the conversation is empty."""
         items = self._before(request.previous_response_id, client, None)
         given = request.input or []
         items += [InputMessage("user", given)] if isinstance(given, str) else given
@@ -62,12 +63,12 @@ class Conversations:
         return job, make
 
     async def count(self, request: ResponsesRequest, client: str) -> int:
-        """The tokens of the prompt."""
+        """The number of tokens of the prompt."""
         _, chat = await self._chat(request, client)
         return len(await self._jobs.chat_tokens(chat))
 
     def _before(self, previous: str | None, client: str, local: ResponseStore | None) -> list[Item]:
-        """The conversation up to and including an earlier response."""
+        """The conversation up to and including an earlier response; [] if `previous` is None."""
         if previous is None:
             return []
         store = local if local is not None and local.holds(client, previous) else self.store
@@ -87,9 +88,9 @@ class Conversations:
         return items, chat
 
     async def _truncated(self, request: ResponsesRequest, items: list[Item]) -> ChatRequest:
-        """The request without as many turns at the beginning as it takes for the rest to fit; the last one stays."""
+        """The request without its oldest turns, as few as need be for the rest to fit; the last turn stays."""
         turns = [place for place, item in enumerate(items) if isinstance(item, InputMessage) and item.role == "user"]
-        low, high = 1, max(len(turns) - 1, 1)  # the rest from the turn `high` on fits, or is the least there is
+        low, high = 1, max(len(turns) - 1, 1)  # the turns from `high` on fit, or are the fewest possible
         while low < high:
             middle = (low + high) // 2
             if await self._fits(chat_request(request, _from(items, turns[middle]))):
@@ -104,7 +105,7 @@ class Conversations:
 
 
 def _check_outputs(items: list[Item]) -> None:
-    """HttpError 400 for the result of a call that the conversation does not have."""
+    """HttpError 400 for the result of a call that is not in the conversation."""
     called = {item.call_id for item in items if isinstance(item, FunctionCallItem)}
     for item in items:
         if isinstance(item, FunctionCallOutput) and item.call_id not in called:
@@ -113,6 +114,6 @@ def _check_outputs(items: list[Item]) -> None:
 
 
 def _from(items: list[Item], place: int) -> list[Item]:
-    """The items from a place on, and of those before it what the system said."""
+    """The items from index `place` on, and the system messages before it."""
     before = [item for item in items[:place] if isinstance(item, InputMessage) and item.role in _SYSTEM]
     return [*before, *items[place:]]

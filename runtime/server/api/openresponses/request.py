@@ -1,7 +1,8 @@
-"""The body of POST /v1/responses, as OpenAI and Open Responses have it. What this server cannot do is refused by name.
+"""The body of POST /v1/responses, as OpenAI and Open Responses define it. A field that this server cannot honour is
+refused by name.
 
-Items come back as they were given out, so that fields which only describe them (`status`, `phase`, `annotations`, and
-what other servers add) are passed over; at the top level an unknown field is an error, so that no typo goes unseen.
+Clients send items back as they received them, so fields that only describe items (`status`, `phase`, `annotations`, and
+what other servers add) are ignored. At the top level an unknown field is an error, so that typos are noticed.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ Id = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class InputText(Struct, tag_field="type", tag="input_text", frozen=True):
-    """Words that somebody gave."""
+    """A text of the input."""
 
     text: Text
 
 
 class OutputTextPart(Struct, tag_field="type", tag="output_text", frozen=True):
-    """Words that the model said before."""
+    """A text of an earlier answer."""
 
     text: Text
 
 
 class PlainText(Struct, tag_field="type", tag="text", frozen=True):
-    """Words, as some clients send them."""
+    """A text, in the form that some clients send."""
 
     text: Text
 
@@ -45,13 +46,13 @@ class SummaryText(Struct, frozen=True):
 
 
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text", frozen=True):
-    """Thoughts in their own words."""
+    """The thoughts themselves."""
 
     text: Text
 
 
 class ResponseRefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
-    """What the model said where it refused."""
+    """The text of a refusal by the model."""
 
     refusal: Text
 
@@ -61,7 +62,7 @@ Parts = Annotated[list[Part], Meta(max_length=limits.MESSAGES)]
 
 
 class InputMessage(Struct, tag_field="type", tag="message", frozen=True):
-    """What somebody said. `type` may be left out."""
+    """A message. `type` may be left out."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | Parts
@@ -95,7 +96,7 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning", frozen=True):
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction", frozen=True):
-    """What /v1/responses/compact made of a conversation."""
+    """The summary of a conversation by /v1/responses/compact."""
 
     encrypted_content: Annotated[Text, Meta(extra_json_schema={"enum": ["", "YQ=="]})]
 
@@ -111,7 +112,7 @@ def text_of(content: str | list[Part]) -> str:
 
 
 def summary_of(item: CompactionItem) -> str:
-    """A summary as a model reads it. HttpError 400 if this server did not make it."""
+    """The text of a summary for the model. HttpError 400 if this server did not make it."""
     try:
         text = base64.b64decode(item.encrypted_content, validate=True).decode()
     except (binascii.Error, ValueError) as error:
@@ -120,7 +121,7 @@ def summary_of(item: CompactionItem) -> str:
 
 
 def typed_messages(body: Any) -> Any:
-    """A body with the `type` of messages that leave it out."""
+    """The body, with the `type` of messages that lack it added."""
     if isinstance(body, dict) and isinstance(items := body.get("input"), list):
         for item in items:
             if isinstance(item, dict) and "role" in item:
@@ -152,7 +153,7 @@ class AllowedTool(Struct, frozen=True):
 
 
 class ResponseAllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
-    """The model may, or must, call one of these only."""
+    """The model may, or must, call only these tools."""
 
     tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=limits.TOOLS)]
     mode: Literal["auto", "required"] = "auto"
@@ -167,7 +168,7 @@ class JsonObject(Struct, tag_field="type", tag="json_object", frozen=True):
 
 
 class ResponseJsonSchema(Struct, tag_field="type", tag="json_schema", frozen=True):
-    """A JSON value that a schema allows."""
+    """A JSON value that matches a schema."""
 
     name: Name
     schema: dict[str, Any]
@@ -176,21 +177,21 @@ class ResponseJsonSchema(Struct, tag_field="type", tag="json_schema", frozen=Tru
 
 
 class TextOptions(Struct, frozen=True):
-    """What the answer must be; `verbosity` is accepted and changes nothing."""
+    """The form of the answer; `verbosity` is accepted and ignored."""
 
     format: PlainFormat | JsonObject | ResponseJsonSchema | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningOptions(Struct, frozen=True):
-    """How much the model's template asks it to think; `summary` is accepted and changes nothing."""
+    """How much the model's template asks it to think; `summary` is accepted and ignored."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseStreamOptions(Struct, frozen=True):
-    """Answers are not padded, so that there is nothing to leave out."""
+    """Accepted and ignored: events are never padded."""
 
     include_obfuscation: bool | None = None
 

@@ -1,4 +1,4 @@
-"""What /v1/responses answers: the response, its items, and the events of a streamed one."""
+"""The answers of /v1/responses: the response, its items, and the events of a streamed response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
-    """Words of the answer; `logprobs` of its tokens where they were asked for."""
+    """Text of the answer; `logprobs` of its tokens if they were requested."""
 
     text: str = ""
     annotations: list[Any] = []
@@ -20,7 +20,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
 
 class OutputMessage(Struct, tag_field="type", tag="message"):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     status: Status
@@ -29,13 +29,13 @@ class OutputMessage(Struct, tag_field="type", tag="message"):
 
 
 class ReasoningContent(Struct, tag_field="type", tag="reasoning_text"):
-    """What the model thought, in its own words."""
+    """The text of the model's thoughts."""
 
     text: str = ""
 
 
 class OutputReasoning(Struct, tag_field="type", tag="reasoning"):
-    """What the model thought, as it thought it; nobody sums it up."""
+    """The model's thoughts; there is never a summary."""
 
     id: str
     status: Status
@@ -69,7 +69,7 @@ class OutputDetails(Struct):
 
 
 class ResponseUsage(Struct):
-    """Tokens that were read and written."""
+    """Counts of tokens of the prompt and of the answer."""
 
     input_tokens: int
     output_tokens: int
@@ -79,7 +79,7 @@ class ResponseUsage(Struct):
 
 
 class Incomplete(Struct):
-    """Why the answer was cut."""
+    """Why the answer is incomplete."""
 
     reason: Literal["max_output_tokens", "deadline"]
 
@@ -129,7 +129,7 @@ class Response(Struct, kw_only=True):
 
     @property
     def output_text(self) -> str:
-        """What was said, without thoughts and calls."""
+        """The text of the answer, without thoughts and calls."""
         said = [part.text for item in self.output if isinstance(item, OutputMessage) for part in item.content]
         return "".join(said)
 
@@ -161,7 +161,7 @@ class DeletedResponse(Struct):
 
 
 class InputItems(Struct):
-    """What a stored response answered, the newest first unless another order is asked for."""
+    """The input of a stored response, the newest item first unless another order is requested."""
 
     data: list[dict[str, Any]]
     first_id: str

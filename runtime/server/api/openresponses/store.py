@@ -1,4 +1,5 @@
-"""Store: responses that a later request may go on from. In memory, bounded, and for the client that made them only."""
+"""ResponseStore: responses that a later request may continue. In memory, bounded, and visible only to the client that
+made them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response. `items` is the whole conversation that it answered, with those of earlier responses; the last `given`
+    """A response. items: the whole conversation that it answered, with the items of earlier responses; the last `given`
     items were in its own request."""
 
     response: Response
@@ -27,12 +28,12 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[Item]:
-        """What a request that goes on from it begins with."""
+        """The items before those of a request that continues this response."""
         said = msgspec.convert(msgspec.to_builtins(self.response.output), list[Item])
         return [*self.items, *said]
 
     def input_items(self) -> list[dict[str, Any]]:
-        """The items of its own request, with ids, and texts as lists of parts."""
+        """The items of the response's own request, with ids, and with texts as lists of parts."""
         shown = []
         for place, item in enumerate(self.items[len(self.items) - self.given :]):
             fields = {"id": f"item_{self.response.id}_{place}", **msgspec.to_builtins(item)}
@@ -46,7 +47,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The most recently used responses, up to a number of bytes of JSON. Older ones are forgotten."""
+    """The most recently used responses, up to `max_bytes` of JSON. Older ones are dropped."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -64,8 +65,8 @@ class ResponseStore:
             self._bytes -= freed
 
     def find(self, client: str, response_id: str, param: str | None = None) -> StoredResponse:
-        """The response. HttpError 404 if there is none: it was never stored, is another's, or was forgotten. param: the
-        field that names it, None where the path does."""
+        """The response. HttpError 404 if it was never stored, belongs to another client, or was dropped. param: the
+        field that names it, None if the path does."""
         found = self._kept.get((client, response_id))
         if found is None:
             code = "previous_response_not_found" if param else "not_found"
@@ -74,10 +75,10 @@ class ResponseStore:
         return found[0]
 
     def holds(self, client: str, response_id: str) -> bool:
-        """Whether a client has a response of that id here."""
+        """Whether the store has a response of this client and id."""
         return (client, response_id) in self._kept
 
     def delete(self, client: str, response_id: str) -> None:
-        """HttpError 404 if there is no such response."""
+        """Remove a response. HttpError 404 if there is none of that id."""
         self.find(client, response_id)
         self._bytes -= self._kept.pop((client, response_id))[1]
