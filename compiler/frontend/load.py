@@ -61,7 +61,7 @@ def load_graph(
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. For the task "embed"
     its output is the hidden states after the last norm, and the checkpoint needs no LM head; for "rerank" it is scores.
     ending: layers after the hidden states; None: none. policy: which tokens of long texts the cache keeps; None: all.
-    max_seq_len: in tokens; None: `meant`, as far as the model has positions.
+    max_seq_len: in tokens; None: a default, see `sequence_length`, which also reads `meant`.
     """
     source = open_source(model, task) if isinstance(model, Path) else model
     words = read_words(source.files) if task == "rerank" and source.files.is_dir() else None
