@@ -1,4 +1,5 @@
-"""A score from the next token's logits: the logit of one token after a text, minus that of another if there is one."""
+"""Makes a score from the next token's logits: the logit of one token after a text, minus that of another if there is
+one."""
 
 from __future__ import annotations
 
@@ -19,9 +20,8 @@ _LINEAR, _VIEW = OPS["linear"].overload, torch.ops.aten.view.default
 
 
 def score_words(graph: Graph, words: Words) -> None:
-    """Make a graph's output, logits [T, V], scores [T, 1]; only the words' rows of the head are kept.
-
-    UnsupportedModel where something between the head and the logits looks at several tokens of the vocabulary.
+    """Replace a graph's output, logits [T, V], by scores [T, 1]. Only the words' rows of the head are kept.
+    UnsupportedModel if an op between the head and the logits reads several tokens of the vocabulary.
     """
     tail = _behind_the_head(graph)
     head = tail.pop()
@@ -54,8 +54,8 @@ def score_words(graph: Graph, words: Words) -> None:
 
 
 def _behind_the_head(graph: Graph) -> list[fx.Node]:
-    """The nodes from the logits back to the product that makes them, each of which treats every logit alike or is a
-    view."""
+    """The nodes from the logits back to the product that makes them. UnsupportedModel if one of them is neither
+    elementwise nor a view."""
     node, found = graph.output, [graph.output]
     while node.target is not _LINEAR:
         inputs: list[Any] = node.all_input_nodes
