@@ -27,13 +27,13 @@ _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not fou
     "--sequences",
     type=int,
     show_default="the target's",
-    help="Sequences at once; compile's --max-batch-size.",
+    help="Sequences at once (--max-batch-size of compile).",
 )
 @click.option(
     "--length",
     type=int,
     show_default="the model's, at most 4096",
-    help="Tokens of each sequence; compile's --max-seq-len.",
+    help="Tokens of each (--max-seq-len of compile).",
 )
 @field_options(CompileOptions, _LEFT_OUT)
 @click.option("--memory", type=float, metavar="GIB", show_default="the target's", help="Memory to fit into.")

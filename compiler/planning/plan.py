@@ -109,7 +109,7 @@ def make_plan(
     bandwidth: float | None = None,
     devices: int | None = None,
 ) -> Plan:
-    """Plan compiles with `options` for the targets, given by name. Of a model on the hub only config.json is fetched.
+    """Plan compiles with `options` for the targets, given by name. For a model on the hub only config.json is fetched.
 
     memory: bytes of one device to fit into; None: the target's own. bandwidth: of one device in GB/s; None: the
     target's own, or that of this machine for a CPU. devices: number of devices that share the work; None: sharing is
