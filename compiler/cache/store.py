@@ -32,9 +32,9 @@ def cache_root() -> Path:
 
 @dataclass(frozen=True)
 class Facts:
-    """entry.json. model: as the user named it. source: the directory that it was compiled from. icc: the digest of
-    icc's own code; version: its version. options: those that differ from their defaults. created: seconds since
-    1970."""
+    """entry.json. model: as the user named it. source: the directory that it was compiled from. engine: the name of its
+    directory. icc: the digest of icc's own code; version: its version. options: those that differ from their defaults.
+    created: seconds since 1970."""
 
     model: str
     source: str

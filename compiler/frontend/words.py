@@ -28,7 +28,7 @@ def score_words(graph: Graph, words: Words) -> None:
     x, weight, bias = (*head.args, None)[:3]
     tokens = [words.yes, *([] if words.no is None else [words.no])]
     if max(tokens) >= type_of(head).shape[-1] or min(tokens) < 0:
-        raise UnsupportedModel(f"the tokens {tokens} that tell a score are not in the vocabulary")
+        raise UnsupportedModel(f"the tokens {tokens} of the score are not in the vocabulary")
 
     def rows(values: Tensor) -> Tensor:
         return values[tokens].contiguous()
@@ -62,7 +62,9 @@ def _behind_the_head(graph: Graph) -> list[fx.Node]:
         own = [n for n in inputs if type_of(n).shape[-1:] == type_of(node).shape[-1:]]
         alike = (traits_of(node.target).elementwise or node.target is _VIEW) and len(own) == 1
         if not alike or any(prod(type_of(n).shape) != 1 for n in inputs if n is not own[0]):
-            raise UnsupportedModel("logits that are not made one by one of a product: no token's can be had alone")
+            raise UnsupportedModel(
+                "logits that are not computed one by one from a product: single tokens cannot be scored"
+            )
         node = own[0]
         found.append(node)
     return found

@@ -129,7 +129,7 @@ def _exchange_time(
     kind = type_of(given)
     rows = 1 if kind.rows is None else counts[kind.rows]
     nbytes = (2 if narrow else kind.dtype.itemsize) * prod(kind.shape) * rows
-    decodes = counts[TOKENS] == counts[LOGIT_ROWS] and target.backend != "cpu"  # GPUs do not divide rows here
+    decodes = counts[TOKENS] == counts[LOGIT_ROWS] and target.backend != "cpu"  # GPUs divide no rows in decode
     if node.target in (_SCATTER, _GATHER) and rows >= node.args[1] and not decodes:  # type: ignore[operator]
         return StepTime(link=divided_seconds(nbytes, ranks, target), link_bytes=nbytes * (ranks - 1) / ranks)
     if node.target is _GATHER:  # every rank has all rows already

@@ -61,11 +61,11 @@ class CodeTrial:
 class Substitution:
     """A computation that modeling files write out, and its replacement in a trace.
 
-    find: whether a candidate is worth a trial, by its parameters and by the parts of its module. small: trials of a
-    candidate on small inputs, at least one; random numbers come from the generator. reference: what the code must
-    compute in every trial; if the code returns a tuple, its first values. replacement: the functions that replace a
-    candidate, by the names in its owner; they leave traced ops. If one returns a tensor where the code returns a tuple,
-    the rest of the tuple (final states and the like) becomes None.
+    find: whether a candidate is worth a trial, by its parameters and by the parts of its module.
+    small: trials of a candidate on small inputs, at least one; random numbers come from the generator.
+    reference: what the code must compute in every trial; if the code returns a tuple, its first values.
+    replacement: the functions that replace a candidate, by the names in its owner; they leave traced ops. If one
+    returns a tensor where the code returns a tuple, the rest of the tuple (final states and the like) becomes None.
 
     An exception in `find`, `small` or `reference` means that the candidate does not match.
     """

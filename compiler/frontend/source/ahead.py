@@ -82,7 +82,7 @@ def norm_name(model: Any) -> str:
     """The name of the decoder's last norm. UsageError if not exactly one name fits."""
     names = [name for name, _ in model.get_decoder().named_children() if "norm" in name]
     if len(names) != 1:
-        raise UsageError("--spec mtp: the model's last norm does not show")
+        raise UsageError("--spec mtp: the model's last norm cannot be identified")
     return names[0]
 
 

@@ -71,5 +71,5 @@ class TernaryMatrix(QuantizedWeight):
         scale = self.scale.load().to(torch.float32).reshape(1, 1)
         scale = scale.reciprocal() if self.divides else scale
         if not bool(torch.isfinite(scale).all()):
-            raise TensorError(f"{self.name}_scale", "is no number that weights can have", _AGAIN)
+            raise TensorError(f"{self.name}_scale", "is no valid scale", _AGAIN)
         return {"codes": codes, "scales": scale.expand(n, k // self.format.group).contiguous()}

@@ -130,5 +130,5 @@ class E2m1Matrix(QuantizedWeight):
         value = one.to(torch.float32).reshape(*(lead if one.numel() > 1 else [1] * len(lead)), 1, 1)
         value = value.reciprocal() if self.divides else value
         if not bool(torch.isfinite(value).all()):
-            raise TensorError(self.name, "has a scale of the tensor that is no number", "the checkpoint is damaged")
+            raise TensorError(self.name, "has a tensor scale that is NaN or Inf", "the checkpoint is damaged")
         return value.expand(*lead, n, k // self.format.size).contiguous()

@@ -15,10 +15,14 @@ from typing import Any
 class Families:
     """The model types of the installed transformers, by the kinds of classes that exist for them.
 
-    known: types with any class. causal: types that generate text, each with the name of its class. masked: types that
-    fill in masked tokens. seq2seq: encoder-decoder types, unless the class is also the one in `causal`. sorting: types
-    that classify texts. plain: types with a class whose output is hidden states. reading: types whose encoder can be
-    built alone. seeing: types that read images besides text.
+    known: types with any class.
+    causal: types that generate text, each with the name of its class.
+    masked: types that fill in masked tokens.
+    seq2seq: encoder-decoder types, unless the class is also the one in `causal`.
+    sorting: types that classify texts.
+    plain: types with a class whose output is hidden states.
+    reading: types whose encoder can be built alone.
+    seeing: types that read images besides text.
     """
 
     known: frozenset[str]

@@ -63,7 +63,7 @@ class HqqMatrix(QuantizedWeight):
         if axis != 1 or coded or kind is None or self.bits not in _ITEMS or group <= 0 or group % STEP:
             raise UnsupportedModel(
                 f"layer {self.layer!r} is HQQ of {self.bits} bits in groups of {group} along axis {axis}"
-                + (", with scales that are quantized or codes that are called floats" if coded else ""),
+                + (", with scales that are quantized or codes that are stored as floats" if coded else ""),
                 f"icc reads 1, 2, 3, 4 and 8 bits in groups of a multiple of {STEP} along axis 1, with plain scales of "
                 "float16 or bfloat16",
             )

@@ -53,7 +53,7 @@ class PackedLayer(QuantizedWeight):
         kind = _SCALES.get(scales.dtype)
         if kind is None or group % STEP or group == 0 or n == 0:
             raise TensorError(
-                self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has none such"
+                self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has no such format"
             )
         for name, (types, expected) in self.expected(n, k, groups).items():
             found = self.tensors.get(name)

@@ -28,7 +28,7 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_HINT = "say it with --pooling"
+_HINT = "give it with --pooling"
 _ACTIVATIONS = {
     "Identity": "identity",
     "Tanh": "tanh",

@@ -62,9 +62,7 @@ def check_scores(path: Path, config: dict[str, Any]) -> None:
     labels = config.get("id2label") or config.get("num_labels") or 1
     labels = len(labels) if isinstance(labels, dict) else labels
     if labels not in (1, 2):
-        raise UnsupportedModel(
-            f"{path} tells {labels} kinds of texts from one another", "--task rerank is for one or two labels"
-        )
+        raise UnsupportedModel(f"{path} has {labels} labels", "--task rerank is for one or two labels")
 
 
 def _check_type(path: Path, config: dict[str, Any], task: str) -> None:

@@ -73,7 +73,7 @@ def deepseek(container: GgufContainer, facts: Facts) -> None:
     width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
     if not width or not turned:
         raise UnsupportedModel(
-            f"{container.path} has latent attention in the form of before April 2025", "convert or download it again"
+            f"{container.path} has latent attention in the form used before April 2025", "convert or download it again"
         )
     facts |= {"qk_nope_head_dim": width - turned, "qk_rope_head_dim": turned}
     facts["num_key_value_heads"] = facts["num_attention_heads"]

@@ -26,17 +26,20 @@ _SOFTMAX = 1  # value of `expert_gating_func`
 class Architecture:
     """How files of one architecture are read.
 
-    kind: transformers' model type. own: fields of its table of keys that `fields.COMMON` lacks or defines differently.
+    kind: transformers' model type.
+    own: fields of its table of keys that `fields.COMMON` lacks or defines differently.
     names: suffixes of transformers' parameter names in a layer, with the file's names after "blk.N.", if the gguf
-    package does not have them. like: the architecture with the same arrangement of tensors, whose processor in
-    transformers undoes it; "": itself. fixed: configuration values that all models of the kind have. period: for files
-    that do not list the layers with windows: one of how many layers has full attention, and whether it is the first of
-    them. None: such a file has no windows per layer. scales_rope: rotary frequencies are scaled as llama.cpp's common
-    keys say; else as `adjust` says. turned_experts: transformers has the experts' matrices transposed, [in, out], with
-    gate and up interleaved. adjust: completes the configuration from the file; None: nothing to do. rows: for a
-    configuration and a tensor's name after "blk.N.", the row number in the file of each row in transformers' order (for
-    "ssm_out.weight", of each column); None if the orders are equal. between: the row order of two matrices of a file
-    that transformers joins; None: one after the other.
+    package does not have them.
+    like: the architecture with the same arrangement of tensors, whose processor in transformers undoes it; "": itself.
+    fixed: configuration values that all models of the kind have.
+    period: for files that do not list the layers with windows: one of how many layers has full attention, and whether
+    it is the first of them. None: such a file has no windows per layer.
+    scales_rope: rotary frequencies are scaled as llama.cpp's common keys say; else as `adjust` says.
+    turned_experts: transformers has the experts' matrices transposed, [in, out], with gate and up interleaved.
+    adjust: completes the configuration from the file; None: nothing to do.
+    rows: for a configuration and a tensor's name after "blk.N.", the row number in the file of each row in
+    transformers' order (for "ssm_out.weight", of each column); None if the orders are equal.
+    between: the row order of two matrices of a file that transformers joins; None: one after the other.
     """
 
     kind: str

@@ -85,7 +85,7 @@ def weights_of(container: GgufContainer, model: nn.Module, config: Any) -> dict[
             found[name] = pair["up"]
             continue
         if set(pair) != {"gate", "up"}:
-            raise TensorError(name, "is in the file only by half", _of(config))
+            raise TensorError(name, "is in the file with only one of its halves", _of(config))
         join = arrangement.stacked if stacked_halves(name) else lambda *both: arrangement.experts([*both])
         found[name] = join(pair["gate"], pair["up"])
     return found

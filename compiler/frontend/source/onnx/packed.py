@@ -132,7 +132,7 @@ def _table(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | 
     k = _count(codes) // max(n, 1) * (1 if is_halves(codes) else 8 // bits)
     axes = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1)) % len(codes.shape)
     if axes != (0, len(codes.shape) - 1) or bits not in (4, 8) or block < STEP or k % block:
-        raise TensorError(name, f"has {bits} bits in blocks of {block} of an axis of {k}", "icc has none such")
+        raise TensorError(name, f"has {bits} bits in blocks of {block} of an axis of {k}", "icc has no such format")
     wanted = n * (k // block)
     if _count(scales) != wanted or (zeros is not None and _count(zeros) not in (wanted, n * -(-k // block // 2))):
         raise TensorError(name, f"has {list(scales.shape)} where its shape says {wanted} scales")
@@ -148,7 +148,7 @@ def _nbits(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | 
     if (len(node.input) > 4 and node.input[4]) or (len(node.input) > 3 and node.input[3] and zeros is None):
         raise TensorError(name, "has columns in another order, or zero points that are computed")
     if bits not in (4, 8) or block < STEP or k % block or block * bits % 8:
-        raise TensorError(name, f"has {bits} bits in blocks of {block} for K = {k}", "icc has none such")
+        raise TensorError(name, f"has {bits} bits in blocks of {block} for K = {k}", "icc has no such format")
     blocks, per_byte = k // block, 8 // bits
     wanted = (n, blocks, block // per_byte)
     expected = [(codes, n * blocks * wanted[2]), (scales, n * blocks)]

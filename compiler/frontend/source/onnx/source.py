@@ -67,9 +67,7 @@ class OnnxFile:
             return OnnxModel(self.container, hidden=task == "embed").eval()
         labels = labels_of(self.path, self.container.graph)
         if isinstance(labels, int) and labels > 2:
-            raise UnsupportedModel(
-                f"{self.path} tells {labels} kinds of texts from one another", "--task rerank is for one or two labels"
-            )
+            raise UnsupportedModel(f"{self.path} has {labels} labels", "--task rerank is for one or two labels")
         if any(info.name == "token_type_ids" for info in self.container.graph.input):
             return TypedOnnxModel(self.container, self.config).eval()
         return OnnxModel(self.container).eval()
