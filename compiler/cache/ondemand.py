@@ -1,4 +1,4 @@
-"""The engine of a model that is run or served without having been compiled: from the cache, or compiled into it."""
+"""Finds the engine of a model that is run or served without an earlier compile: in the cache, or compiled into it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that 
 
 @dataclass(frozen=True)
 class CachedEngine:
-    """An engine in the cache, which stays there at least until this is closed. compiled: whether it was just made."""
+    """An engine in the cache. It is not removed before this object is closed. compiled: whether it was compiled just
+    now."""
 
     path: Path
     compiled: bool
@@ -44,7 +45,7 @@ class CachedEngine:
 
 
 def is_model(path: Path) -> bool:
-    """Whether MODEL|ENGINE is a model, or something that the compiler can say more about than the runtime."""
+    """Whether MODEL|ENGINE is a model, or a path about which the compiler gives a better error than the runtime."""
     if is_engine(path):
         return False
     return hub.is_hub_name(path) or path.is_file() or knows(path)
@@ -54,8 +55,8 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     """The engine of `options.model`, a checkpoint directory or a hub name, compiled now if it is not in the cache.
 
     `options.output` is not used. If two processes want the same engine, one compiles and the other waits. reporter:
-    makes the listener of a compile, if there is one. Raises what a compile raises, and MissingExtraError where there is
-    no compiler.
+    makes the progress listener; called only if something is compiled. Raises the errors of a compile, and
+    MissingExtraError if the compiler is not installed.
     """
     asked = options.model
     find_target(options.target)
@@ -69,7 +70,7 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     try:
         engine, compiled = cell.engine(), False
         if engine is None:
-            with cell.compiling():  # another may have done it by now
+            with cell.compiling():  # another process may have compiled it by now
                 engine = cell.engine()
                 if engine is None:
                     engine, compiled = _compile(cell, options, str(asked), reporter, lacking), True
@@ -81,7 +82,7 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
 
 
 def _local(asked: Path, path: Path, lacking: str) -> Path:
-    """The directory with a model's files; without a compiler nothing is downloaded for one."""
+    """The directory with a model's files. Without a compiler nothing is downloaded."""
     if not hub.is_hub_name(asked):
         return path
     try:
@@ -112,7 +113,7 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
 
 
 def _name(asked: str, model: Path) -> str:
-    """What an engine's directory is called: the server gives it as the model's name."""
+    """The name of an engine's directory, which the server reports as the model's name."""
     path = Path(asked)
     stem = re.sub(r"\.(gguf|onnx)$", "", model.resolve().name)
     name = path.name.partition("@")[0] if hub.is_hub_name(path) else stem

@@ -1,9 +1,9 @@
-"""The engines that icc compiled on its own, where a model was run or served instead of an engine: one directory each.
+"""The cache of engines that icc compiled because a model was run or served. Each engine has one directory:
 
 $XDG_CACHE_HOME/icc/engines/KEY/
   NAME.engine/    what `icc compile` writes
-  entry.json      what it was made of; its time of change is when the engine was last used
-  lock            held alone by who compiles or removes it, shared by who uses it
+  entry.json      what it was compiled from; its mtime is when the engine was last used
+  lock            exclusive while a process compiles or removes the engine, shared while one uses it
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _ENTRY, _LOCK, _COMPILING = "entry.json", "lock", "compiling"
 
 
 def cache_root() -> Path:
-    """Where the engines are."""
+    """The directory of all cached engines."""
     return user_cache() / "engines"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """entry.json. model: as it was asked for. source: the directory that it was compiled from. icc: the digest of the
-    icc that did; version: its version. options: those that are not the default. created: seconds since 1970."""
+    """entry.json. model: as the user named it. source: the directory that it was compiled from. engine: the name of its
+    directory. icc: the digest of icc's own code; version: its version. options: those that differ from their defaults.
+    created: seconds since 1970."""
 
     model: str
     source: str
@@ -46,9 +47,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One engine of the cache. facts: None where a compile was killed before it ended. nbytes: of all its files.
+    """One engine of the cache. facts: None if its compile was killed. nbytes: the size of all its files.
 
-    used: seconds since 1970 when it was last wanted."""
+    used: when it was last used, in seconds since 1970."""
 
     path: Path
     facts: Facts | None
@@ -67,7 +68,7 @@ class CacheEntry:
 
 
 class Cell:
-    """The place of one engine, and a lock on it."""
+    """The directory of one engine in the cache, and a lock on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +85,7 @@ class Cell:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def take(self) -> bool:
-        """Lock it against all others if it is not locked; whether it was locked now."""
+        """Take an exclusive lock without waiting. False if another process has a lock."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,42 +94,43 @@ class Cell:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """A block that one process at a time enters; the others wait."""
+        """A context that one process at a time enters; other processes wait."""
         with (self.path / _COMPILING).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @property
     def is_here(self) -> bool:
-        """Whether the lock that is held is that of the directory that is there: another may have removed it."""
+        """Whether the open lock file is still the one in the directory: another process may have removed the
+        directory."""
         try:
             return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / _LOCK))
         except FileNotFoundError:
             return False
 
     def engine(self) -> Path | None:
-        """The engine; None if it is not complete."""
+        """The engine's directory; None if the engine is not complete."""
         facts = _read(self.path)
         return None if facts is None else self.path / facts.engine
 
     def write(self, facts: Facts) -> None:
-        """Say what the engine was made of, which makes it complete."""
+        """Write entry.json, which marks the engine as complete."""
         partial = self.path / f"{_ENTRY}.partial"
         partial.write_text(json.dumps(asdict(facts), indent=1) + "\n")
         os.replace(partial, self.path / _ENTRY)
 
     def touch(self) -> None:
-        """The engine is used now."""
+        """Set the time of last use to now."""
         with contextlib.suppress(OSError):
             os.utime(self.path / _ENTRY)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self._lock.close()
 
 
 def open_cell(key: str) -> Cell:
-    """The place of a key, which stays there until it is closed."""
+    """The cell of a key, locked so that nobody removes it before it is closed."""
     while True:
         cell = Cell(cache_root() / key)
         cell.share()
@@ -138,19 +140,20 @@ def open_cell(key: str) -> Cell:
 
 
 def entries() -> list[CacheEntry]:
-    """Everything in the cache, last used first."""
+    """All engines in the cache, the most recently used first."""
     root = cache_root()
     found = [_entry(path) for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
     return sorted(found, key=lambda entry: -entry.used)
 
 
 def remove(found: Sequence[CacheEntry], dry: bool = False) -> Iterator[tuple[CacheEntry, bool]]:
-    """Remove entries one after the other; each with whether it was, or is in use and stays. dry: nothing is removed."""
+    """Remove entries one after the other. Yields each with whether it was free: an entry in use stays. dry: remove
+    nothing."""
     for entry in found:
         with contextlib.closing(Cell(entry.path)) as cell:
             free = cell.take()
             if free and not dry:
-                (entry.path / _ENTRY).unlink(missing_ok=True)  # from here on it is not complete, whatever happens
+                (entry.path / _ENTRY).unlink(missing_ok=True)  # from here on it is incomplete, whatever happens
                 shutil.rmtree(entry.path, ignore_errors=True)
         yield entry, free
 

@@ -1,1 +1,1 @@
-"""The commands of `icc` that have a file of their own; cli.py gathers them."""
+"""The commands of `icc`, one per file; cli.py collects them."""

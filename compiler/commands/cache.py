@@ -24,7 +24,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @command("cache list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def list_command(as_json: bool) -> None:
-    """What is in the cache: models, options, sizes, and when each was last used."""
+    """List the engines in the cache: models, options, sizes, and when each was last used."""
     found = store.entries()
     if as_json:
         rows = [
@@ -60,7 +60,7 @@ def list_command(as_json: bool) -> None:
 
 
 @command("cache prune")
-@click.option("--older-than", metavar="AGE", help="Those that were not used for so long: 12h, 30d, 8w.")
+@click.option("--older-than", metavar="AGE", help="Remove engines that were not used for this long: 12h, 30d, 8w.")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
 def prune_command(older_than: str | None, everything: bool, dry_run: bool) -> None:
@@ -82,7 +82,7 @@ def prune_command(older_than: str | None, everything: bool, dry_run: bool) -> No
 
 
 def _stale(entry: CacheEntry) -> bool:
-    """Whether no compile asks for it any more: it is of another icc, or never was complete."""
+    """Whether no compile can use it any more: another icc version compiled it, or it is incomplete."""
     return entry.facts is None or entry.facts.icc != sources_digest()
 
 

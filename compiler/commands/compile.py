@@ -36,13 +36,13 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
     if explain:
         check_explainable(explain)
     fields = taken(CompileOptions, parameters)
-    # what torch is not needed for, before it is imported
+    # checks that do not need torch come before its import
     chosen = [check(options).options for options in for_targets(model, output or default_output(model), fields)]
     with ends_at_once():
         from ..console import ConsoleReporter, show_explanation, show_reports
 
         keep_freed_memory()
-        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns about its own internals
         with ConsoleReporter() as reporter:
             done = compile_all(chosen, reporter)
     show_reports(done, reporter, as_json)

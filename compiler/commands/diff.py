@@ -15,7 +15,7 @@ from ..interrupt import ends_at_once
 if TYPE_CHECKING:
     from ..differences import EngineDifferences
 
-_SHOWN = 20  # of each kind; --json has all
+_SHOWN = 20  # differences of each kind; --json prints all
 
 
 @command("diff")
@@ -42,7 +42,7 @@ def diff_command(first: Path, second: Path, as_json: bool) -> None:
 
 
 def _shown(found: EngineDifferences) -> dict[str, object]:
-    """For people: what differs, and nothing else."""
+    """The differences, shortened, for people."""
     facts: dict[str, Any] = {}
     for name, pairs in (("options", found.options), ("facts", found.facts)):
         if pairs:

@@ -18,10 +18,13 @@ from ..interrupt import ends_at_once
 @click.option("--onnx", "output", metavar="FILE", type=PATH, required=True, help="The ONNX file to write.")
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
 @click.option(
-    "--max-seq-len", type=int, show_default="the model's, at most 4096", help="Of a checkpoint's position tables."
+    "--max-seq-len",
+    type=int,
+    show_default="the model's, at most 4096",
+    help="Length of a checkpoint's position tables, in tokens.",
 )
 @click.option("--task", type=click.Choice(list(TASKS)), default="generate", show_default=True, help="As of compile.")
-@click.option("--external-data", is_flag=True, help="Weights in FILE.data; always where they are above 256 MiB.")
+@click.option("--external-data", is_flag=True, help="Write weights to FILE.data; always done if they exceed 256 MiB.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 def export_command(
     source: Path,
@@ -49,7 +52,7 @@ def export_command(
         from ..onnx.export import export_graph
         from ..onnx.write import write_model
 
-        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns about its own internals
         graph, own = opt.read_graph(source, max_seq_len, task)
         chosen = parse_passes(own if passes is None else passes)
         opt.optimize(graph, chosen)

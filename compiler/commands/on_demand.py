@@ -1,4 +1,5 @@
-"""`icc run|chat|serve MODEL`: the runtime's commands, for a model that is not compiled: it is, once, into the cache."""
+"""`icc run|chat|serve MODEL`: the runtime's commands for a model, which is compiled into the cache if it is not
+there."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _HELP = "A MODEL, which is a checkpoint directory or a name on the Hugging Face 
 
 @dataclass(frozen=True)
 class OnDemandOptions(CompileOptions):
-    """Options of a compile for this machine, unless another target is given."""
+    """Options of a compile; the default target is this machine."""
 
     target: str = setting(
         "native",
@@ -45,7 +46,7 @@ class OnDemandOptions(CompileOptions):
 
 
 def __getattr__(attribute: str) -> Command:
-    """`run_command` and its like: the runtime's command `run` with MODEL where it has ENGINE."""
+    """`run_command` and its like: the runtime's command `run`, which accepts MODEL in place of ENGINE."""
     name = attribute.removesuffix("_command")
     if name == attribute or name not in COMMANDS:
         raise AttributeError(attribute)
@@ -53,7 +54,7 @@ def __getattr__(attribute: str) -> Command:
 
 
 def with_models(name: str, runtime: click.Command) -> Command:
-    """A runtime's command that takes a checkpoint directory or a hub name too, and options of its compile."""
+    """A runtime's command that also accepts a checkpoint directory or a hub name, and the options of a compile."""
     assert runtime.callback is not None
     run: Callable[..., Any] = runtime.callback
     offered = named_by_role(OnDemandOptions, "on_demand")
@@ -73,7 +74,8 @@ def with_models(name: str, runtime: click.Command) -> Command:
 
 
 def _target_of(path: Path, given: dict[str, Any]) -> str | None:
-    """Which target --target says of an engine of several, for which nothing is compiled; None where it does not."""
+    """The target that --target selects in an engine of several targets; None for other paths, or if it was not
+    given."""
     if not is_engine(path) or read_targets(path) is None:
         return None
     target = given.pop("target")
@@ -82,12 +84,13 @@ def _target_of(path: Path, given: dict[str, Any]) -> str | None:
 
 
 def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:
-    """The engine directory that the command runs; of a MODEL that in the cache, which `stack` keeps there."""
+    """The engine directory that the command runs. For a MODEL, the one in the cache, kept there until `stack`
+    closes."""
     if not is_model(Path(path)):
         if is_engine(Path(path)):
             _check_unused(path, given)
         return path
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns about its own internals
     with ends_at_once():
         options = CompileOptions(model=Path(path), output=Path(), **given)
         found = stack.enter_context(engine_of(options, _reporter))
@@ -97,14 +100,14 @@ def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:
 
 
 def _reporter() -> Reporter:
-    keep_freed_memory()  # it does compile
-    from ..console import ConsoleReporter  # torch comes with it, which an engine in the cache does without
+    keep_freed_memory()  # called only if something is compiled
+    from ..console import ConsoleReporter  # imports torch, which an engine in the cache does not need
 
     return ConsoleReporter()
 
 
 def _check_unused(path: str, given: dict[str, Any]) -> None:
-    """UsageError for an option of a compile beside an engine, which is compiled already."""
+    """UsageError if an option of a compile is given with an engine, which is compiled already."""
     default = OnDemandOptions(Path(), Path())
     for name, value in given.items():
         if value != getattr(default, name):

@@ -15,18 +15,26 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @command("opt")
 @click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
-@click.option("--target", default="native", show_default=True, help="Whose steps, after the step rewrites in -p.")
+@click.option(
+    "--target",
+    default="native",
+    show_default=True,
+    help="Target whose steps are printed, if -p ends in rewrites of steps.",
+)
 @click.option(
     "--strict",
     is_flag=True,
     help="Refuse a pass whose requirements are not met, instead of running the passes that meet them.",
 )
-@click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
+@click.option("--verify", is_flag=True, help="Also check that a second run of each pass changes nothing.")
 @click.option("--run", is_flag=True, help="Compare the logits before and after, within the passes' tolerance.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused, instead of the graph.")
 @click.option("--modules", is_flag=True, help="Show the module that each node comes from.")
 @click.option(
-    "--max-seq-len", type=int, show_default="the model's, at most 4096", help="Of a checkpoint's position tables."
+    "--max-seq-len",
+    type=int,
+    show_default="the model's, at most 4096",
+    help="Length of a checkpoint's position tables, in tokens.",
 )
 @click.option("--task", type=click.Choice(list(TASKS)), default="generate", show_default=True, help="As of compile.")
 def opt_command(
@@ -43,7 +51,7 @@ def opt_command(
 ) -> None:
     """Print the graph of a checkpoint or of a text file after PASSES.
 
-    Passes that a pass requires run first. PASSES may end in "lower" and rewrites of steps (fuse-epilogues,
+    The passes that a pass requires are run first. PASSES may end in "lower" and rewrites of steps (fuse-epilogues,
     join-adapters, add-changes, join-norms, code-rows); the steps of --target's program are then printed.
 
     A text file that names its passes, as the golden tests do, needs no -p; the graph before, the passes and the graph

@@ -18,7 +18,7 @@ _MODEL = "The checkpoint that ENGINE was compiled from."
 @click.argument("engine", type=PATH)
 @click.option("--model", type=PATH, required=True, help=_MODEL)
 def sbom_command(engine: Path, model: Path) -> None:
-    """Put a bill of materials beside ENGINE's manifest (CycloneDX): compiler, checkpoint, licence, what it carries."""
+    """Put a bill of materials (CycloneDX) beside ENGINE's manifest: compiler, checkpoint, licence, bundled packages."""
     check_present(engine)
     from ..origins import write_sbom
 
@@ -33,7 +33,7 @@ def sbom_command(engine: Path, model: Path) -> None:
 def provenance_command(engine: Path, model: Path) -> None:
     """Put a statement beside ENGINE's manifest (in-toto, SLSA): the digests of MODEL's files, and the options.
 
-    It is as good as whoever makes it; icc verify ENGINE --rebuild MODEL shows that it is true.
+    The statement proves nothing by itself; icc verify ENGINE --rebuild MODEL checks it.
     """
     check_present(engine)
     from ..origins import write_provenance

@@ -22,18 +22,18 @@ _LEFT_OUT = [name for name, found in settings(CompileOptions).items() if not fou
 
 @command("plan")
 @click.argument("model", type=PATH, metavar="MODEL|ENGINE")
-@click.option("--target", default="cpu", metavar="TARGET[,TARGET...]", help="What to plan for, or all.")
+@click.option("--target", default="cpu", metavar="TARGET[,TARGET...]", help="Targets to plan for, or all.")
 @click.option(
     "--sequences",
     type=int,
     show_default="the target's",
-    help="Sequences at once, which --max-batch-size of compile is.",
+    help="Sequences at once (--max-batch-size of compile).",
 )
 @click.option(
     "--length",
     type=int,
     show_default="the model's, at most 4096",
-    help="Tokens of each, which --max-seq-len of compile is.",
+    help="Tokens of each (--max-seq-len of compile).",
 )
 @field_options(CompileOptions, _LEFT_OUT)
 @click.option("--memory", type=float, metavar="GIB", show_default="the target's", help="Memory to fit into.")
@@ -64,8 +64,8 @@ def plan_command(
     as_json: bool,
     **parameters: Any,
 ) -> None:
-    """Bytes, speed and compile time of an engine of MODEL, from its config.json alone; or, with --traffic, how many
-    replicas of ENGINE some requests need, and of which roles."""
+    """Estimate bytes, speed and compile time of an engine of MODEL, from its config.json alone; or, with --traffic, how
+    many replicas of ENGINE, in which roles, the requests need."""
     asked_traffic = taken_traffic(parameters)
     if asked_traffic["traffic"] is not None:
         plan_traffic(model, as_json, **asked_traffic)
@@ -82,7 +82,7 @@ def plan_command(
     )
     check_found(find_model(model), asked)  # before torch is imported
     with ends_at_once():
-        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns about its own internals
         from ..planning.plan import make_plan
         from ..planning.show import as_text
 

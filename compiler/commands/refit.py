@@ -19,8 +19,8 @@ from ..interrupt import ends_at_once
 @click.option("-o", "--output", type=PATH, show_default="ENGINE, which is replaced", help="Engine directory to write.")
 @click.option("--force", is_flag=True, help="Replace an engine that exists at OUTPUT.")
 @click.option("--calib", type=PATH, metavar="FILE", help="The text to calibrate on, if ENGINE was compiled with one.")
-@click.option("--gate-text", type=PATH, metavar="FILE", help="The text of --gate, likewise.")
-@click.option("--lora", type=PATH, metavar="DIR", help="The adapter to merge, likewise.")
+@click.option("--gate-text", type=PATH, metavar="FILE", help="The text of --gate, if ENGINE was compiled with one.")
+@click.option("--lora", type=PATH, metavar="DIR", help="The adapter to merge, if ENGINE was compiled with one.")
 @click.option("--spec", metavar="DRAFTER:DIR", help="The drafter, likewise.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def refit_command(
@@ -46,7 +46,7 @@ def refit_command(
         from ..console import ConsoleReporter, show_reports
 
         keep_freed_memory()
-        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns about its own internals
         with ConsoleReporter() as reporter:
             done = refit_all(engine, checkpoint, output, force, given, reporter)
     show_reports(done, reporter, as_json)

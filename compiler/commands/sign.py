@@ -17,7 +17,7 @@ from ..interrupt import ends_at_once
 def keygen_command(key: Path) -> None:
     """Make a key to sign engines with: KEY, which is secret and not encrypted, and KEY.pub, in minisign's format.
 
-    Keys of `minisign -G` do as well; their passwords are asked for.
+    Keys of `minisign -G` also work; icc asks for their passwords.
     """
     from ..signing import make_keys
 
@@ -27,12 +27,13 @@ def keygen_command(key: Path) -> None:
 
 @command("sign")
 @click.argument("engine", type=PATH)
-@click.option("--key", type=PATH, metavar="FILE", help="The secret key, of icc keygen or minisign -G.")
-@click.option("--new-key", type=PATH, metavar="FILE", help="Make a key first, as icc keygen does, and sign with it.")
+@click.option("--key", type=PATH, metavar="FILE", help="The secret key, made by icc keygen or minisign -G.")
+@click.option("--new-key", type=PATH, metavar="FILE", help="First make a key as icc keygen does, then sign with it.")
 def sign_command(engine: Path, key: Path | None, new_key: Path | None) -> None:
-    """Sign ENGINE, all files of which are verified first: engine.json gets a signature beside it.
+    """Sign ENGINE: verify all its files, then write a signature beside engine.json.
 
-    engine.json has the digest of every file. icc verify ENGINE --key PUBLIC_KEY checks it, and so does minisign.
+    engine.json has the digest of every file. icc verify ENGINE --key PUBLIC_KEY checks the signature, and so does
+    minisign.
     """
     if (key is None) == (new_key is None):
         raise click.UsageError("give either --key or --new-key")

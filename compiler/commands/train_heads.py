@@ -21,7 +21,7 @@ from ..speculate.train_options import EAGLE, TrainHeadsOptions
 def train_heads_command(output: Path, **options: Any) -> None:
     """Train Medusa heads, or an EAGLE-3 drafter, for the checkpoint directory MODEL.
 
-    If it was interrupted, the same command continues.
+    The same command continues a training that was interrupted.
     """
     chosen = TrainHeadsOptions(output=output, **options)
     with ends_at_once():

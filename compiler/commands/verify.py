@@ -16,11 +16,11 @@ from ..interrupt import ends_at_once
 
 @command("verify")
 @click.argument("engine", metavar="ENGINE")
-@click.option("--rebuild", type=PATH, metavar="MODEL", help="Compile MODEL as ENGINE was compiled: is it the same?")
-@click.option("--calib", type=PATH, metavar="FILE", help="With --rebuild: the text, if ENGINE was calibrated on one.")
-@click.option("--gate-text", type=PATH, metavar="FILE", help="With --rebuild: the text of --gate, likewise.")
-@click.option("--lora", type=PATH, metavar="DIR", help="With --rebuild: the adapter that was merged, likewise.")
-@click.option("--spec", metavar="medusa:DIR", help="With --rebuild: the draft heads, likewise.")
+@click.option("--rebuild", type=PATH, metavar="MODEL", help="Compile MODEL with ENGINE's options; compare all files.")
+@click.option("--calib", type=PATH, metavar="FILE", help="With --rebuild: the calibration text, if ENGINE has one.")
+@click.option("--gate-text", type=PATH, metavar="FILE", help="With --rebuild: the text of --gate, if ENGINE has one.")
+@click.option("--lora", type=PATH, metavar="DIR", help="With --rebuild: the adapter that was merged, if any.")
+@click.option("--spec", metavar="medusa:DIR", help="With --rebuild: the draft heads, if any.")
 def verify_command(
     engine: str,
     rebuild: Path | None,
@@ -43,7 +43,7 @@ def verify_command(
         from ..console import ConsoleReporter
         from ..origins import rebuild as compile_again
 
-        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch warns about its own internals
         given = {"calib": calib, "gate_text": gate_text, "lora": lora, "spec": spec}
         with ConsoleReporter() as reporter:
             compile_again(Path(engine), rebuild, given, reporter)

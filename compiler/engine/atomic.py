@@ -1,6 +1,6 @@
-"""Where an engine is written: into a temporary sibling, flushed to disk, then renamed.
+"""Writes outputs atomically: into a temporary sibling, flushed to disk, then renamed.
 
-A failed or killed compile leaves no half engine and loses no old one.
+A failed or killed compile leaves no incomplete engine and loses no earlier one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PACKED = ".packed"  # within the temporary directory
 
 @contextlib.contextmanager
 def engine_output(path: Path) -> Iterator[Path]:
-    """A temporary directory that becomes the engine at `path` when the block ends well, and vanishes when it does not:
-    one file where the path ends in ".icc", a directory otherwise. WriteError where it cannot be written."""
+    """A temporary directory that becomes the engine at `path` if the block succeeds, and is deleted if it fails. The
+    engine is one file if the path ends in ".icc", else a directory. WriteError if it cannot be written."""
     path = path.resolve()
     with _staged(path) as stage:
         yield stage
@@ -41,7 +41,8 @@ def engine_output(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def directory(path: Path) -> Iterator[Path]:
-    """A temporary directory that becomes the one at `path` when the block ends well. WriteError as `engine_output`."""
+    """A temporary directory that becomes the directory at `path` if the block succeeds. WriteError as for
+    `engine_output`."""
     path = path.resolve()
     with _staged(path) as stage:
         yield stage
@@ -56,7 +57,7 @@ def _finish_directory(stage: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def engine_file(path: Path) -> Iterator[Path]:
-    """A path that becomes the one-file engine at `path` when the block ends well. WriteError as for `engine_output`."""
+    """A path that becomes the one-file engine at `path` if the block succeeds. WriteError as for `engine_output`."""
     path = path.resolve()
     with _staged(path) as stage:
         yield stage / _PACKED
@@ -65,7 +66,7 @@ def engine_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A path that becomes the plain file at `path` when the block ends well. WriteError as for `engine_output`."""
+    """A path that becomes the plain file at `path` if the block succeeds. WriteError as for `engine_output`."""
     path = path.resolve()
     with _staged(path) as stage:
         yield stage / _PACKED
@@ -84,7 +85,7 @@ def _staged(path: Path) -> Iterator[Path]:
     with _write_errors(path):
         _remove_abandoned(path)
         stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
-        with removed_if_interrupted(stage):  # until it is gone: a second Ctrl-C may come while it is removed
+        with removed_if_interrupted(stage):  # again until it is gone: a second Ctrl-C may interrupt the removal
             try:
                 yield stage
             finally:
@@ -110,8 +111,8 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Delete what compiles of the same engine left that were killed: their process is gone. An old engine that was
-    moved away and not replaced is put back."""
+    """Delete the temporary files of killed compiles of the same engine, whose processes no longer exist. An old engine
+    that was moved away and not replaced is put back."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
         if left.suffix not in (".partial", ".old") or not owner.isdigit() or Path("/proc", owner).exists():
@@ -144,7 +145,7 @@ def _sync(path: Path) -> None:
 
 
 def _replace(made: Path, path: Path) -> None:
-    """Put a new directory or file at a path, in place of the one that is there."""
+    """Put a new directory or file at a path, in place of the existing one."""
     if path.exists() and _exchange(made, path):
         _remove(made)
     elif path.exists():
@@ -162,14 +163,13 @@ def _replace(made: Path, path: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two directories or files in one step, so that at no moment there is none; False where that cannot be
-    done."""
+    """Swap two directories or files atomically, so that the path exists at every moment; False if the system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
     if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # an old kernel, or a file system that cannot
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # an old kernel, or a file system that cannot swap
         return False
     raise OSError(code, os.strerror(code), str(second))

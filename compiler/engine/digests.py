@@ -14,8 +14,7 @@ Digest = Callable[[bytes], str]  # BLAKE3 of at most PIECE bytes, in hex
 
 
 def file_entry(path: Path, blake3: Digest | None = None) -> FileEntry:
-    """Size and digests of one file, read once; its pieces' by BLAKE3 where that function is not None, else by
-    sha256."""
+    """Size and digests of one file, read once. blake3: the digest of its pieces; None for sha256."""
     whole, pieces, size = hashlib.sha256(), [], 0
     with path.open("rb") as file:
         while piece := file.read(PIECE):
@@ -28,8 +27,8 @@ def file_entry(path: Path, blake3: Digest | None = None) -> FileEntry:
 
 
 def library_digest(stage: Path, libraries: Sequence[Library]) -> Digest | None:
-    """The BLAKE3 of an engine's own libraries, which compare with it when the engine is opened; None of an engine for
-    GPUs, or where this machine runs none of them."""
+    """The BLAKE3 function in an engine's own libraries, which is used again when the engine is opened. None for an
+    engine for GPUs, or if this machine can run none of the libraries."""
     flags = cpu_flags()
     found = next((library.path for library in libraries if runs_here(library, flags)), None)
     if found is None:

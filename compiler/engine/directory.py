@@ -54,9 +54,9 @@ def write_weights(
     parts: int = 1,
     held: Sequence[Set[str]] = (),
 ) -> None:
-    """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; of several ranks a
-    file each. parts: how many ranks have parts of each. held: the names of what each stage of a pipeline has, of so
-    many ranks."""
+    """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory; one file per rank.
+    parts: how many ranks share each weight. held: for each pipeline stage, which has `parts` ranks, the names of its
+    weights; empty for one stage."""
     count = parts * max(len(held), 1)
     with contextlib.ExitStack() as open_files:
         files = [open_files.enter_context((stage / weights_file(rank)).open("wb")) for rank in range(count)]
@@ -80,8 +80,8 @@ def write_delta(
     parts: int = 1,
     held: Sequence[Set[str]] = (),
 ) -> None:
-    """delta.safetensors: of these weights those that the base does not have; of several ranks a file each, as
-    `write_weights` has them."""
+    """delta.safetensors: the weights whose bytes the base does not have; one file per rank, as `write_weights` has
+    them."""
     count = parts * max(len(held), 1)
     own: list[dict[str, int]] = [{} for _ in range(count)]
     with contextlib.ExitStack() as open_files:
@@ -126,7 +126,7 @@ def _packed(
 
 
 def weights_header(sizes: Mapping[str, int]) -> bytes:
-    """What a safetensors file begins with whose tensors are so many bytes, in this order."""
+    """The header of a safetensors file with tensors of these sizes in bytes, in this order."""
     header: dict[str, object] = {}
     start = 0
     for name, nbytes in sizes.items():
@@ -143,7 +143,8 @@ def write_program(stage: Path, program: Program) -> None:
 
 
 def copy_tokenizer(stage: Path, model: Path, lower_case: bool = False) -> str | None:
-    """The tokenizer's files; None if the checkpoint has no tokenizer.json. lower_case: it makes texts so first."""
+    """Copy the tokenizer's files and return their folder; None if the checkpoint has no tokenizer.json. lower_case: the
+    tokenizer lower-cases texts first."""
     if not (model / "tokenizer.json").is_file():
         return None
     (stage / "tokenizer").mkdir()
@@ -163,10 +164,10 @@ def copy_tokenizer(stage: Path, model: Path, lower_case: bool = False) -> str | 
 
 
 def copy_runtime(stage: Path) -> None:
-    """A copy of icc.runtime, of click, which it needs beyond what is installed with engines, and the __main__."""
+    """Copy icc.runtime, its __main__, and click, the one dependency that users of engines need not have installed."""
 
     def skip(folder: str, names: list[str]) -> list[str]:
-        kinds = (".py", ".css", ".js")  # the last two are of the report
+        kinds = (".py", ".css", ".js")  # the last two belong to the report
         return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(kinds) or "." not in n)]
 
     failed: list[OSError] = []
@@ -189,7 +190,7 @@ def copy_runtime(stage: Path) -> None:
 
 
 def _copy_click(target: Path) -> None:
-    """click, which reads command lines: pure Python, as it is installed here, with its license."""
+    """Copy click, which parses command lines: pure Python, as installed here, with its license."""
     found = find_spec("click")
     assert found is not None and found.origin is not None
     target.mkdir()
@@ -201,10 +202,10 @@ def _copy_click(target: Path) -> None:
 
 
 def _write_bytecode(source: Path, name: str) -> None:
-    """What Python itself would keep in `__pycache__`, so that starting an engine compiles nothing.
+    """Write the bytecode that Python itself would put into `__pycache__`, so that starting an engine compiles nothing.
 
-    It is used by Pythons of this version, if the source still has the hash that stands in it (PEP 552). Version 2 of
-    marshal because later ones depend on how often an object is referred to, and the same inputs give the same bytes.
+    Python uses it if its version is this one and the source still has the hash in the file (PEP 552). Version 2 of
+    marshal, because the bytes of later versions depend on reference counts, and equal inputs must give equal bytes.
     """
     target = Path(cache_from_source(str(source), optimization=""))
     target.parent.mkdir(exist_ok=True)
@@ -213,47 +214,48 @@ def _write_bytecode(source: Path, name: str) -> None:
 
 @functools.cache
 def _bytecode(content: bytes, name: str) -> bytes:
-    """Kept, because a process that compiles several engines needs the same ones, 0.6 s of work, each time."""
+    """The content of a .pyc file. Cached, because each engine that a process compiles needs the same files: 0.6 s of
+    work."""
     code = marshal.dumps(compile(content, name, "exec", dont_inherit=True, optimize=0), 2)
     checked_hash = (0b11).to_bytes(4, "little")
     return MAGIC_NUMBER + checked_hash + source_hash(content) + code
 
 
 def write_canaries(stage: Path, canaries: Canaries) -> str:
-    """canaries.json; its name."""
+    """Write canaries.json and return its name."""
     (stage / CANARIES_FILE).write_bytes(msgspec.json.encode(canaries) + b"\n")
     return CANARIES_FILE
 
 
 def write_prompts(stage: Path, manifest: Manifest, prompts: CompiledPrompts) -> Manifest:
-    """prompts.json, and what engine.json says with it and the files that it names."""
+    """Write prompts.json, and return the manifest with it and the files that it names."""
     (stage / PROMPTS_FILE).write_bytes(msgspec.json.encode(prompts) + b"\n")
     return add_files(stage, manifest, [PROMPTS_FILE, *(one.file for one in prompts.prompts if one.file)])
 
 
 def add_files(stage: Path, manifest: Manifest, names: Sequence[str]) -> Manifest:
-    """engine.json with more files that were written."""
+    """The manifest with entries for more files, which were written already."""
     files = {**manifest.files, **{name: file_entry(stage / name, None) for name in names}}
     return seal(stage, msgspec.structs.replace(manifest, files=dict(sorted(files.items()))))
 
 
 def write_forms(stage: Path, forms: Sequence[CompiledForm]) -> None:
-    """grammars.json, where there are any."""
+    """Write grammars.json, if there are any forms."""
     if forms:
         (stage / FORMS_FILE).write_bytes(msgspec.json.encode(CompiledForms(list(forms))) + b"\n")
 
 
 def write_manifest(stage: Path, manifest: Manifest) -> Manifest:
-    """engine.json with size and digests of every file written before it; what it says."""
+    """Write engine.json with size and digests of every file written before it, and return it."""
     files: dict[str, FileEntry] = {}
     for path in sorted(p for p in stage.rglob("*") if p.is_file()):
-        by_library = path.stat().st_size > PIECE and manifest.base is None  # whose files have no library
+        by_library = path.stat().st_size > PIECE and manifest.base is None  # its files have no library
         blake3 = library_digest(stage, manifest.main.libraries) if by_library else None
         files[path.relative_to(stage).as_posix()] = file_entry(path, blake3)
     return seal(stage, msgspec.structs.replace(manifest, files=files))
 
 
 def seal(stage: Path, manifest: Manifest) -> Manifest:
-    """engine.json as it is to be."""
+    """Write engine.json in its final form, and return it."""
     (stage / "engine.json").write_bytes(encode_sealed(manifest))
     return manifest

@@ -1,4 +1,4 @@
-"""An engine that was compiled before, whose program and kernels are used for other weights of the same shapes."""
+"""An earlier engine whose program and kernels are used for other weights of the same shapes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _SHAPES = ("hidden_size", "num_layers", "num_parameters")
 
 @dataclass(frozen=True)
 class EarlierEngine:
-    """An opened engine, and its program with the steps that the runtime does not read. as_base: what is compiled with
-    it is a delta, which has the weights that differ and takes everything else from it."""
+    """An opened engine, and its program with the steps that the runtime does not read. as_base: the new engine is a
+    delta, which holds the weights that differ and takes everything else from this one."""
 
     engine: Engine
     program: Program
@@ -46,7 +46,7 @@ class EarlierEngine:
         self.engine.close()
 
     def check_model(self, info: ModelInfo) -> None:
-        """MismatchError if a model has other sizes; raised before anything is quantized."""
+        """Raise MismatchError if a model has other sizes. To be called before anything is quantized."""
         for name in _SHAPES:
             have, given = getattr(self.engine.manifest.model, name), getattr(info, name)
             if have != given:
@@ -55,7 +55,8 @@ class EarlierEngine:
                 raise MismatchError(f"{self.engine.path}: {said}", _AGAIN)
 
     def built(self, lowered: Program, limits: Limits) -> Built:
-        """The kernels, for a program and limits that are the engine's own. MismatchError names what differs."""
+        """The engine's kernels. MismatchError names what differs if the program or the limits are not the engine's
+        own."""
         if limits != self.engine.manifest.limits:
             said = f"the engine was compiled for {_words(self.engine.manifest.limits)}, the checkpoint is for"
             raise MismatchError(f"{self.engine.path}: {said} {_words(limits)}", _AGAIN)
@@ -66,26 +67,26 @@ class EarlierEngine:
         return Built(self.program, tuple(manifest.main.libraries), manifest.gpu)
 
     def prompts(self) -> list[CompiledPrompt]:
-        """The prompts that it was compiled with, without their KV, which other weights do not share; those of a delta's
-        base are found there."""
+        """The engine's compiled prompts without their KV, which is different with other weights. Empty as a base: a
+        delta finds them in its base."""
         if self.as_base or PROMPTS_FILE not in self.engine.manifest.files:
             return []
         found = decode(self.engine.files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts)
         return [msgspec.structs.replace(one, file="", numbers=[]) for one in found.prompts]
 
     def forms(self) -> list[CompiledForm]:
-        """What answers may follow, of an engine that is not the base of a delta, which takes them from it."""
+        """The engine's compiled grammars. Empty as a base: a delta finds them in its base."""
         return [] if self.as_base else read_forms(self.engine.files, self.engine.manifest)
 
     def copy(self, folder: str, stage: Path) -> None:
-        """The files of a folder, into an engine directory; none into that of a delta."""
+        """Copy the files of a folder into an engine directory; nothing is copied for a delta."""
         for name in () if self.as_base else self.engine.manifest.files:
             if name.startswith(f"{folder}/"):
                 (stage / name).parent.mkdir(parents=True, exist_ok=True)
                 (stage / name).write_bytes(self.engine.files.read(name))
 
     def has(self, name: str, packed: np.ndarray, rank: int = 0) -> bool:
-        """Whether a weight has these bytes, uint8 [nbytes], as a rank has it."""
+        """Whether a weight has these bytes, uint8 [nbytes], on a rank."""
         return np.array_equal(self._weights[rank].view(name), packed)
 
     @cached_property
@@ -95,14 +96,14 @@ class EarlierEngine:
         return [self.engine.weights, *(MappedWeights(self.engine.files.map(file), file) for file in files)]
 
     def base_of(self, delta: Path) -> BaseEngine:
-        """What the manifest of a delta at `delta` says of this engine."""
+        """How the manifest of a delta at `delta` refers to this engine."""
         path = os.path.relpath(self.engine.path.resolve(), delta.resolve())
         return BaseEngine(self.engine.manifest.digest, path, delta_file())
 
 
 def open_earlier(path: Path, as_base: bool = False) -> EarlierEngine:
-    """An engine directory, all files verified. EngineFormatError and its kinds, as for `open_engine`; UsageError for a
-    delta that is to be the base of another."""
+    """Open an engine directory and verify all files. EngineFormatError and its subclasses as for `open_engine`;
+    UsageError if `as_base` and the engine is itself a delta."""
     engine = open_engine(path)
     if as_base and engine.manifest.base is not None:
         raise UsageError(f"--like {path}: that is a delta itself", f"give its base: {engine.manifest.base.path}")
@@ -110,7 +111,7 @@ def open_earlier(path: Path, as_base: bool = False) -> EarlierEngine:
 
 
 def first_difference(own: Program, other: Program) -> str:
-    """The first thing in which an engine's program differs from another, in words, weights first; "" for none."""
+    """The first difference between an engine's program and another, in words, weights first; "" if they are equal."""
     if own == other:
         return ""
     for name in [*own.weights, *other.weights]:
@@ -135,7 +136,7 @@ def _shown(weight: WeightEntry | None) -> str:
 
 
 def _step_difference(have: Any, given: Any) -> str:
-    """What a step of the engine has, and the other's in its place: the first field that differs, if the op does not."""
+    """How a step of the engine differs from the other program's: the ops, or the first field if the ops are equal."""
     own, other = ({} if step is None else msgspec.to_builtins(step) for step in (have, given))
     if own.get("op") != other.get("op"):
         return f"is {own.get('op', 'missing')}, of the other {other.get('op', 'missing')}"

@@ -1,4 +1,4 @@
-"""Engines of one model for several targets as one engine: equal files and equal tensors are stored once."""
+"""Joins engines of one model for several targets into one engine, which stores equal files and equal tensors once."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from ...runtime.format.weights import MappedWeights
 from .digests import file_entry, library_digest
 from .directory import weights_header
 
-SHARED = "shared"  # the folder of weights that several targets read
+SHARED = "shared"  # the folder of weights that several targets share
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights of one of the engines: the target, and its name there."""
+    """A weights file of one of the engines: the target, and the file's name in that engine."""
 
     target: str
     name: str
 
 
 def join_engines(engines: Mapping[str, Path], stage: Path) -> Targets:
-    """Make one engine in the directory `stage`, where there is none yet, of engine directories by their targets, whose
-    files are moved."""
+    """Join engine directories, given by target, into one engine in the directory `stage`. Their files are moved."""
     manifests = {target: read_manifest(path) for target, path in engines.items()}
     manifests = _share_weights(engines, manifests, stage)
     places = _places(manifests)
     for target, path in engines.items():
         for name, place in places[target].items():
-            if (path / name).is_file():  # of weights nothing was left, and what others have is there already
+            if (path / name).is_file():  # gone if all its tensors are shared, or an equal file was moved
                 (stage / place).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path / name, stage / place)
     found: dict[str, TargetEntry] = {}
@@ -55,8 +54,8 @@ def join_engines(engines: Mapping[str, Path], stage: Path) -> Targets:
 
 
 def _places(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, str]]:
-    """Where the files of each target lie in the whole: under their own names where whoever has one of a name has the
-    same; else in the target's folder, or in that of another target that has the same content."""
+    """The path of each target's files in the joined engine: their own names if all targets with a file of that name
+    have the same content; else in the target's folder, or in that of the first target with this content."""
     contents: dict[str, set[str]] = {}
     for manifest in manifests.values():
         for name, entry in manifest.files.items():
@@ -72,7 +71,7 @@ def _places(manifests: Mapping[str, Manifest]) -> dict[str, dict[str, str]]:
 
 
 def _share_weights(engines: Mapping[str, Path], manifests: Mapping[str, Manifest], stage: Path) -> dict[str, Manifest]:
-    """The manifests of the engines once their equal tensors lie in files in `stage` and no longer in their own."""
+    """Move equal tensors from the engines' own files to shared files in `stage`, and return the new manifests."""
     opened = {
         WeightsFile(target, entry.weights): MappedWeights(Folder(engines[target]).map(entry.weights), entry.weights)
         for target, manifest in manifests.items()
@@ -106,13 +105,13 @@ def _share_weights(engines: Mapping[str, Path], manifests: Mapping[str, Manifest
 
 
 def _entry(path: Path, manifest: Manifest, engine: Path) -> FileEntry:
-    """What the manifest of an engine says of a file, whose pieces it compares as its libraries do."""
+    """The manifest's entry for a file, with digests of pieces by the hash function of the engine's libraries."""
     is_large = path.stat().st_size > PIECE
     return file_entry(path, library_digest(engine, manifest.main.libraries) if is_large else None)
 
 
 def _equal_tensors(opened: Mapping[WeightsFile, MappedWeights]) -> dict[tuple[WeightsFile, ...], list[str]]:
-    """The names of equal tensors of several targets, by the files that have them."""
+    """The names of tensors that are equal in several targets, by the files that hold them."""
     holders: dict[tuple[str, bytes], list[WeightsFile]] = {}
     for file, weights in opened.items():
         for name in weights.sizes():
@@ -125,7 +124,7 @@ def _equal_tensors(opened: Mapping[WeightsFile, MappedWeights]) -> dict[tuple[We
 
 
 def _shared_names(groups: Mapping[tuple[WeightsFile, ...], object]) -> dict[tuple[WeightsFile, ...], str]:
-    """The name of a file for the weights of each group: its targets, and a number where ranks make several groups."""
+    """The file name for the weights of each group: its targets, and a number if ranks make several groups."""
     found: dict[tuple[WeightsFile, ...], str] = {}
     for holders in groups:
         stem = f"{SHARED}/" + "+".join(dict.fromkeys(holder.target for holder in holders))

@@ -1,4 +1,4 @@
-"""engine.json from what the compile found out."""
+"""Builds engine.json from the results of a compile."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def make_manifest(
     embedding: EmbeddingFacts | None = None,
     canaries_file: str | None = None,
 ) -> Manifest:
-    """The manifest without its file table. tokenizer, canaries_file: where those lie in the engine, None where it has
-    none. embedding: None for an engine that generates."""
+    """The manifest without its file table. tokenizer, canaries_file: their paths in the engine, None if it has none.
+    embedding: None for an engine that generates."""
     config, generation = _stated(options.model)
     info = graph.info
     model = ModelFacts(
@@ -89,7 +89,7 @@ def make_manifest(
 def kernel_manifest(
     target: Target, built: Built, limits: Limits, model: ModelFacts, quantization: QuantFacts
 ) -> Manifest:
-    """What is enough to run the kernels: greedy, and without a tokenizer."""
+    """The least manifest that runs the kernels: greedy decoding, no tokenizer."""
     return Manifest(
         format_version=FORMAT_VERSION,
         icc_version=__version__,
@@ -108,9 +108,9 @@ def kernel_manifest(
 
 
 def make_limits(graph: Graph, options: CompileOptions) -> Limits:
-    """What the engine is compiled for. Where tokens see later ones, a step has room for the longest sequence.
+    """The limits that the engine is compiled for. If tokens see later ones, a step can hold the longest sequence.
 
-    A CPU's steps hold no more tokens than a sequence has; a GPU's, those of several.
+    On CPUs a step holds at most the tokens of one sequence; on GPUs those of several.
     """
     target, longest = find_target(options.target), graph.max_seq_len
     sequences, tokens = default_steps(target, graph.info.num_parameters)
@@ -121,8 +121,8 @@ def make_limits(graph: Graph, options: CompileOptions) -> Limits:
 
 
 def default_steps(target: Target, parameters: int) -> tuple[int, int]:
-    """Sequences and tokens of a step where nobody says: enough that a GPU waits for arithmetic rather than for weights,
-    half as many where weights of 16 bits would leave the KV cache less than half of the memory. Modelled, not measured.
+    """Default sequences and tokens of a step: enough that a GPU is bound by arithmetic and not by reading weights; half
+    as many if 16-bit weights would leave the KV cache less than half of the memory. Modelled, not measured.
     """
     if target.backend == "cpu":
         return 16, 512
@@ -132,7 +132,7 @@ def default_steps(target: Target, parameters: int) -> tuple[int, int]:
 
 
 def eviction_facts(options: CompileOptions) -> EvictionFacts | None:
-    """What --kv-policy gives up; None where that is nothing."""
+    """What --kv-policy evicts; None if it evicts nothing."""
     policy = options.eviction
     return None if policy is None else EvictionFacts(str(policy), policy.tokens, policy.loses)
 
@@ -140,7 +140,8 @@ def eviction_facts(options: CompileOptions) -> EvictionFacts | None:
 def embedding_facts(
     stage: Path, graph: Graph, options: CompileOptions, pooling: Pooling | None
 ) -> EmbeddingFacts | None:
-    """What the engine makes of a prompt's hidden states, the files for it written; None of one that generates."""
+    """How the engine turns a prompt's hidden states into its result, with the files for it written; None for an engine
+    that generates."""
     [width] = type_of(graph.output).shape
     if options.task == "rerank":
         kind, scoring = "cls" if graph.picked == "first" else "last", read_scoring(options.model)
@@ -172,15 +173,14 @@ def read_bos(model: Path) -> int | None:
 
 
 def _stated(model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and generation_config.json, or what stands for them beside an ONNX model."""
+    """config.json and generation_config.json, or their equivalents beside an ONNX model."""
     config, generation = _read_json(model / "config.json"), read_generation(model)
     return config or genai_config(model), generation or ({} if config else genai_generation(model))
 
 
 def end_token_ids(model: Path, config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
-    """The tokens that end a text: those of generation_config.json, or of config.json, and the one that the tokenizer
-    calls so, by its id in tokenizer.json. Models that were tuned for conversations often have their end of turn there
-    alone."""
+    """The tokens that end a text: those of generation_config.json, or of config.json, and the tokenizer's EOS token, by
+    its id in tokenizer.json. Chat models often name their end of turn only there."""
     ids = _token_ids(config, generation, "eos_token_id")
     name = _read_json(model / "tokenizer_config.json").get("eos_token")
     name = name.get("content") if isinstance(name, dict) else name

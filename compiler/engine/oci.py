@@ -35,8 +35,8 @@ def is_layout(path: Path) -> bool:
 
 
 def write_layout(container: Container, stage: Path, name: str, digest: str) -> None:
-    """Write the engine in a container as a layout into a directory. name: what pulling it makes, by ORAS' convention.
-    digest: of its engine.json, as an annotation."""
+    """Write the engine in a container as a layout into a directory. name: the file that pulling it creates, by ORAS'
+    convention. digest: that of its engine.json, written as an annotation."""
     blobs = stage / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     write_one_file(container, blobs / "layer")
@@ -57,8 +57,8 @@ def write_layout(container: Container, stage: Path, name: str, digest: str) -> N
 
 
 def engine_in(path: Path) -> Path:
-    """The one-file engine in a layout, its bytes compared with their digest; of any other path, that path.
-    EngineFormatError where the layout is damaged, or has another artifact."""
+    """The one-file engine in a layout, its bytes compared with their digest; a path that is no layout is returned.
+    EngineFormatError if the layout is damaged or holds another artifact."""
     if not is_layout(path):
         return path
     index = _read(path, INDEX_FILE, (path / INDEX_FILE).read_bytes)
@@ -70,7 +70,7 @@ def engine_in(path: Path) -> Path:
 
 
 def _blob(path: Path, descriptor: dict[str, Any]) -> Path:
-    """The file of a descriptor, of the size and digest that it says."""
+    """The file of a descriptor, checked to have the descriptor's size and digest."""
     file = path / "blobs" / "sha256" / descriptor["digest"].partition(":")[2]
     try:
         with file.open("rb") as content:
@@ -83,7 +83,7 @@ def _blob(path: Path, descriptor: dict[str, Any]) -> Path:
 
 
 def _descriptors(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The descriptors of a list in a document, which anybody may have written."""
+    """The descriptors of a list in an untrusted document, validated."""
     listed = found.get(name)
     return [one for one in listed if _is_descriptor(one)] if isinstance(listed, list) else []
 
@@ -108,7 +108,7 @@ def _put(blobs: Path, content: bytes, kind: str) -> dict[str, Any]:
 
 
 def _named(file: Path, kind: str) -> dict[str, Any]:
-    """The descriptor of a blob, whose file gets its name."""
+    """The descriptor of a blob, whose file is renamed to its digest."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""Whether an engine may be written where it is asked for."""
+"""Checks whether an output may be written at the requested path."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import OutputExistsError, WriteError
 
 
 def check_output(path: Path, force: bool, is_kind: Callable[[Path], bool] = is_engine, option: str = "-o") -> None:
-    """Refuse an output path that exists, unless --force and it is of the kind that is written, or cannot be written;
-    checked before anything is computed."""
+    """Refuse an output path that cannot be written, or that exists, unless --force is given and it is of the kind that
+    is written. Called before anything is computed."""
     if path.exists() and not force:
         raise OutputExistsError(f"{path} exists", f"give --force to replace it, or another path with {option}")
     if path.exists() and not is_kind(path):
@@ -22,8 +22,8 @@ def check_output(path: Path, force: bool, is_kind: Callable[[Path], bool] = is_e
 
 
 def check_file(path: Path, force: bool) -> None:
-    """Refuse a path for the file that `icc export` writes: one that exists, unless --force and it is a file, or that
-    cannot be written."""
+    """Refuse a path for the file of `icc export` that cannot be written, or that exists, unless --force is given and it
+    is a file."""
     if path.exists() and (not force or not path.is_file()):
         hint = "give --force to replace it, or another path" if path.is_file() else "give another path"
         raise OutputExistsError(f"{path} exists{'' if path.is_file() else ' and is no file'}", hint)
@@ -36,7 +36,7 @@ def _check_parent(path: Path, option: str) -> None:
         raise WriteError(f"{parent} is not a directory", "create it first")
     if is_engine(parent):
         raise WriteError(f"{path} is within the engine {parent}", f"give another path with {option}")
-    try:  # as `engine_output` will: permissions alone do not tell of a read-only or full file system
+    try:  # as `engine_output` will: permissions alone do not reveal a read-only or full file system
         os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=parent))
     except OSError as error:
         raise WriteError(f"cannot write into {parent}: {error.strerror}", f"give another path with {option}") from error

@@ -1,7 +1,7 @@
 """Engines as one file, an uncompressed zip archive that Python runs, and back as directories.
 
-What is mapped lies at multiples of a page: the room before it is an extra field of its entry, as Android's zipalign
-makes it. Times, modes and order are fixed, so that equal engines give equal files.
+Mapped files begin at page boundaries: the padding before each is an extra field of its entry, as in Android's zipalign.
+Times, modes and order are fixed, so that equal engines give equal files.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _ZIP64 = 0xFFFFFFFF  # bytes; from here on Python before 3.13 does not run an ar
 
 
 def write_one_file(container: Container, target: Path, beside: Mapping[str, bytes] | None = None) -> None:
-    """Write the engine in a container to a file. beside: files that it gets, or has in place of its own, of those that
-    no manifest lists; None for none. EngineFormatError where it is damaged; contents are not compared."""
+    """Write the engine in a container to one file. beside: contents by name of files that no manifest lists, added or
+    replaced; None adds nothing. EngineFormatError if the engine is damaged; contents are not compared with their
+    digests."""
     mapped = _mapped(container)
     with target.open("w+b") as file:
         file.write(SHEBANG)
@@ -41,12 +42,12 @@ def write_one_file(container: Container, target: Path, beside: Mapping[str, byte
 
 
 def needs_late_python(path: Path) -> bool:
-    """Whether a one-file engine is so large that Python runs it from 3.13 on only; icc itself opens any."""
+    """Whether a one-file engine is so large that only Python 3.13 and later run it; icc itself opens any size."""
     return path.stat().st_size > _ZIP64
 
 
 def write_directory(container: Container, stage: Path) -> None:
-    """Write the engine in a container to a directory that is there."""
+    """Write the engine in a container to an existing directory."""
     for name in _names(container):
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         with (stage / name).open("wb") as file:
@@ -55,7 +56,7 @@ def write_directory(container: Container, stage: Path) -> None:
 
 
 def _names(container: Container) -> list[str]:
-    """What belongs to the engine itself."""
+    """The names of the files that belong to the engine."""
     there = container.sizes()
     if (targets := targets_in(container)) is not None:
         return [MANIFEST_FILE, *sorted(targets.places() & there.keys())]
@@ -64,7 +65,7 @@ def _names(container: Container) -> list[str]:
 
 
 def _mapped(container: Container) -> set[str]:
-    """The files of weights."""
+    """The names of the weights files, which are mapped."""
     if (targets := targets_in(container)) is None:
         return read_manifest(container.path).all_weights
     return {
@@ -75,7 +76,7 @@ def _mapped(container: Container) -> set[str]:
 
 
 def _add(archive: zipfile.ZipFile, at: int, name: str, content: Content, aligned: bool) -> None:
-    """at: where its header begins."""
+    """Add a file to the archive. at: the offset of its header, in bytes."""
     info = zipfile.ZipInfo(name)
     info.create_system, info.external_attr, info.file_size = _UNIX, _MODE, len(content)
     large = info.file_size > zipfile.ZIP64_LIMIT // 2
@@ -85,7 +86,7 @@ def _add(archive: zipfile.ZipFile, at: int, name: str, content: Content, aligned
     with archive.open(info, "w", force_zip64=large) as entry:
         for piece in _pieces(content):
             entry.write(piece)
-    info.extra = b""  # the archive's directory needs no room
+    info.extra = b""  # the archive's central directory does not need the padding
 
 
 def _content(container: Container, name: str) -> Content:

@@ -1,4 +1,4 @@
-"""What the runtime computes behind the pooling: its layers, and their weights as files of the engine."""
+"""Writes the layers that the runtime computes after pooling, with their weights as files of the engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FOLDER = "pooling"
 
 
 def write_tail(stage: Path, layers: Sequence[LayerBehind], width: int) -> tuple[list[TailLayer], int]:
-    """The layers behind a vector of `width`, their weights written as float32, and how wide the result is.
-    CheckpointError if a layer takes vectors of another width."""
+    """The layers after pooling, whose input is a vector of `width` numbers, and the width of their result. Weights are
+    written as float32. CheckpointError if a layer takes vectors of another width."""
     found = []
     for number, layer in enumerate(layers):
         if layer.kind == "normalize":

@@ -1,4 +1,5 @@
-"""Writes vocabulary.bin, see runtime/format/vocabulary.py: for byte-pair tokenizers, and what it gives is compared."""
+"""Writes vocabulary.bin (see runtime/format/vocabulary.py) for byte-pair tokenizers, and compares its tokens with
+theirs."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ _SAMPLES = (
     "def f(x):\n    return {'a': [x, 12.5]}\n\n\n",
     " Grüße, \u0301e, привет, こんにちは, 你好 😀\ttabs  and   blanks ",
 )
-_SLOTS = 3, 2  # of the hash table, for so many tokens
+_SLOTS = 3, 2  # slots of the hash table, per number of tokens
 
 
 def compact(raw: bytes) -> bytes:
-    """tokenizer.json without blanks, and merges as texts where that says the same: it is read in half the time."""
+    """tokenizer.json without whitespace, and with merges as strings if no part has a space: it is read in half the
+    time."""
     facts = json.loads(raw)
     merges = facts.get("model", {}).get("merges")
     if merges and not any(" " in part for merge in merges if isinstance(merge, list) for part in merge):
@@ -32,7 +34,7 @@ def compact(raw: bytes) -> bytes:
 
 
 def lowering(raw: bytes) -> bytes:
-    """tokenizer.json that makes texts lower case before anything else, if none of its normalizers does."""
+    """tokenizer.json with a lower-case normalizer put first, if it has none."""
     facts = json.loads(raw)
     own = facts.get("normalizer")
     own = [] if own is None else own["normalizers"] if own["type"] == "Sequence" else [own]
@@ -42,8 +44,8 @@ def lowering(raw: bytes) -> bytes:
 
 
 def make_vocabulary(raw: bytes) -> bytes | None:
-    """The vocabulary of a tokenizer.json; None for one that must be read as a whole, as it may find tokens that are no
-    parts of a text."""
+    """The vocabulary.bin of a tokenizer.json; None if the runtime must read tokenizer.json itself, because it may find
+    tokens that are not substrings of the text."""
     facts = json.loads(raw)
     if not _fits(facts):
         return None
@@ -57,7 +59,7 @@ def make_vocabulary(raw: bytes) -> bytes | None:
         return None
     added |= {texts[token].decode(): token for token in added.values()}  # as the normalizer writes them
     merges = _merges(model["merges"], ids)
-    order = np.argsort(merges[:, 0], kind="stable")  # by the token that they make, each with its rank
+    order = np.argsort(merges[:, 0], kind="stable")  # sorted by the token that they make, with ranks
     ranked = np.column_stack([order, merges[order, 1:]])
     fallback = [ids[byte] for byte in (f"<0x{value:02X}>" for value in range(256)) if byte in ids]
     unknown = [ids[model["unk_token"]]] if model.get("unk_token") in ids else []
@@ -79,8 +81,8 @@ def make_vocabulary(raw: bytes) -> bytes | None:
 
 
 def _agrees(made: bytes, whole: Tokenizer) -> bool:
-    """Whether it encodes a few texts as the whole tokenizer does: of whatever else tokenizers may do, let it be known
-    when the engine is made."""
+    """Whether vocabulary.bin encodes a few texts as the whole tokenizer does, so that tokenizer features that this file
+    does not know are found at the compile."""
     first = FirstText(Vocabulary(made))
     every = range(0, whole.get_vocab_size(), whole.get_vocab_size() // 64 + 1)
     texts = (*_SAMPLES, whole.decode(list(every), skip_special_tokens=False), whole.decode(list(every)))
@@ -89,13 +91,13 @@ def _agrees(made: bytes, whole: Tokenizer) -> bool:
 
 
 def _fits(facts: dict[str, Any]) -> bool:
-    """Whether every token that a text gives is a part of it."""
+    """Whether every token of a text is a substring of it."""
     model = facts.get("model", {})
     if model.get("type") != "BPE" or not model.get("vocab") or "" in model["vocab"] or model.get("dropout"):
         return False
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return False
-    # where whole pieces are looked up, none must be found that is an added token and no token of the model
+    # with ignore_merges whole words are looked up; an added token that the model lacks must not be found so
     own = model["vocab"].keys()
     return not model.get("ignore_merges") or all(
         token["content"] in own or not token["single_word"] for token in facts["added_tokens"]
@@ -103,14 +105,14 @@ def _fits(facts: dict[str, Any]) -> bool:
 
 
 def _merges(given: list[Any], ids: dict[str, int]) -> np.ndarray:
-    """[merges, 3]: the token that each makes, and its parts, by rank."""
+    """[merges, 3], by rank: the id of the token that a merge makes, and the ids of its two parts."""
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in given)
     rows = [(ids[left + right], ids[left], ids[right]) for left, right in pairs]
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
 def _slots(ids: dict[str, int], count: int) -> np.ndarray:
-    """Where each text is looked for: its hash, or the next free slot behind it. Ids are one more; 0 is free."""
+    """The hash table of texts: a text's id + 1 is in the slot of its hash or the next free slot after it; 0 is free."""
     slots = np.zeros(count, np.int64)
     for text, token in ids.items():
         at = crc32(text.encode()) % count

@@ -1,14 +1,14 @@
-"""An assistant that reads its model's keys and values (Gemma 4's, as transformers has it): decoder layers that have
-none.
+"""An assistant that reads its model's keys and values (Gemma 4's, as transformers has it): decoder layers without own
+keys and values.
 
     x = pre_projection([embedding of token t+1, hidden state of token t])
     y = norm(layers(x)), in which queries see the keys of the model's tokens up to t, from position t+1
     logits of token t+2 = lm_head(y)
 
-The guesses behind that one see the same keys from the same position, with post_projection(y) as the hidden state.
+Later guesses see the same keys from the same position, with post_projection(y) as the hidden state.
 
-It is traced as a model of those layers by transformers' code, with stand-ins for keys and values, in whose place the
-model's come when the graph is inserted, see `DraftLayer.reads`.
+The layers are traced with transformers' code and placeholders for keys and values. The model's own take their place
+when the graph is inserted, see `DraftLayer.reads`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _READ, _TEXT = "icc reads assistants as transformers writes them", "text_config"
 class Assistant:
     """graph: (token_ids, positions, DRAFT_HIDDEN[T, model's H]) -> logits[T, vocab].
 
-    post_projection [model's H, H]. reads: by the number of a layer's attention in `graph`, that of the model's whose
-    keys and values it reads. Where the vocabulary has clusters: centroids [C, H], of which the `kept` largest of a row
-    tell whose tokens are scored, and cluster_of, int64 [vocab].
+    post_projection [model's H, H]. reads: for each attention layer in `graph`, by number, the number of the model's
+    layer whose keys and values it reads. If the vocabulary has clusters: centroids [C, H], whose `kept` largest
+    products select the clusters of tokens to score, and cluster_of, int64 [vocab].
     """
 
     graph: Graph
@@ -72,7 +72,7 @@ class AssistantLayers(nn.Module):
     def forward(
         self, input_ids: Tensor, draft_hidden: Tensor, use_cache: bool = False, return_dict: bool = True
     ) -> Any:
-        """What the layers give for these tokens and the hidden states before them."""
+        """The logits for these tokens and the hidden states of the tokens before them."""
         x = self.model.pre_projection(torch.cat([self.embedding(input_ids), draft_hidden], dim=-1))
         result = self.model.model(
             inputs_embeds=x,
@@ -85,7 +85,7 @@ class AssistantLayers(nn.Module):
         return SimpleNamespace(logits=self.model.lm_head(result.last_hidden_state))
 
     def _stand_ins(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Values of the shape of the keys and values that each kind of layer reads."""
+        """Placeholders with the shapes of the keys and values that each kind of layer reads."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for layer in self.model.model.layers:
             heads, width = heads_of(layer.self_attn)
@@ -96,16 +96,16 @@ class AssistantLayers(nn.Module):
 
 
 def heads_of(attention: Any) -> tuple[int, int]:
-    """KV heads of an attention module, and their width."""
+    """The number of KV heads of an attention module, and their width."""
     return attention.config.num_attention_heads // attention.num_key_value_groups, attention.head_dim
 
 
 @contextlib.contextmanager
 def all_layers_may_share(kind: Any) -> Iterator[None]:
-    """Let a model be built of a configuration of class `kind` whose layers all read others' keys and values, while the
-    context is open: transformers 5.23 refuses it, as it finds no layer that has some."""
+    """A context in which a configuration of class `kind` may have no layer with own keys and values; transformers 5.23
+    refuses to build a model from it otherwise."""
     modes = vars(kind).get("kv_sharing_modes")
-    if not isinstance(modes, property):  # earlier ones do not ask
+    if not isinstance(modes, property):  # earlier versions do not check this
         yield
         return
 
@@ -118,10 +118,9 @@ def all_layers_may_share(kind: Any) -> Iterator[None]:
 
 
 def load_assistant(directory: Path, source: ModelSource, model: Graph) -> Assistant:
-    """The assistant in a directory, for the model that `model` was traced from `source`, and sequences as long as its.
-
-    CheckpointError, TensorError or UnsupportedModel in one line where a file, field or tensor is missing, unknown or of
-    another shape than config.json says; UsageError where it is another model's."""
+    """The assistant in a directory, for the model whose trace from `source` is `model`, with the same longest sequence.
+    CheckpointError, TensorError or UnsupportedModel if a file, field or tensor is missing, unknown or of another shape
+    than config.json says; UsageError if the assistant belongs to another model."""
     config = _read_config(directory)
     text = config.get_text_config()
     for name, own, theirs in (
@@ -155,7 +154,7 @@ def load_assistant(directory: Path, source: ModelSource, model: Graph) -> Assist
 
 
 def _cluster_of(config: Any, inner: Mapping[str, Weight]) -> Tensor:
-    """The cluster of each token."""
+    """The cluster of each token, int64 [vocab]."""
     name, vocab = "masked_embedding.token_ordering", config.get_text_config().vocab_size
     ordering = inner[name].load().to(torch.int64)
     if not torch.equal(ordering.sort().values, torch.arange(vocab)):
@@ -174,7 +173,8 @@ def _embedding(whole: nn.Module, source: ModelSource, embedding: nn.Module) -> d
 
 
 def _reads(directory: Path, text: Any, theirs: Any) -> dict[int, int]:
-    """By layer, the model's layer that it reads: of its kind the last one that has keys and values of its own."""
+    """For each layer, the number of the model's layer that it reads: the last of the same kind with its own keys and
+    values."""
     kinds = getattr(theirs, "layer_types", None) or []
     own = kinds[: len(kinds) - (getattr(theirs, "num_kv_shared_layers", 0) or 0)]
     last = {kind: number for number, kind in enumerate(own)}
@@ -184,8 +184,8 @@ def _reads(directory: Path, text: Any, theirs: Any) -> dict[int, int]:
 
 
 def _read_config(directory: Path) -> Any:
-    """transformers' configuration of an assistant. CheckpointError where there is none, UnsupportedModel for a field
-    that is not known."""
+    """transformers' configuration of an assistant. CheckpointError if the directory has none, UnsupportedModel for an
+    unknown field."""
     path = directory / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", "give the directory of an assistant")

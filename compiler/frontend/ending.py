@@ -1,5 +1,5 @@
-"""Layers behind the hidden states of a model for embeddings, as part of its graph: pooling where tokens see later ones,
-and dense layers."""
+"""Adds the layers after the hidden states of an embedding model to its graph: pooling if tokens see later ones, and
+dense layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .source.pooling import LayerBehind, Pooling
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A linear layer, weight [N, K] and bias [N] or None, and the name of the function that its result goes through."""
+    """A linear layer: weight [N, K], bias [N] or None, and the name of its activation function."""
 
     weight: Weight
     bias: Weight | None = None
@@ -25,25 +25,27 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class Ending:
-    """mean: hidden states become their mean over the sequence. dense: layers behind them, or behind their mean."""
+    """mean: hidden states become their mean over the sequence. dense: layers after the hidden states, or after their
+    mean."""
 
     mean: bool = False
     dense: tuple[DenseLayer, ...] = ()
 
 
 def ending_of(pooling: Pooling) -> Ending:
-    """The part of a checkpoint's pooling that the graph computes. CheckpointError where weights of a layer are
-    missing."""
-    weights = [layer_weights(layer) for layer in pooling.layers if layer.kind != "normalize"]  # all must be there
+    """The part of a checkpoint's pooling that the graph computes. CheckpointError if weights of a layer are missing."""
+    weights = [
+        layer_weights(layer) for layer in pooling.layers if layer.kind != "normalize"
+    ]  # raises if one is missing
     dense = pooling.dense(looks_ahead=True)
     layers = (DenseLayer(weight, bias, layer.activation) for layer, (weight, bias) in zip(dense, weights, strict=False))
     return Ending(pooling.settled(looks_ahead=True) == ("mean",) and pooling.prompted, tuple(layers))
 
 
 def layer_weights(layer: LayerBehind, name: str = "") -> tuple[Weight, Weight | None]:
-    """Weight and bias of a layer behind the pooling, None for no bias.
+    """Weight and bias of a layer after the pooling; None for no bias.
 
-    name: of a matrix within the layer; "": the layer has only one. CheckpointError where the weight is missing.
+    name: of a matrix within the layer; "": the layer's only one. CheckpointError if the weight is missing.
     """
     tensors = open_checkpoint(layer.path)
     name = name or ("norm" if layer.kind == "layer_norm" else "linear")
@@ -56,10 +58,10 @@ ACTIVATIONS = {"identity": "", "tanh": "tanh", "relu": "relu", "gelu": "gelu_erf
 
 
 def append_ending(graph: Graph, ending: Ending) -> None:
-    """Put the ending behind the output of a graph that ends with hidden states [T, H].
+    """Append the ending to a graph whose output is hidden states [T, H].
 
-    The runtime computes a mean, and what is behind it, for models whose tokens see no later ones. For the others every
-    row becomes the mean here, by attention that weighs all tokens alike.
+    For models whose tokens see no later ones, the runtime computes the mean and the layers after it. For other models
+    every row becomes the mean here, by attention with equal weights for all tokens.
     """
     if ending.mean and not graph.looks_ahead:
         return

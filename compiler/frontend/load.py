@@ -56,13 +56,12 @@ def load_graph(
     ending: Ending | None = None,
     policy: Eviction | None = None,
 ) -> Graph:
-    """Read, build and trace a model; nothing but headers and small constants is in memory afterwards.
+    """Read, build and trace a model. Afterwards only headers and small constants are in memory.
 
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. For the task "embed"
-    it ends with the hidden states behind the last norm, and the checkpoint needs no LM head; for "rerank" with scores.
-    ending: what comes behind the hidden states, None for nothing. policy: what will be kept of long texts, None for
-    all. meant: for how many tokens the model is meant where `max_seq_len` does not say it, as far as it has the
-    positions.
+    its output is the hidden states after the last norm, and the checkpoint needs no LM head; for "rerank" it is scores.
+    ending: layers after the hidden states; None: none. policy: which tokens of long texts the cache keeps; None: all.
+    max_seq_len: in tokens; None: a default, see `sequence_length`, which also reads `meant`.
     """
     source = open_source(model, task) if isinstance(model, Path) else model
     words = read_words(source.files) if task == "rerank" and source.files.is_dir() else None
@@ -105,7 +104,7 @@ def trace_model(
     policy: Eviction | None = None,
     meant: int = 0,
 ) -> Graph:
-    """Trace a model on meta and bring it into the IR; see `load_graph`. scores: it ends with one row for a text."""
+    """Trace a model on meta and convert it to a graph; see `load_graph`. scores: its output is one row per text."""
     endless = policy is not None and policy.endless
     length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model), endless, meant)
     info = model_info(model, config, weights)
@@ -113,7 +112,7 @@ def trace_model(
     declared = pair_inputs(model, config) if scores else ()
     graph = None
     if not every_layer:
-        with contextlib.suppress(UnsupportedModel):  # the trace of every layer then works, or gives the reason
+        with contextlib.suppress(UnsupportedModel):  # then the trace of every layer succeeds, or raises the reason
             traced = export(model, length, LayerKinds(model, weights), declared)
             graph = convert(traced, weights, info, length, scores, declared)
     if graph is None:
@@ -135,9 +134,9 @@ def convert(
 ) -> Graph:
     """The token-major graph of an exported model.
 
-    picks: whether it may end with one token of a sequence. declared: inputs behind token ids and positions, as it was
-    exported. NotRepeatable where a layer may not stand for those like it; UnsupportedModel for an op that cannot be
-    token-major.
+    picks: whether the model may pick one token of a sequence at its end. declared: inputs after token ids and
+    positions, as exported. NotRepeatable if a traced layer cannot stand for the others of its kind; UnsupportedModel
+    for an op that cannot be token-major.
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]

@@ -1,8 +1,8 @@
-"""Stand-ins for an attention mask while a model is traced: nothing is computed, and nobody may look inside.
+"""Placeholders for an attention mask while a model is traced: they compute nothing, and using their values is an error.
 
-There is one exception. Scores of an index (DeepSeek-V3.2's sparse attention and its like) may be masked with it, and
-the best picked. Where the compiled length is within what is picked, these are all tokens that the mask lets through;
-else the scores are kept with what was picked, and become an operand of attention.
+There is one exception: the scores of an indexer (such as DeepSeek-V3.2's sparse attention) may be masked with one, and
+the best keys selected. If the longest sequence has no more tokens than are selected, the result is all keys that the
+mask allows; else it keeps the scores, which become an operand of attention.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _longest: ContextVar[int | None] = ContextVar("longest sequence", default=None)
 
 @contextlib.contextmanager
 def longest_sequence(tokens: int) -> Iterator[None]:
-    """Trace for sequences of at most `tokens` tokens, while the context is open."""
+    """A context in which models are traced for sequences of at most `tokens` tokens."""
     token = _longest.set(tokens)
     try:
         yield
@@ -31,7 +31,7 @@ def longest_sequence(tokens: int) -> Iterator[None]:
 
 
 class _Opaque:
-    """A stand-in that raises MaskUsed for everything that its own class does not define."""
+    """A placeholder that raises MaskUsed for everything that its own class does not define."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -41,10 +41,11 @@ class _Opaque:
 
 @dataclass(frozen=True)
 class MaskSpec(_Opaque):
-    """What a mask allows, as icc::attention has it; by default causal attention.
+    """The keys that a mask allows, in the form that icc::attention takes; by default causal attention.
 
-    window: tokens that are seen, 0: all. chunk: tokens of a chunk that see each other, 0: no chunks. ahead: later
-    tokens that are seen. refused: why a mask cannot be compiled, for attention that uses it; "": it can.
+    window: number of tokens that a query sees, 0: all. chunk: tokens per chunk, if only tokens of a chunk see each
+    other, 0: no chunks. ahead: number of later tokens that a query sees. refused: why attention with this mask cannot
+    be compiled; "": it can.
     """
 
     window: int = 0
@@ -54,23 +55,23 @@ class MaskSpec(_Opaque):
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, the type of scores, as masks are added to them."""
+        """float32, the dtype of the scores that masks are added to."""
         return torch.float32
 
     def __getitem__(self, index: Any) -> MaskSpec:
-        """The mask without its axes of sequences and heads."""
+        """The mask without its sequence and head axes, which changes nothing. Raises MaskUsed for another index."""
         parts = index if isinstance(index, tuple) else (index,)
         if any(not _is_whole(part) for part in parts):
             raise MaskUsed()
         return self
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, (int, float, torch.Tensor)):  # which of its places are seen
+        if isinstance(other, (int, float, torch.Tensor)):  # this would ask for the mask's values
             raise MaskUsed()
         return isinstance(other, MaskSpec) and vars(self) == vars(other)
 
     def __ne__(self, other: object) -> Any:
-        """Which places are not seen, of a mask that is not 0 there."""
+        """The hidden keys, for a comparison with 0: the mask is not 0 at these."""
         return AllVisible(self, hidden=True) if type(other) is int and other == 0 else not self == other
 
     def __radd__(self, other: Any) -> MaskedScores:
@@ -79,7 +80,7 @@ class MaskSpec(_Opaque):
         return MaskedScores(self, other)
 
     def masked_fill(self, where: Any, value: float) -> MaskSpec:
-        """This mask, if `where` are places that it hides anyway; MaskUsed otherwise."""
+        """This mask, if `where` is the keys that it hides already; MaskUsed otherwise."""
         if where != AllVisible(self, hidden=True):
             raise MaskUsed()
         return self
@@ -91,14 +92,14 @@ class MaskSpec(_Opaque):
 
 
 def _is_whole(part: Any) -> bool:
-    """Whether a part of an index leaves out an axis of one, or takes all keys."""
+    """Whether a part of an index removes an axis of size 1, or takes all keys."""
     if isinstance(part, slice) and isinstance(part.stop, torch.SymInt):
         return part.start is None and part.step is None and bool(part.stop.node.expr.is_Symbol)
     return (type(part) is int and part == 0) or part == slice(None)
 
 
 def picking(tokens: int) -> None:
-    """UnsupportedModel if an index that picks `tokens` tokens does not pick all of the longest sequence."""
+    """Raise UnsupportedModel if an indexer that selects `tokens` tokens does not select all of the longest sequence."""
     longest = _longest.get()
     if longest is not None and tokens < longest:
         raise UnsupportedModel(
@@ -109,7 +110,7 @@ def picking(tokens: int) -> None:
 
 
 class _Keys:
-    """The number of keys, which can only be compared with how many of them are to be picked."""
+    """The number of keys, which can only be compared with the number of keys to select."""
 
     def __lt__(self, picked: Any) -> bool:
         longest = _longest.get()
@@ -121,19 +122,19 @@ class _Keys:
 
 @dataclass(frozen=True)
 class MaskedScores(_Opaque):
-    """Scores [1, T, T] that a mask was added to, of which only the best may be picked."""
+    """Scores [1, T, T] that a mask was added to. The only operation is the selection of the best keys."""
 
     mask: MaskSpec
     scores: torch.Tensor
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """(None, None, the number of keys), which is all that is known of it."""
+        """(None, None, the number of keys)."""
         return (None, None, _Keys())
 
     def topk(self, count: Any, dim: int = -1, **kwargs: Any) -> AllVisible | Picked:
-        """The best keys: AllVisible where as many are picked as there are, else Picked. MaskUsed for another axis or
-        for the worst keys."""
+        """The best keys: AllVisible if all keys are selected, else Picked. MaskUsed for another axis or for the lowest
+        scores."""
         if dim != -1 or not kwargs.get("largest", True):
             raise MaskUsed()
         if isinstance(count, _Keys):
@@ -148,15 +149,15 @@ class MaskedScores(_Opaque):
 
 
 class _Indices(_Opaque):
-    """Indices of keys, which keep their meaning in any type."""
+    """Indices of keys, in any integer dtype."""
 
     @property
     def indices(self) -> Self:
-        """The indices themselves, as topk has them beside values."""
+        """The indices themselves, like the second result of topk."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The indices themselves, whatever the type."""
+        """The indices themselves, whatever the dtype."""
         return self
 
     @classmethod
@@ -166,7 +167,7 @@ class _Indices(_Opaque):
 
 @dataclass(frozen=True)
 class Picked(_Indices):
-    """The indices of the `count` keys that have the highest scores [1, T, T], of those that a mask lets through."""
+    """The indices of the `count` keys with the highest scores [1, T, T] among those that a mask allows."""
 
     mask: MaskSpec
     scores: torch.Tensor
@@ -175,8 +176,8 @@ class Picked(_Indices):
 
 @dataclass(frozen=True)
 class AllVisible(_Indices):
-    """The indices of all keys that a mask lets through, also as a table that is true at these keys. hidden: the keys
-    that it does not let through instead."""
+    """The indices of all keys that a mask allows, or a boolean table that is true at these keys. hidden: the keys that
+    it hides instead."""
 
     mask: MaskSpec
     hidden: bool = False
@@ -195,7 +196,7 @@ class AllVisible(_Indices):
 class KeyBias(_Opaque):
     """A mask, and a number that is added to all scores of a key: row[1, Hkv, 1, T] of whole[1, Hkv, T, T].
 
-    Repeated for the queries' heads it stays the same.
+    Repeating it for the queries' heads changes nothing.
     """
 
     mask: MaskSpec
@@ -204,7 +205,7 @@ class KeyBias(_Opaque):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape of the whole."""
+        """The shape of `whole`."""
         return self.whole.shape
 
     def __getitem__(self, index: Any) -> KeyBias:
@@ -213,7 +214,7 @@ class KeyBias(_Opaque):
         return self
 
     def expand(self, *sizes: Any) -> KeyBias:
-        """The bias itself, which every head of queries with these keys shares."""
+        """The bias itself, which all query heads of these keys share."""
         return self
 
     reshape = expand

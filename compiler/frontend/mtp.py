@@ -1,10 +1,10 @@
-"""The layer that a checkpoint brings for guessing the token after the next one (multi-token prediction, DeepSeek-V3,
-section 2.2): a decoder layer like the model's own over [embedding of a token, hidden state before it].
+"""Loads a checkpoint's layer for multi-token prediction (DeepSeek-V3, section 2.2), which guesses the token after the
+next one: a decoder layer like the model's own over [embedding of a token, hidden state of the token before it].
 
     x = eh_proj([enorm(embedding of token t+1), hnorm(hidden state of token t)])
     logits of token t+2 = lm_head(norm(layer(x)))
 
-It is traced as a model of one layer, by the model's own code, with x in place of the embeddings.
+The model's own code is traced as a model of one layer, with x in place of the embeddings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NextToken(nn.Module):
     def forward(
         self, input_ids: Tensor, draft_hidden: Tensor, use_cache: bool = False, return_dict: bool = True
     ) -> Any:
-        """What the model of one layer gives for these tokens and the hidden states before them."""
+        """The logits for these tokens and the hidden states of the tokens before them."""
         parts = [self.enorm(self.model.get_input_embeddings()(input_ids)), self.hnorm(draft_hidden)]
         x = self.eh_proj(torch.cat(parts[::-1] if self.hidden_first else parts, dim=-1))
         return self.model(inputs_embeds=x, use_cache=use_cache, return_dict=return_dict)
@@ -53,11 +53,11 @@ class NextToken(nn.Module):
 
 def load_mtp(source: ModelSource, max_seq_len: int) -> Graph:
     """The layer of a checkpoint as a graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, vocab], for
-    sequences of so many tokens. UsageError where the checkpoint has none, TensorError where a weight of it is
-    missing or misshapen, UnsupportedModel where it has one that icc does not know."""
+    sequences of up to `max_seq_len` tokens. UsageError if the checkpoint has no such layer, TensorError if one of its
+    weights is missing or has a wrong shape, UnsupportedModel if it has an unknown weight."""
     try:
         found = source.layer_ahead()
-    except TensorError as error:  # of a model of one layer, in which that is the first
+    except TensorError as error:  # the layer is the first of a model of one layer
         raise TensorError(error.tensor, f"{error.problem} ({_WHERE})", error.hint) from error
     if found is None:
         raise UsageError(

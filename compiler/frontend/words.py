@@ -1,4 +1,5 @@
-"""A score from the next token's logits: the logit of one token after a text, minus that of another if there is one."""
+"""Makes a score from the next token's logits: the logit of one token after a text, minus that of another if there is
+one."""
 
 from __future__ import annotations
 
@@ -19,16 +20,15 @@ _LINEAR, _VIEW = OPS["linear"].overload, torch.ops.aten.view.default
 
 
 def score_words(graph: Graph, words: Words) -> None:
-    """Make a graph's output, logits [T, V], scores [T, 1]; only the words' rows of the head are kept.
-
-    UnsupportedModel where something between the head and the logits looks at several tokens of the vocabulary.
+    """Replace a graph's output, logits [T, V], by scores [T, 1]. Only the words' rows of the head are kept.
+    UnsupportedModel if an op between the head and the logits reads several tokens of the vocabulary.
     """
     tail = _behind_the_head(graph)
     head = tail.pop()
     x, weight, bias = (*head.args, None)[:3]
     tokens = [words.yes, *([] if words.no is None else [words.no])]
     if max(tokens) >= type_of(head).shape[-1] or min(tokens) < 0:
-        raise UnsupportedModel(f"the tokens {tokens} that tell a score are not in the vocabulary")
+        raise UnsupportedModel(f"the tokens {tokens} of the score are not in the vocabulary")
 
     def rows(values: Tensor) -> Tensor:
         return values[tokens].contiguous()
@@ -54,15 +54,17 @@ def score_words(graph: Graph, words: Words) -> None:
 
 
 def _behind_the_head(graph: Graph) -> list[fx.Node]:
-    """The nodes from the logits back to the product that makes them, each of which treats every logit alike or is a
-    view."""
+    """The nodes from the logits back to the product that makes them. UnsupportedModel if one of them is neither
+    elementwise nor a view."""
     node, found = graph.output, [graph.output]
     while node.target is not _LINEAR:
         inputs: list[Any] = node.all_input_nodes
         own = [n for n in inputs if type_of(n).shape[-1:] == type_of(node).shape[-1:]]
         alike = (traits_of(node.target).elementwise or node.target is _VIEW) and len(own) == 1
         if not alike or any(prod(type_of(n).shape) != 1 for n in inputs if n is not own[0]):
-            raise UnsupportedModel("logits that are not made one by one of a product: no token's can be had alone")
+            raise UnsupportedModel(
+                "logits that are not computed one by one from a product: single tokens cannot be scored"
+            )
         node = own[0]
         found.append(node)
     return found

@@ -1,5 +1,5 @@
-"""The room for whatever runs an engine from the compile side. The rest of the compiler comes in here, through these
-functions, and nothing is loaded before they are called."""
+"""Everything in the compiler that runs an engine. The rest of the compiler uses it through these functions, which
+import it when they are called."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ Progress = Callable[[str, int, int], None]
 
 
 def tune(stage: Path, target: Target, built: Built, limits: Limits, progress: Progress) -> tuple[Built, list[str]]:
-    """`icc compile --tune`: the kernels in `stage` built again, the fastest here; and what is not the default."""
+    """`icc compile --tune`: build the kernels in `stage` again, with the fastest blocks on this machine. Also returns
+    the names of the blocks that are not the default."""
     from .cpu_tune import tune_here
 
     return tune_here(stage, target, built, limits, progress)
 
 
 def step_cost(stage: Path, target: Target, built: Built, limits: Limits) -> Cost:
-    """What steps of the engine in `stage` cost on this machine, by the clock."""
+    """The measured cost of steps of the engine in `stage` on this machine, in seconds."""
     from .step_times import measured_cost
 
     return measured_cost(stage, target, built, limits)
 
 
 def tune_engine(engine: Path, file: Path | None, progress: Progress) -> tuple[Path, TuningFile]:
-    """`icc tune`: the fastest tilings of an engine's kernels on this machine's GPU, and the file that has them. file:
-    None for TARGET.json here."""
+    """`icc tune`: measure the fastest tilings of an engine's kernels on this machine's GPU. Returns the file that has
+    them, and its content. file: None for TARGET.json in the current directory. UsageError if the engine is not for
+    CUDA."""
     from ...runtime.format.load import open_engine
     from .gpu_tune import tune
 
@@ -74,14 +76,16 @@ def measure_loss(
     records: Sequence[QuantRecord],
     progress: Progress,
 ) -> GateFacts:
-    """`icc compile --gate`: what an engine loses against the model that it was made of; GateError if too much."""
+    """`icc compile --gate`: measure what an engine loses against the model that it was compiled from. GateError if it
+    is too much."""
     from . import gate
 
     return gate.gate(engine, plan, reference, quantized, records, progress)
 
 
 def check_answers(engine: Path, target: Target) -> None:
-    """WrongAnswersError unless an engine gives its canary answers; not looked at where it does not run here."""
+    """Raise WrongAnswersError unless an engine gives its canary answers. Engines that this machine cannot run are not
+    checked."""
     if target.backend == "cpu":
         from . import answers
 
@@ -89,30 +93,32 @@ def check_answers(engine: Path, target: Target) -> None:
 
 
 def read_prompts(files: Sequence[PromptFile], texts: Path) -> list[PromptTokens]:
-    """`icc compile --prefix`: the tokens that prompts begin with, as the model's own template and tokenizer have them.
-    UsageError where a file cannot be the beginning of prompts."""
+    """`icc compile --prefix`: the tokens that prompts begin with, by the model's own template and tokenizer. UsageError
+    if a file cannot be the beginning of prompts."""
     from . import prompts
 
     return prompts.read_prompts(files, texts)
 
 
 def lower_forms(files: Sequence[FormFile]) -> list[CompiledForm]:
-    """`icc compile --schema` and `--grammar`: forms of answers, lowered. UsageError for one that none can follow."""
+    """`icc compile --schema` and `--grammar`: lowered grammars of answers. UsageError for a grammar that no answer can
+    follow."""
     from . import forms
 
     return forms.lower_forms(files)
 
 
 def check_readable(file: FormFile, tokenizer: Path, vocab_size: int) -> None:
-    """UsageError where the tokens of a model cannot follow the forms of `icc compile --schema` and `--grammar`. file:
-    one of these; tokenizer: tokenizer.json."""
+    """Raise UsageError if the tokens of a model cannot follow any grammar, as `icc compile --schema` and `--grammar`
+    require. file: one of their files, for the message. tokenizer: path of tokenizer.json. vocab_size: in tokens."""
     from . import forms
 
     forms.check_readable(file, tokenizer, vocab_size)
 
 
 def compute_prompts(stage: Path, target: Target, wanted: Sequence[CompiledPrompt]) -> CompiledPrompts | None:
-    """Their KV, by the engine in `stage`, in files of it; None where that does not run here."""
+    """The KV of prompts, computed by the engine in `stage` and written to files in it; None if this machine cannot run
+    it."""
     if target.backend != "cpu":
         return None
     from . import prompts
@@ -121,21 +127,21 @@ def compute_prompts(stage: Path, target: Target, wanted: Sequence[CompiledPrompt
 
 
 def available_bytes() -> int:
-    """Memory of this machine that can be taken without swapping."""
+    """Bytes of this machine's memory that can be allocated without swapping."""
     from . import host
 
     return host.available_bytes()
 
 
 def num_threads() -> int:
-    """How many threads kernels get on this machine."""
+    """The number of threads that kernels get on this machine."""
     from . import host
 
     return host.usable_cores()
 
 
 def memory_bandwidth(nbytes: int) -> float:
-    """GB/s at which the cores of this machine read so many bytes again and again, by the clock; a fifth of a second."""
+    """The measured speed, in GB/s, at which all cores of this machine read `nbytes` bytes repeatedly. Takes 0.2 s."""
     from . import host
 
     return host.read_bandwidth(nbytes=nbytes)

@@ -1,4 +1,4 @@
-"""Whether an engine that was just written gives its canary answers."""
+"""Checks that an engine that was just written gives its canary answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ...runtime.loading import load
 
 
 def check_answers(engine: Path) -> None:
-    """WrongAnswersError unless a CPU engine gives them; not looked at where this CPU has not its instructions."""
+    """Raise WrongAnswersError unless a CPU engine gives its canary answers. Not checked if this CPU lacks its
+    instructions."""
     with suppress(MissingIsaError):
         load(engine, verify_answers=True).close()

@@ -1,4 +1,4 @@
-"""Perplexity of an unquantized checkpoint through the reference interpreter, on the windows that an engine uses."""
+"""Perplexity of an unquantized checkpoint, by the reference interpreter, on the windows that an engine uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..graph.interpret import interpret
 
 
 class _Reference:
-    """What evaluate_text needs of an LLM, computed by the interpreter."""
+    """The part of an LLM's interface that evaluate_text needs, computed by the interpreter."""
 
     def __init__(self, model: Path, engine: Path) -> None:
         opened = open_engine(engine, verify=False)
@@ -30,7 +30,7 @@ class _Reference:
         opened.close()
 
     def iter_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """One chunk: float32 [T, vocab]."""
+        """Logits of all tokens in one chunk, float32 [T, vocab]."""
         yield interpret(self.graph, token_ids).numpy()
 
 

@@ -1,7 +1,7 @@
-"""`--tune`: which blocks the products use, by time, on this machine and for the program and weights at hand.
+"""`--tune`: chooses the fastest blocks for products by time, on this machine, for this program and these weights.
 
-Candidates are whole libraries, each with another number of streams and another prefetch distance in the blocks of every
-row count; they take turns, and each row count keeps its fastest. A block's bits depend on neither, nor do tokens.
+Candidates are whole libraries that differ in the number of streams and the prefetch distance of the blocks for each row
+count. They are timed in turns, and each row count gets the fastest block. Neither parameter changes any result.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .staged import CONTEXT, open_staged, verify_step
 
 VARIANTS = tuple((tiles, ahead) for tiles in (4, 2, 1) for ahead in (256, 2048))
 KINDS = ("dense_blocks", "quant_blocks", "nibble_blocks")  # of an Isa
-MOST_ACCUMULATORS = 32  # of a candidate
+MOST_ACCUMULATORS = 32  # most accumulators of a candidate
 ROUNDS = 7
-WORTH = 0.97  # of the default's time: less of a gain is noise
+WORTH = 0.97  # share of the default's time: a smaller gain is noise
 
-Times = dict[int, list[float]]  # rows -> the least seconds of a step by candidate, the default first
+Times = dict[int, list[float]]  # rows -> least seconds of a step for each candidate, the default first
 
 
 def tune_here(
     stage: Path, target: Target, built: Built, limits: Limits, progress: Callable[[str, int, int], None]
 ) -> tuple[Built, list[str]]:
-    """Build the library of an engine for this machine again with the fastest blocks; and the blocks that are not the
-    default.
+    """Build the library of an engine again with the fastest blocks on this machine. Also returns the names of the
+    blocks that are not the default.
 
     `stage` holds the packed weights. Takes a minute or two: every candidate is compiled and run.
     """
@@ -62,7 +62,8 @@ def tune_here(
 
 
 def variant(isa: Isa, tiles: int, ahead: int) -> Isa:
-    """The level with other blocks: `tiles` streams, where the accumulators do not become too many."""
+    """The ISA level with other blocks: `tiles` streams, unless that needs too many accumulators, and prefetch distance
+    `ahead`."""
 
     def other(block: Block) -> Block:
         return Block(block.rows, tiles if block.rows * tiles <= MOST_ACCUMULATORS else block.tiles, ahead)
@@ -71,7 +72,7 @@ def variant(isa: Isa, tiles: int, ahead: int) -> Isa:
 
 
 def choose(isa: Isa, candidates: list[Isa], times: Times) -> Isa:
-    """The level with each block from the candidate that is fastest at its row count, if that is worth it."""
+    """The ISA level in which each block is that of the fastest candidate at its row count, if the gain is worth it."""
 
     def pick(kind: str) -> tuple[Block, ...]:
         chosen = []
@@ -91,7 +92,7 @@ def _most_rows(limits: Limits) -> int:
 def _executor(
     folder: Path, stage: Path, target: Target, program: Program, limits: Limits, isa: Isa, stack: ExitStack
 ) -> Player:
-    """The candidate's kernels over the stage's weights, with no more KV cache than the timed steps need."""
+    """A player of the candidate's kernels on the stage's weights, with no more KV cache than the timed steps need."""
     built = Built(program, tuple(build_libraries(program, folder / "kernels", [isa])))
     longest = min(limits.max_seq_len, CONTEXT + _most_rows(limits))
     engine = open_staged(stage, target, built, msgspec.structs.replace(limits, max_seq_len=longest), kernels=folder)
@@ -102,7 +103,7 @@ def _executor(
 
 
 def _least(executors: list[Player], rows: int, limits: Limits) -> list[float]:
-    """The least time of a step of so many tokens by executor; they take turns."""
+    """The least time in seconds of a step of `rows` tokens, for each executor; they take turns."""
     batches = [verify_step(executor, rows, limits.max_seq_len) for executor in executors]
     times = [float("inf")] * len(executors)
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""`icc compile --schema` and `--grammar`: forms of answers, lowered."""
+"""`icc compile --schema` and `--grammar`: lowers grammars of answers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _ANY = of_lark('start: "a"')
 
 
 def lower_forms(files: Sequence[FormFile]) -> list[CompiledForm]:
-    """The forms in these files. UsageError for one that no answer can follow, or that is beyond the limits."""
+    """The lowered grammars in these files. UsageError for one that no answer can follow, or that exceeds the limits."""
     return [_lowered(file) for file in files]
 
 
 def check_readable(file: FormFile, tokenizer: Path, vocab_size: int) -> None:
-    """UsageError where the tokens of a model, whose tokenizer.json is given, cannot follow any form."""
+    """Raise UsageError if the tokens of a model, given its tokenizer.json, cannot follow any grammar. vocab_size: in
+    tokens."""
     text = Tokenizer(tokenizer.read_bytes()).to_json()
     try:
-        Grammars(text, vocab_size, [0]).compile(_ANY)  # which token ends an answer does not matter
+        Grammars(text, vocab_size, [0]).compile(_ANY)  # which token ends an answer does not matter here
     except RequestError as error:
         raise UsageError(f"{file.option}: {error.message}", "leave it out") from error
 

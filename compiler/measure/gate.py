@@ -1,4 +1,5 @@
-"""`icc compile --gate`: what the engine as built, kernels included, loses against the model that it was made of."""
+"""`icc compile --gate`: measures what the built engine, including its kernels, loses against the model that it was
+compiled from."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ from ..graph.together import MODEL, Variant, run_together
 from ..targets import Target
 
 Progress = Callable[[str, int, int], None]
-_TO_BLAME = 12  # layers that are looked at when the gate fails
+_TO_BLAME = 12  # weights that are examined when the gate fails
 _SHOWN = 3
 _BLAME_TOKENS = 128
 
 
 @dataclass
 class Loss:
-    """Sums over tokens, in nats: of negative log-likelihood by the reference and by what is measured (of `scored`
-    tokens, which have one before them), and of the Kullback-Leibler divergence of the second from the first."""
+    """Sums over tokens, in nats. reference, found: negative log-likelihood by the reference and by the measured model,
+    over the `scored` tokens that follow another. kl: Kullback-Leibler divergence KL(reference || measured), over all
+    `tokens`."""
 
     reference: float = 0.0
     found: float = 0.0
@@ -41,7 +43,7 @@ class Loss:
     tokens: int = 0
 
     def add(self, ids: Sequence[int], reference: Tensor, found: Tensor, start: int = 0) -> None:
-        """Take in rows [n, vocab] of logits of the tokens from number `start` of `ids` on."""
+        """Add logits [n, vocab] of the tokens `ids[start:]`."""
         p, q = torch.log_softmax(reference.double(), -1), torch.log_softmax(found.double(), -1)
         self.kl += float((p.exp() * (p - q)).sum())
         self.tokens += len(p)
@@ -53,16 +55,16 @@ class Loss:
 
     @property
     def mean_kl(self) -> float:
-        """Per token."""
+        """The mean KL divergence per token, in nats."""
         return self.kl / max(self.tokens, 1)
 
     @property
     def increase(self) -> float:
-        """By what part of itself perplexity rises: 0.01 is 1 %."""
+        """The relative increase of perplexity: 0.01 is 1 %."""
         return exp(min((self.found - self.reference) / max(self.scored, 1), 700.0)) - 1
 
     def of(self, metric: str) -> float:
-        """What a gate of this metric looks at."""
+        """The value that a gate of this metric bounds."""
         return self.increase if metric == "ppl" else self.mean_kl
 
 
@@ -98,10 +100,10 @@ def gate(
     records: Sequence[QuantRecord],
     progress: Progress,
 ) -> GateFacts:
-    """What the engine loses against `reference`; GateError where that is more than the plan allows.
+    """What the engine loses against `reference`. GateError if it is more than the plan allows.
 
-    quantized: the same graph with the weights that the engine has, and `records` of what became of each: where the loss
-    is too large, they tell why.
+    quantized: the same graph with the engine's weights. records: how each weight was quantized. Both serve to explain a
+    loss that is too large.
     """
     loss = Loss()
     with open_llm(LoadOptions(engine, verify=False, spec="none")) as llm:
@@ -127,7 +129,7 @@ def gate(
 
 
 def _chunks(llm: LLM, ids: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The number of the first token, and the logits of some tokens."""
+    """The logits of chunks of tokens, [n, vocab], each with the number of its first token."""
     start = 0
     for chunk in llm.iter_logits(ids):
         yield start, torch.from_numpy(chunk)
@@ -150,8 +152,8 @@ def _failure(
     all_records: Sequence[QuantRecord],
     rounded: bool,
 ) -> GateError:
-    """One line: what fell short, which layers are to blame; and as a hint what would help. rounded: the KV cache has
-    other numbers than float32."""
+    """The error of a failed gate: in one line the loss and the weights to blame, and a hint. rounded: whether the KV
+    cache is not float32."""
     found = loss.of(asked.metric)
     shown = f"{100 * found:.2f} %" if asked.metric == "ppl" else f"{found:.4f}"
     what = "perplexity rises by" if asked.metric == "ppl" else "the mean KL divergence per token is"
@@ -181,7 +183,8 @@ def _share(whole: Loss, without: Loss) -> str:
 
 
 def _suspects(records: Sequence[QuantRecord]) -> list[QuantRecord]:
-    """The weights that were rounded most coarsely, as their outputs show it where they were seen."""
+    """The weights with the lowest signal-to-noise ratios: of their outputs if these were recorded, else of the
+    weights."""
 
     def noise(record: QuantRecord) -> float:
         return record.weight_snr_db if record.output_snr_db is None else record.output_snr_db
@@ -190,7 +193,7 @@ def _suspects(records: Sequence[QuantRecord]) -> list[QuantRecord]:
 
 
 def _restored(graph: Graph, record: QuantRecord) -> Variant:
-    """The quantized model with one weight as it was."""
+    """The variant of the quantized model with one weight unquantized."""
     assert record.source is not None
     readers = [n for n in graph.nodes if n.op == "get_attr" and graph.weight(n) is record.weight]
     return {user: record.source for node in readers for user in node.users if user.args[1] is node}
@@ -199,7 +202,7 @@ def _restored(graph: Graph, record: QuantRecord) -> Variant:
 def _kl_of(
     reference: Graph, quantized: Graph, ids: Sequence[int], variants: Sequence[Variant]
 ) -> tuple[Loss, list[Loss]]:
-    """The loss of the quantized graph on one sequence, and that of each of its variants."""
+    """The loss of the quantized graph on one sequence, and the loss of each of its variants."""
     [wanted] = [found.logits for found in run_together(reference, [ids])]
     losses: dict[int, Loss] = {}
     for found in run_together(quantized, [ids], variants):

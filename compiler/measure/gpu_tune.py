@@ -1,6 +1,6 @@
 """`icc tune`: measures the tilings of an engine's kernels on this machine's GPU and writes the fastest of each.
 
-What is tuned are the choices that kernels put to a `Tuner`: their keys say what decides a tiling (op, sizes, types,
+It tunes the choices that kernels request from a `Tuner`. Their keys hold all that decides a tiling (op, sizes, types,
 phase), so that a tuning file serves every model with equal layers.
 """
 
@@ -36,12 +36,12 @@ from ..targets import Target, find_target
 _SLOWER = 4.0  # candidates whose estimate is this many times the best one's are not measured
 _MOST = 16  # candidates measured per choice
 _ROUNDS = 7
-_STEPS = 16  # launches of one round: different layers, so that weights come from memory and not from a cache
+_STEPS = 16  # launches of one round, on different layers, so that weights are read from memory and not from a cache
 
 
 @dataclass(frozen=True)
 class Recorder(Tuner):
-    """A tuner that remembers what it was asked, and answers as the cost model would unless told otherwise."""
+    """A tuner that records the promising candidates of each request, and answers as its base class does."""
 
     asked: dict[str, list[Config]] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Recorder(Tuner):
 
 @dataclass(frozen=True)
 class Choice:
-    """One key to decide: which kernel asks for it, in which phase, and among what."""
+    """One choice to decide: its key, the kernel and the phase that request it, and the candidates."""
 
     key: str
     kernel: str
@@ -64,7 +64,7 @@ class Choice:
 
 
 def find_choices(engine: Engine, target: Target) -> list[Choice]:
-    """Every choice of an engine's kernels, each once."""
+    """All choices of an engine's kernels that have several candidates, each once."""
     program, limits = program_of(engine), engine.manifest.limits
     known: dict[str, Choice] = {}
     for name in program.kernels:
@@ -78,7 +78,7 @@ def find_choices(engine: Engine, target: Target) -> list[Choice]:
 
 
 def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]) -> TuningFile:
-    """Measure all choices of an engine on its GPU; the tuning file, which holds after every choice what is known.
+    """Measure all choices of an engine on its GPU. The tuning file at `output` is written again after each choice.
     UsageError if the engine is not for CUDA, or as `measure`."""
     if engine.manifest.gpu is None or engine.manifest.backend != "cuda":
         raise UsageError("only engines for NVIDIA GPUs can be tuned", "compile with a CUDA target first")
@@ -115,7 +115,7 @@ def measure(
     executor: Player[CudaDevice],
     target: Target,
 ) -> Config:
-    """The candidate of least median time; one that does not compile is out, and UsageError if none does. plans: one per
+    """The candidate with the least median time, among those that compile. UsageError if none does. plans: one per
     candidate."""
     times: list[tuple[float, int]] = []
     for i, plan in enumerate(plans):
@@ -127,7 +127,7 @@ def measure(
 
 
 def alone(program: Program, kernel: str) -> Program:
-    """One kernel of a program, with the steps that launch it."""
+    """The program reduced to one kernel and the steps that launch it."""
     steps = tuple(step for step in program.steps if step.kernel == kernel)[:_STEPS]
     return msgspec.structs.replace(program, kernels={kernel: program.kernels[kernel]}, steps=steps)
 
@@ -141,7 +141,7 @@ def _plan(choice: Choice, config: Config, program: Program, limits: Limits, targ
 def _compile_all(
     specs: list[LaunchSpec], target: Target, progress: Callable[[str, int, int], None]
 ) -> dict[str, Compiled]:
-    """Objects of all specs that compile and fit."""
+    """The compiled objects of all specs that compile and fit the GPU."""
     compiled = compile_specs(specs, target, progress, refused={})
     return {key: found for key, found in compiled.items() if not resource_fault(found, False, target)}
 
@@ -149,7 +149,7 @@ def _compile_all(
 def _time(
     choice: Choice, plan: LaunchPlan, compiled: Mapping[str, Compiled], engine: Engine, executor: Player[CudaDevice]
 ) -> float:
-    """Median seconds of the kernel over several layers, all of whose launches count."""
+    """Median seconds per layer of all launches of the kernel, over several layers."""
     cuda = executor.device.cuda
     functions = {
         name: cuda.function(compiled[name].binary, found.entry, found.shared_bytes)
@@ -168,7 +168,7 @@ def _time(
         for launch in ready:
             launch.put(cuda, sizes)
 
-    graph = cuda.capture(once)  # else the host, which takes longer for a launch than small kernels, is what is timed
+    graph = cuda.capture(once)  # without it, slow launches of the host would be timed
     cuda.launch_graph(graph)
     found = statistics.median(cuda.seconds(lambda: cuda.launch_graph(graph)) for _ in range(_ROUNDS))
     cuda.forget_graph(graph)
@@ -178,7 +178,7 @@ def _time(
 def full_batch(shape: Shape, limits: Limits, groups: Sequence[GroupConfig]) -> ScheduledBatch:
     """The largest step of a phase: decodes in the middle of their longest context, or one chunk of a prompt.
 
-    All sequences share their blocks: what the kernels compute does not matter here.
+    All sequences share their blocks, because the results do not matter here.
     """
     if not shape.decode:
         tables = plain_tables(groups, shape.max_tokens)

@@ -1,4 +1,4 @@
-"""This machine, as far as engines feel it."""
+"""Facts of this machine that matter to engines."""
 
 from __future__ import annotations
 

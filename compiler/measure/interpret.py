@@ -1,4 +1,4 @@
-"""InterpretDevice: a GPU engine's steps on the CPU: the same plan and the same rendered sources, interpreted."""
+"""InterpretDevice runs a GPU engine's steps on the CPU: the same plan and the same rendered sources, interpreted."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..backends.triton.spec import LaunchSpec
 if TYPE_CHECKING:
     from .interpret_ranks import Meeting
 
-_LOGITS_BYTES = 1 << 40  # of every token of a step, whatever they take
-_MULTIPROCESSORS = 1 << 30  # programs that wait for each other run as one
+_LOGITS_BYTES = 1 << 40  # enough for the logits of every token of a step
+_MULTIPROCESSORS = 1 << 30  # programs that wait for each other are run as one launch
 
 
 class InterpretDevice:
-    """Runs everything at once, thousands of times slower than a GPU. For tests.
+    """A device that runs all work synchronously, thousands of times slower than a GPU. For tests.
 
-    specs: every object's source by name. packed: the bytes of each weight. Memory that no kernel has written is NaN, so
-    that what a kernel must not read shows; the kernels see what was sent, not the host's arrays.
+    specs: every object's source by name. packed: the bytes of each weight. Memory that no kernel has written is NaN, to
+    reveal wrong reads. Kernels read copies made by `send`, not the host's arrays.
     """
 
     turns = 2
@@ -69,12 +69,12 @@ class InterpretDevice:
         self._spaces |= {array.plan_name: _memory_of(self._there[array.name]) for array in listed}
 
     def join(self, rank: int, areas: Sequence[torch.Tensor], meeting: Meeting | None = None) -> None:
-        """Run as one of several ranks. areas: of all ranks, bytes [n]. meeting: their communicator; None if they need
-        none."""
+        """Run as one of several ranks. areas: the exchange areas of all ranks, uint8 [n]. meeting: their communicator;
+        None if they need none."""
         self._rank, self._areas, self._meeting = rank, areas, meeting
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
-        """The host's side of a turn, numpy arrays by name."""
+        """The host's arrays of a turn, by name."""
         return self._sides[turn]
 
     def zero(self, offset: int, nbytes: int) -> None:
@@ -95,18 +95,17 @@ class InterpretDevice:
         self._spaces["kv"][cache : cache + nbytes] = self._host[host : host + nbytes]
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """Give the kernels a turn's arrays; of block tables, and of what the program declares, only the rows that are
-        read."""
+        """Copy a turn's arrays to the kernels; of block tables and declared inputs, only the rows that are read."""
         counts = {BLOCK_TABLES.name: num_seqs, **{array.name: num_tokens for array in self.program.inputs}}
         for array in (*GPU_INPUTS, *self.program.inputs):
             rows = slice(counts.get(array.name))
             self._there[array.name][rows] = self._sides[turn][array.name][rows]
 
     def expect(self, work: DeviceWork) -> None:
-        """Nothing makes it quick."""
+        """Ignored."""
 
     def run(self, work: DeviceWork) -> None:
-        """Launch by launch."""
+        """Run the work, one launch after the other."""
         assert work.phase is not None
         sizes = work.phase.rank_sizes(work.sizes, self._rank)
         for bound in self._walker.walk(work.phase, sizes, work.section or self._section):
@@ -114,7 +113,7 @@ class InterpretDevice:
                 self._launch(bound)
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
-        """Give the host the first rows of what a turn sampled and, if `logits`, their logits."""
+        """Copy the first rows of a turn's sampling results to the host and, if `logits`, their logits."""
         for array in SAMPLED:
             self._sides[turn][array.name][:rows] = self._there[array.name][:rows]
         if logits:
@@ -122,10 +121,10 @@ class InterpretDevice:
             self.logits[:rows] = found[: rows * self.program.vocab_size].reshape(rows, self.program.vocab_size)
 
     def wait(self, turn: int) -> None:
-        """`run` has waited."""
+        """Nothing to wait for: `run` is synchronous."""
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """Copy the bytes of `rows`, of any shape, to the buffer `at`, or to the logit rows, behind a step of `tokens`
+        """Copy the bytes of `rows`, of any shape, to the buffer `at`, or to the logit rows, after a step of `tokens`
         tokens."""
         content = _memory_of(rows)
         self._memory_at(at, tokens)[: len(content)] = content
@@ -136,11 +135,11 @@ class InterpretDevice:
         self._weights[name][offset : offset + len(content)] = content
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """A copy of the first bytes, uint8 [nbytes], of what a section left there."""
+        """A copy of the first bytes, uint8 [nbytes], of the result that a section left at `at`."""
         return self._memory_at(at, tokens)[:nbytes].numpy().copy()
 
     def _memory_at(self, at: str, tokens: int) -> torch.Tensor:
-        """From where a section finds or leaves something on, behind a step of so many tokens."""
+        """The memory, uint8 [..], from the input or result `at` of a section on, after a step of `tokens` tokens."""
         offset = next((buffer.offset for buffer in self.program.buffers if buffer.name == at), None)
         return self._spaces[at] if offset is None else self._spaces["arena"][offset * tokens :]
 
@@ -172,7 +171,7 @@ class InterpretDevice:
         return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def _memory_in(self, place: LaunchPointer) -> torch.Tensor:
-        """The memory that a pointer points into."""
+        """The memory that a pointer points into, uint8 [n]."""
         match place.space:
             case "weight":
                 return self._weights[place.name]
@@ -182,15 +181,15 @@ class InterpretDevice:
 
 
 def _memory(layout: KVLayout, num_blocks: int | tuple[int, ...]) -> KVMemory:
-    """A cache of `num_blocks` blocks of each group; one number stands for every group."""
+    """The layout of a cache with `num_blocks` blocks in each group; a single number holds for every group."""
     return KVMemory(layout, num_blocks if isinstance(num_blocks, tuple) else (num_blocks,) * len(layout.groups))
 
 
 def _poisoned(nbytes: int) -> torch.Tensor:
-    """Memory whose every float is NaN."""
+    """Memory, uint8 [nbytes or more], in which every float is NaN."""
     return torch.full((max(nbytes, 64),), 255, dtype=torch.uint8)
 
 
 def _memory_of(array: np.ndarray) -> torch.Tensor:
-    """The bytes of an array, shared."""
+    """The bytes of an array of any shape, uint8 [n], sharing its memory."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -1,4 +1,4 @@
-"""RanksInterpreted: a GPU engine of several ranks on the CPU, their kernels in lockstep."""
+"""RanksInterpreted runs a GPU engine of several ranks on the CPU, with their kernels in lockstep."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .interpret import InterpretDevice
 
 
 class RanksInterpreted(InterpretDevice):
-    """Rank 0, and what it is told is done by the others too. packed: the weights of each rank. exchanges: whether there
-    is a communicator; otherwise all goes through memory. choose: see Lockstep."""
+    """Rank 0, which forwards every call to the other ranks. packed: the weights of each rank. exchanges: whether there
+    is a communicator; otherwise ranks exchange data through memory. choose: see Lockstep."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RanksInterpreted(InterpretDevice):
             other.copy(source, target, nbytes)
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """To all ranks."""
+        """Copy a turn's arrays to all ranks."""
         super().send(turn, num_seqs, num_tokens)
         for other in self._others:
             for name, array in self.arrays(turn).items():
@@ -67,12 +67,12 @@ class RanksInterpreted(InterpretDevice):
                 device.write_pool(name, offset, values)
 
     def run(self, work: DeviceWork) -> None:
-        """On all ranks."""
+        """Run the work on all ranks."""
         self._lockstep.run([partial(super().run, work), *(partial(other.run, work) for other in self._others)])
 
     def all_logits(self, rows: int) -> list[np.ndarray]:
-        """What each rank has of the first rows, float32 [rows, vocabulary]: sampled from on its own device, they must
-        be the same."""
+        """The logits of the first rows on each rank, float32 [rows, vocabulary]. They must be equal, because each rank
+        samples from its own."""
         every = [self, *self._others]
         for device in every:
             InterpretDevice.fetch(device, 0, rows, True)
@@ -80,7 +80,7 @@ class RanksInterpreted(InterpretDevice):
 
 
 class Meeting:
-    """A communicator of ranks that run in lockstep. aborted: nobody waits for others any more."""
+    """A communicator of ranks that run in lockstep. aborted: ranks no longer wait for each other."""
 
     def __init__(self, lockstep: Lockstep, ranks: int) -> None:
         self._lockstep, self._ranks = lockstep, ranks
@@ -89,7 +89,8 @@ class Meeting:
         self.aborted = False
 
     def exchange(self, op: str, rank: int, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
-        """float32 of this rank and of all, in order: `count` of each. op: see `Exchanged`."""
+        """Exchange `count` float32 per rank: from `source` [n] of this rank, the result of all ranks, in order, to
+        `target` [n]. op: see `Exchanged`."""
         turn = self._turns[rank]
         self._turns[rank] += 1
         while len(self._given) <= turn:
@@ -104,7 +105,7 @@ class Meeting:
         target[: len(found)] = found
 
     def _found(self, op: str, rank: int, every: list[torch.Tensor]) -> torch.Tensor:
-        """What a rank has of it; of a reduce all but the last have nothing."""
+        """The result of an exchange, [n], on a rank; empty after a reduce on all ranks but the last."""
         match op:
             case "all_gather":
                 return torch.cat(every)

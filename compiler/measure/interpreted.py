@@ -1,4 +1,4 @@
-"""The steps of a small graph as a GPU engine runs them, by Triton's interpreter: for tests of ops, without a GPU."""
+"""Runs the steps of a small graph as a GPU engine does, in Triton's interpreter: for tests of ops without a GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BLOCK = 16
 
 
 def interpreted_steps(graph: Graph, rows: int, target: Target) -> dict[str, torch.Tensor]:
-    """Logits, float32 [rows, vocabulary], of an optimized graph for the tokens 0, 1, .., rows - 1: as one prompt, and
-    as the first tokens of so many sequences, which have other kernels. By what the step is called.
+    """Logits, float32 [rows, vocabulary], of an optimized graph for the tokens 0, 1, .., rows - 1, by the name of the
+    step: once as one prompt, and once as the first tokens of `rows` sequences, which uses other kernels.
 
-    The environment needs TRITON_INTERPRET=1 before triton is imported. VerifyError or CodegenError where the back end
-    has no kernel for a step.
+    The environment needs TRITON_INTERPRET=1 before triton is imported. VerifyError or CodegenError if the back end has
+    no kernel for a step.
     """
     backend, limits = TritonBackend(target, graph.info.weight_dtype), Limits(max(rows, _BLOCK), rows, max(rows, _BLOCK))
     lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, _BLOCK))

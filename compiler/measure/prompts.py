@@ -1,4 +1,4 @@
-"""`icc compile --prefix`: which tokens prompts begin with, and the KV of these, computed by the engine itself."""
+"""`icc compile --prefix`: finds the tokens that prompts begin with, and their KV, computed by the engine itself."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ..errors import UsageError
 from ..prompt_files import PromptFile, PromptTokens
 
 Messages = list[dict[str, Any]]
-# Two texts that begin with different characters and tokens, and hold different ones: what prompts have in common whose
-# users say these is what all have.
+# Texts that begin with different characters and tokens: the common beginning of prompts whose users say these is the
+# common beginning of all prompts.
 _SAID = ("Hello, what is this?", "7 + 35 = ?", "\n\u00e9t\u00e9")
 _OTHER_DAY = "1 Jan 1999"
-_GUESSED = 3  # tokens of an answer before whose last ones something is guessed
+_GUESSED = 3  # tokens to generate, so that drafters guess, too
 
 
 def read_prompts(files: Sequence[PromptFile], texts: Path) -> list[PromptTokens]:
-    """The tokens that prompts begin with, of a model whose tokenizer and template lie in `texts`. UsageError where a
-    file cannot be the beginning of prompts."""
+    """The tokens that prompts begin with, for a model whose tokenizer and template are in the directory `texts`.
+    UsageError if a file cannot be the beginning of prompts."""
     tokenizer = Tokenizer((texts / "tokenizer.json").read_bytes())
     names = [path.relative_to(texts).as_posix() for path in sorted(texts.rglob("*.jinja"))]
     source = read_template(lambda name: _content(texts / name), names)
@@ -40,7 +40,7 @@ def read_prompts(files: Sequence[PromptFile], texts: Path) -> list[PromptTokens]
     return [_tokens(file, prompting, source, tokenizer) for file in files]
 
 
-# What a prompt is rendered with before there is an engine: nothing of a model but its tokenizer and template counts.
+# A placeholder manifest to render prompts before there is an engine: only tokenizer and template matter.
 _UNKNOWN = Manifest(
     format_version=0, icc_version="", target="", backend="", model=ModelFacts("", 0, 0, 0, 0, 0, None, [], None),
     quantization=QuantFacts("none", 0.0, []), limits=Limits(0, 0, 0), sampling=SamplingDefaults(), programs={},
@@ -74,7 +74,7 @@ def _tokens(file: PromptFile, prompting: Prompting, source: TemplateSource, toke
         begun += later
     else:
         warning = f"{file.option}: the chat template moves it in later turns; first turns alone begin with it"
-    begun.append(_beginning_of(begun))  # tokens that are equal by chance, as unknown words are, do not count
+    begun.append(_beginning_of(begun))  # so that tokens that are equal by chance, such as unknown words, do not count
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
     return PromptTokens(name, "messages" if file.messages else "system", _beginning(ids), warning)
 
@@ -112,13 +112,13 @@ def _rendered(file: PromptFile, prompting: Prompting, messages: Messages, day: s
 
 
 def _holds(text: str, messages: Messages) -> bool:
-    """Whether a text has all that the messages say."""
+    """Whether a text contains the contents of all messages."""
     return all(message["content"].strip() in text for message in messages)
 
 
 def compute_prompts(stage: Path, prompts: Sequence[CompiledPrompt]) -> CompiledPrompts | None:
-    """The KV of prompts, computed by the engine in `stage` and written beside it; None where it does not run here, or
-    has its cache out of reach."""
+    """The KV of prompts, computed by the engine in `stage` and written into it. None if this machine cannot run it, or
+    if the host cannot read its cache."""
     try:
         llm = open_llm(LoadOptions(stage, verify=False))
     except MissingIsaError:
@@ -135,7 +135,7 @@ def compute_prompts(stage: Path, prompts: Sequence[CompiledPrompt]) -> CompiledP
 
 def _computed(llm: LLM, blocks: KVBlocks, stage: Path, number: int, prompt: CompiledPrompt) -> CompiledPrompt:
     tokens, room = prompt.tokens[: prompt.length], llm.manifest.limits.max_seq_len - prompt.length
-    if llm.loop.speculator is not None:  # a layer that guesses has KV there, too, of what it has read to guess
+    if llm.loop.speculator is not None:  # the KV includes that of a draft layer, which must read these tokens, too
         llm.loop.speculator.adaptive = False
     llm.generate([tokens], SamplingParams(max_tokens=min(_GUESSED, room), temperature=0, ignore_eos=True))
     found = llm.loop.scheduler.kv.found(CachedSequence(tokens=tokens), prompt.length)

@@ -1,4 +1,4 @@
-"""An engine that is not written to its end yet, opened to time its steps on this machine."""
+"""Opens an engine that is not completely written yet, to time its steps on this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..backends.base import Built
 from ..engine.manifest import kernel_manifest
 from ..targets import Target
 
-CONTEXT = 64  # tokens in the cache behind which a timed step runs
+CONTEXT = 64  # tokens in the cache before a timed step
 
 
 def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kernels: Path | None = None) -> Engine:
-    """The weights in `stage`, and the kernels there or, if it is not None, below `kernels`, as an engine. The caller
-    closes it."""
+    """An engine of the weights in `stage` and the kernels below `kernels`; None: those in `stage`. The caller closes
+    it."""
     model = ModelFacts(
         architecture="",
         vocab_size=built.program.vocab_size,
@@ -43,7 +43,7 @@ def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kerne
 
 
 def verify_step(executor: Player, tokens: int, max_seq_len: int) -> ScheduledBatch:
-    """A step that verifies `tokens` - 1 guesses behind a short context, which is computed here."""
+    """A step that verifies `tokens` - 1 guesses after a short context, whose KV is computed first."""
     start = max(min(CONTEXT, executor.max_step_tokens, max_seq_len - tokens), 0)
     tables = plain_tables(executor.groups, start + tokens)
     if start:

@@ -1,4 +1,4 @@
-"""What a step costs by its tokens, by the clock."""
+"""Measures the time of steps by their number of tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..speculate.tree import Cost
 from ..targets import Target
 from .staged import open_staged, verify_step
 
-ROUNDS, BUDGET = 40, 0.25  # a step is timed so often at most, and so many seconds
+ROUNDS, BUDGET = 40, 0.25  # most runs, and most seconds, in which a step is timed
 
 
 def measured_cost(stage: Path, target: Target, built: Built, limits: Limits) -> Cost:
-    """With the kernels and weights in `stage`, draft heads among them: steps of 1, 2, 4, ... tokens, and linear between
-    them."""
+    """The cost in seconds with the kernels and weights in `stage`, including draft heads: measured for 1, 2, 4, ...
+    tokens, and interpolated linearly."""
     engine = open_staged(stage, target, built, limits)
     executor = Player(CpuDevice(engine))
     try:
@@ -48,7 +48,7 @@ def measured_cost(stage: Path, target: Target, built: Built, limits: Limits) -> 
 
 
 def _rising(times: list[float]) -> list[float]:
-    """A smaller step takes no longer than a larger one: where the clock says so, something else ran."""
+    """The times made monotonic: a smaller step takes no longer than a larger one, unless something else ran."""
     return np.minimum.accumulate(times[::-1])[::-1].tolist()
 
 
@@ -58,7 +58,7 @@ def _time_step(executor: Player, tokens: int, limits: Limits) -> float:
 
 
 def _best(run: Callable[[], object]) -> float:
-    """The least time of many runs: whatever else the machine does only adds to it."""
+    """The least time of many runs, in seconds, because other load only adds to it."""
     times: list[float] = []
     while len(times) < 3 or (len(times) < ROUNDS and sum(times) < BUDGET):
         begin = time.perf_counter()

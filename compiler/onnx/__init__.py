@@ -1,1 +1,2 @@
-"""A graph as an ONNX file: standard ops, 4 and 8-bit products as MatMulNBits. Reading ONNX files is the frontend's."""
+"""Writes a graph as an ONNX file: standard ops, and MatMulNBits for 4-bit and 8-bit products. The frontend reads ONNX
+files."""

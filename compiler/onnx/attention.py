@@ -1,4 +1,4 @@
-"""Attention of a batch of sequences, written out: MatMul, Softmax, MatMul, with its mask computed once."""
+"""Writes attention of a batch of sequences as MatMul, Softmax, MatMul; each mask is computed once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .builder import Builder
 
 @dataclass(frozen=True)
 class Sequences:
-    """The shape of the token ids, [batch, tokens]: int64 [2], and [tokens] a scalar."""
+    """shape: the name of the shape of the token ids, [batch, tokens], an int64 [2]. length: the name of the number of
+    tokens, a scalar."""
 
     shape: str
     length: str
@@ -23,7 +24,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Heads:
-    """What a call of icc.attention says of its operands besides their values."""
+    """The attributes and sizes of a call of icc.attention."""
 
     q: int
     kv: int
@@ -33,24 +34,25 @@ class Heads:
 
     @property
     def groups(self) -> int:
-        """Query heads to a key head."""
+        """Query heads per key head."""
         return self.q // self.kv
 
 
 @dataclass(frozen=True)
 class RowBias:
-    """rows [T, H, width], added by distance, of which the first `later` columns are for later keys."""
+    """rows [T, H, width], added to scores by distance; the first `later` columns are for later keys."""
 
     rows: str
     width: int
     later: int
-    heads: tuple[int, int]  # as key heads, and query heads to each
+    heads: tuple[int, int]  # (key heads, query heads per key head)
 
 
 @dataclass(frozen=True)
 class Extras:
-    """Values that some attentions have, or "": sinks [Hq], slopes [Hq], a bias [Hq, 2 * centre] by distance, and a
-    query's own, row_bias [T, Hq, width], or [T, 1, width] for all heads; key_bias is the same of each key."""
+    """Names of further operands, "" if not used: sinks [Hq], alibi slopes [Hq], and a bias [Hq, 2 * centre] by
+    distance. row_bias: a bias that depends on the query, [T, Hq, width], or [T, 1, width] for all heads. key_bias: one
+    that depends on the key. None: none."""
 
     sinks: str
     alibi: str
@@ -114,7 +116,7 @@ def split(b: Builder, seq: Sequences, x: str, *inner: int) -> str:
 
 
 def _with_sinks(b: Builder, scores: str, sinks: str, heads: Heads) -> str:
-    """The softmax over one more column, which no value belongs to."""
+    """The softmax over the scores and one more column without a value."""
     shape = b.add("Concat", b.add("Slice", b.add("Shape", scores), b.ints(0), b.ints(-1)), b.ints(1), axis=0)
     column = b.add("Expand", b.reshape(sinks, heads.kv, heads.groups, 1, 1), shape)
     whole = b.add("Softmax", b.add("Concat", scores, column, axis=-1), axis=-1)
@@ -122,7 +124,7 @@ def _with_sinks(b: Builder, scores: str, sinks: str, heads: Heads) -> str:
 
 
 def _positions(b: Builder, seq: Sequences) -> tuple[str, str]:
-    """Places of queries [S, 1] and of keys [1, S]."""
+    """Positions of queries [S, 1] and of keys [1, S]."""
 
     def along(axis: int) -> str:
         places = b.once(
@@ -136,7 +138,7 @@ def _positions(b: Builder, seq: Sequences) -> tuple[str, str]:
 
 
 def _visible(b: Builder, seq: Sequences, heads: Heads) -> str:
-    """Boolean [S, S]: which keys a query sees; "" where it sees them all."""
+    """Boolean [S, S]: which keys a query sees; "" if it sees all."""
     window, chunk, ahead = heads.spec.mask.window, heads.spec.mask.chunk, heads.spec.mask.ahead
 
     def made() -> str:
@@ -154,7 +156,7 @@ def _visible(b: Builder, seq: Sequences, heads: Heads) -> str:
 
 
 def _distance(b: Builder, seq: Sequences) -> str:
-    """Key place - query place, int64 [S, S]."""
+    """Key position - query position, int64 [S, S]."""
 
     def made() -> str:
         q, k = _positions(b, seq)
@@ -164,7 +166,7 @@ def _distance(b: Builder, seq: Sequences) -> str:
 
 
 def choice(b: Builder, seq: Sequences, q: str, k: str, w: str, sizes: tuple[int, int], count: int, width: int) -> str:
-    """[T, 1, width] of q [T, H, D], k [T, 1, D] and w [T, H], as icc.choose_keys has it. sizes: H and D."""
+    """icc.choose_keys of q [T, H, D], k [T, 1, D] and w [T, H] -> [T, 1, width]. sizes: H and D."""
     heads, dim = sizes
     keys = b.add("Transpose", split(b, seq, k, 1, dim), perm=[0, 2, 3, 1])  # [B, 1, D, S]
     products = b.add("Relu", b.add("MatMul", split(b, seq, q, heads, dim), keys))  # [B, S, H, S]
@@ -187,8 +189,8 @@ def choice(b: Builder, seq: Sequences, q: str, k: str, w: str, sizes: tuple[int,
 
 
 def _by_distance(b: Builder, seq: Sequences, bias: RowBias, of_keys: bool = False) -> str:
-    """[B, Hkv, G, S, S]: column `later` + query place - key place of a query's row, or of a key's; 0 where there is
-    none."""
+    """[B, Hkv, G, S, S]: column `later` + query position - key position of the query's row, or of the key's; 0 if there
+    is no such column."""
     rows = b.add("Transpose", split(b, seq, bias.rows, *bias.heads, bias.width), perm=[0, 2, 3, 1, 4])
     column = b.add("Sub", _int(b, bias.later), _distance(b, seq))
     if of_keys:

@@ -1,4 +1,4 @@
-"""How attention, positions and convolutions are written."""
+"""Writes attention, rotary embedding and convolutions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _paged_attention(w: Writer, node: fx.Node) -> str:
 
 
 def _attended(w: Writer, given: Mapping[str, Any], q: str, k: str) -> str:
-    """Attention of q and k, rotated already; given: what the node has, by name."""
+    """Attention of q and k, which are rotated already. given: the node's operands and attributes, by name."""
     spec: AttentionSpec = given["spec"]
     (q_heads, dim), (kv_heads, _), (_, value_dim) = (type_of(given[name]).shape for name in ("q", "k", "v"))
     heads = Heads(q_heads, kv_heads, dim, value_dim, spec)

@@ -1,4 +1,4 @@
-"""An ONNX graph while it is written: nodes with names of their modules, constants and weights stored once."""
+"""An ONNX graph while it is written: nodes named after their modules, and constants and weights stored once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-MICROSOFT = "com.microsoft"  # the domain of MatMulNBits, which onnxruntime has
+MICROSOFT = "com.microsoft"  # onnxruntime's domain, with MatMulNBits
 TYPES: dict[torch.dtype, int] = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -29,7 +29,7 @@ TYPES: dict[torch.dtype, int] = {
 
 @dataclass(frozen=True)
 class Initializer:
-    """A constant of the file: its type and shape are known before its values are."""
+    """A constant of the file, whose dtype and shape are known before its values."""
 
     name: str
     dtype: torch.dtype
@@ -37,14 +37,14 @@ class Initializer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
+        """The number of bytes of its values."""
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class StoredInitializers:
-    """Initializers whose values come together, such as the codes and scales of one weight. load: their values, in
-    order; called once, while the file is written."""
+    """Initializers whose values are computed together, such as the codes and scales of one weight. load: their values
+    [..], in order; called once, while the file is written."""
 
     initializers: tuple[Initializer, ...]
     load: Callable[[], Sequence[torch.Tensor]]
@@ -52,7 +52,7 @@ class StoredInitializers:
 
 @dataclass
 class Builder:
-    """Nodes are appended in order; `at` says in which module of the model the next ones are."""
+    """Collects nodes in order. `at` sets the module of the model that the next nodes belong to."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     stored: list[StoredInitializers] = field(default_factory=list)
@@ -72,12 +72,12 @@ class Builder:
             self.module = before
 
     def unique(self, name: str) -> str:
-        """`name`, or with a number where there is one of that name."""
+        """`name`, with a number appended if it is taken."""
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}_{self._names[name] - 1}"
 
     def add(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """Append a node; the name of its output, or a list of several. An absent input is ""."""
+        """Append a node, and return the name of its output, or a list of names. "" is a missing input."""
         path = f"/{_path(self.module)}" if self.module else ""
         name = self.unique(f"{path}/{op}")
         results = [f"{name}_output_{i}" for i in range(outputs)]
@@ -89,7 +89,7 @@ class Builder:
         return results[0] if outputs == 1 else results
 
     def constant(self, value: Any, dtype: torch.dtype) -> str:
-        """A small constant: a number, or a list of them; equal ones are one initializer."""
+        """A small constant: a number, or a list of numbers. Equal constants share one initializer."""
         key = (repr(value), dtype)
         if key not in self._constants:
             tensor = torch.tensor(value, dtype=dtype)
@@ -99,36 +99,36 @@ class Builder:
         return self._constants[key]
 
     def ints(self, *values: int) -> str:
-        """int64 [n]: shapes, axes, bounds."""
+        """An int64 constant [n], for shapes, axes and bounds."""
         return self.constant(list(values), torch.int64)
 
     def number(self, value: float) -> str:
-        """A float32 scalar."""
+        """A constant float32 scalar."""
         return self.constant(float(value), torch.float32)
 
     def store(self, name: str, value: torch.Tensor) -> str:
-        """An initializer of values, of any shape, that are in memory anyway."""
+        """An initializer with values, of any shape, that are in memory already."""
         self.stored.append(StoredInitializers((Initializer(name, value.dtype, tuple(value.shape)),), lambda: [value]))
         return name
 
     def once(self, key: Any, make: Callable[[], str], module: str = "") -> str:
-        """What `make` gives the first time that it is asked for by `key`; its nodes are named after `module`."""
+        """The result of `make`, which is called only once per `key`; its nodes are named after `module`."""
         if key not in self._shared:
             with self.at(module):
                 self._shared[key] = make()
         return self._shared[key]
 
     def cast(self, value: str, dtype: torch.dtype) -> str:
-        """A conversion."""
+        """A conversion to another dtype."""
         return self.add("Cast", value, to=TYPES[dtype])
 
     def reshape(self, value: str, *shape: int) -> str:
-        """Another shape, of which one size may be -1."""
+        """A reshape; one size may be -1."""
         return self.add("Reshape", value, self.ints(*shape))
 
     @contextmanager
     def body(self) -> Iterator[list[NodeProto]]:
-        """What is added inside goes to the list that this gives, for the graph of a Loop."""
+        """A context in which nodes are appended to the list that it yields, for the graph of a Loop."""
         outer, self.nodes = self.nodes, []
         try:
             yield self.nodes
@@ -141,7 +141,7 @@ class Builder:
 
 
 def _path(module: str) -> str:
-    """model.layers.0.mlp as model/layers.0/mlp: numbers stay with the list that they count."""
+    """model.layers.0.mlp as model/layers.0/mlp: a number stays with the name of its list."""
     parts: list[str] = []
     for part in filter(None, module.split(".")):
         if part.isdecimal() and parts:

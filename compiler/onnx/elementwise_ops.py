@@ -1,4 +1,4 @@
-"""How what is computed element by element is written: any op whose body says so, and bodies themselves."""
+"""Writes elementwise ops: any op that declares a body, and bodies themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _typed(w: Writer, arg: fx.Node) -> Typed:
 
 
 def _finished(w: Writer, found: Typed, wanted: TensorType) -> str:
-    """A body's result in the type that the graph says: all rows, and not only int32."""
+    """A body's result, converted to the graph's dtype and expanded to its shape."""
     name = found.name if found.meta.dtype == wanted.dtype else w.b.cast(found.name, wanted.dtype)
     if tuple(found.meta.shape) == tuple(wanted.meta().shape):
         return name
@@ -29,7 +29,7 @@ def _finished(w: Writer, found: Typed, wanted: TensorType) -> str:
 
 
 def of_body(w: Writer, node: fx.Node, instructions: Any) -> str:
-    """An op that declares what it computes of each element."""
+    """Write an op that declares its computation per element."""
     write, inputs = BodyWriter(), []
     floats = any(type_of(n).dtype.is_floating_point for n in node.all_input_nodes)
 

@@ -1,4 +1,4 @@
-"""A graph -> an ONNX model: its inputs, its nodes in order, its outputs."""
+"""Converts a graph to an ONNX model: its inputs, its nodes in order, its outputs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .ops import write_call
 from .weights import Weights
 from .writer import Writer
 
-OPSET = 23  # the first with RMSNormalization
+OPSET = 23  # the first opset with RMSNormalization
 IR_VERSION = 11
-# Names that transformers and optimum give to inputs and outputs.
+# Names of inputs and outputs in transformers and optimum.
 _NAMES = {"token_ids": "input_ids", "positions": "position_ids", HIDDEN: "last_hidden_state"}
 _ROWS = {LOGIT_ROWS: "rows", DRAFT_ROWS: "draft_rows"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The graph without its weights, and the weights, whose values are read when they are written.
+    """The graph without the values of its weights, and the weights, whose values are read when they are written.
 
-    decoded: how many weights of formats that ONNX ops do not decode are stored as the values that they stand for.
+    decoded: for each format that ONNX ops cannot decode, the number of weights that are stored decoded.
     """
 
     graph: GraphProto
@@ -39,9 +39,9 @@ class Exported:
 def export_graph(graph: Graph) -> Exported:
     """The graph in ONNX: input_ids and position_ids int64 [batch, sequence], logits float32 [batch, sequence, vocab].
 
-    Where the graph takes logit_rows int64 [rows], which count the tokens of the whole batch, logits are [rows, vocab].
-    Of a graph that scores, logits are float32 [batch, labels]. Inputs that the graph declares, such as token_type_ids,
-    come as int64 or float32 [batch, sequence, ...]. Raises ExportError naming the op that cannot be written.
+    If the graph takes logit_rows int64 [rows], indices of tokens of the whole batch, logits are [rows, vocab]. If the
+    graph scores texts, logits are float32 [batch, labels]. Inputs that the graph declares, such as token_type_ids, are
+    int64 or float32 [batch, sequence, ...]. Raises ExportError naming an op that cannot be written.
     """
     b, decoded = Builder(), {}
     inputs: list[ValueInfoProto] = []
@@ -76,7 +76,7 @@ def _sequences(b: Builder, name: str) -> Sequences:
 
 
 def _output(w: Writer, name: str, node: fx.Node) -> ValueInfoProto:
-    """An output; rows of tokens as the batch that they came as."""
+    """An output; rows of tokens get the batch and sequence axes of the input back."""
     b, kind, value = w.b, type_of(node), w.value(node)
     name = _NAMES.get(name, name)
     width = kind.shape[-1]
@@ -85,7 +85,7 @@ def _output(w: Writer, name: str, node: fx.Node) -> ValueInfoProto:
         if kind.rows == TOKENS:
             axes = ["batch", "sequence", width]
             value = b.add("Reshape", value, b.add("Concat", w.sequences.shape, b.ints(width), axis=0))
-            if w.graph.picked:  # of a text, not of its tokens
+            if w.graph.picked:  # one row per text, not per token
                 name, axes = "logits", ["batch", width]
                 value = b.add("Gather", value, b.constant(-1 if w.graph.picked == "last" else 0, torch.int64), axis=1)
         last = b.add("Identity", value)

@@ -1,4 +1,4 @@
-"""How each op of the dialect is written in ONNX: one small function per op; anything without one is refused by name."""
+"""Writes each op of the dialect in ONNX: one small function per op. An op without one is refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANDLERS = joined(*(part.HANDLERS for part in _PARTS))
 
 
 def write_call(w: Writer, node: fx.Node) -> None:
-    """Write one call; ExportError where ONNX has no words for it."""
+    """Write one call. ExportError if it cannot be written in ONNX."""
     module = str(node.meta.get("module", ""))
     name = target_name(node.target)
     with w.b.at(module):

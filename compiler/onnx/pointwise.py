@@ -1,4 +1,4 @@
-"""The opcodes of elementwise bodies as ONNX ops, with torch's promotion of types."""
+"""Writes the opcodes of elementwise bodies as ONNX ops, with torch's type promotion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .builder import Builder
 
 @dataclass(frozen=True)
 class Typed:
-    """An ONNX value, and a tensor on meta of its type: shape and promotion are torch's own."""
+    """The name of an ONNX value, and a meta tensor of its dtype and shape, on which torch computes shapes and
+    promotions."""
 
     name: str
     meta: Tensor
@@ -40,7 +41,7 @@ def _floordiv(b: Builder, args: list[str], dtype: torch.dtype) -> str:
 
 
 def _remainder(b: Builder, args: list[str], dtype: torch.dtype) -> str:
-    """With the divisor's sign, as Mod has it for integers only."""
+    """The remainder with the divisor's sign; Mod has this sign for integers only."""
     if not dtype.is_floating_point:
         return b.add("Mod", *args)
     return b.add("Sub", args[0], b.add("Mul", b.add("Floor", b.add("Div", *args)), args[1]))
@@ -91,7 +92,7 @@ _CONVERTED = {"to_f32": torch.float32, "to_i32": torch.int32, "to_bool": torch.b
 
 
 def emit_body(b: Builder, body: Body, arguments: list[Typed]) -> Typed:
-    """The nodes of a body over `arguments`; its result, of the type that torch gives it."""
+    """Add the nodes of a body over `arguments`, and return its result, of the dtype that torch gives it."""
 
     def literal(value: Number) -> Typed:
         dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
@@ -126,7 +127,7 @@ def _emitted(b: Builder, opcode: str, operands: list[Typed], dtype: torch.dtype)
 
 
 def _promoted(operands: list[Typed]) -> torch.dtype:
-    """The type in which two operands are compared; booleans as numbers."""
+    """The dtype in which two operands are compared; booleans are compared as numbers."""
     found: Any = operands[0].meta
     dtype = torch.result_type(found, operands[1].meta)
     return torch.int32 if dtype == torch.bool else dtype

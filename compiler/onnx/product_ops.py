@@ -1,4 +1,4 @@
-"""How products are written."""
+"""Writes products."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _linear(w: Writer, node: fx.Node) -> str:
 
 @HANDLERS.handles("expert_linear")
 def _expert_linear(w: Writer, node: fx.Node) -> str:
-    """A Loop over the experts, each of which gathers its tokens, and adds nothing where it has none."""
+    """A Loop over the experts. Each gathers its tokens, and adds nothing if it has none."""
     x, weight, bias, index = node.args
     experts, n, _ = type_of(weight).shape  # type: ignore[arg-type]
     b = w.b
-    if index is None:  # all tokens have a row for each
+    if index is None:  # each token has one row per expert
         rows = b.add("Transpose", w.value(x), perm=[1, 0, 2])
         result = b.add("MatMul", rows, b.add("Transpose", w.value(weight), perm=[0, 2, 1]))
         result = b.add("Transpose", result, perm=[1, 0, 2])
@@ -71,7 +71,7 @@ def _expert_linear(w: Writer, node: fx.Node) -> str:
 
 @HANDLERS.handles("hadamard")
 def _hadamard(w: Writer, node: fx.Node) -> str:
-    """A product with the whole matrix, stored once for each size."""
+    """A product with the whole Hadamard matrix, stored once per size."""
     x, block = node.args
 
     def matrix() -> str:

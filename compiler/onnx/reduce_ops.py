@@ -1,4 +1,4 @@
-"""How norms, reductions and softmax are written."""
+"""Writes norms, reductions and softmax."""
 
 from __future__ import annotations
 

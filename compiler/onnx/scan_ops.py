@@ -1,4 +1,4 @@
-"""How recurrences along the tokens are written: a Scan over each sequence of the batch, whose body is one token."""
+"""Writes recurrences along the tokens: a Scan over each sequence of the batch, whose body computes one token."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .attention import split
 from .writer import Table, Writer
 
 HANDLERS = Table()
-Step = Callable[..., tuple[str, str]]  # (state, what the token has ..) -> (state, output)
+Step = Callable[..., tuple[str, str]]  # (state, the token's inputs ..) -> (state, output)
 
 
 @HANDLERS.handles("gated_scan")
 def _gated_scan(w: Writer, node: fx.Node) -> str:
-    """The state [B, Hk, H / Hk, K, V] of all heads; queries and keys broadcast over the heads that share them."""
+    """A scan with the state [B, Hk, H / Hk, K, V] of all heads; queries and keys broadcast over the heads that share
+    them."""
     q, k, v, decay, beta, delta, _ = node.args
     (shared, width), (heads, values) = type_of(k).shape, type_of(v).shape  # type: ignore[arg-type, misc]
     group, b = heads // shared, w.b  # type: ignore[operator]
@@ -43,7 +44,7 @@ def _gated_scan(w: Writer, node: fx.Node) -> str:
 
 @HANDLERS.handles("selective_scan")
 def _selective_scan(w: Writer, node: fx.Node) -> str:
-    """The state [B, N, C]."""
+    """A scan with the state [B, N, C]."""
     x, dt, a, key, query, _ = node.args
     states, channels = type_of(a).shape  # type: ignore[arg-type]
     b, rates = w.b, w.value(a)
@@ -60,7 +61,7 @@ def _selective_scan(w: Writer, node: fx.Node) -> str:
 
 @HANDLERS.handles("channel_scan")
 def _channel_scan(w: Writer, node: fx.Node) -> str:
-    """The state [B, C]; each token's output is the state before it."""
+    """A scan with the state [B, C]; the output of a token is the state before it."""
     x, decay, maximum, start, _ = node.args
     channels, b = type_of(x).shape[0], w.b  # type: ignore[arg-type]
     given = [split(b, w.sequences, w.value(v), channels) for v in (x, decay) if v is not None]
@@ -76,7 +77,8 @@ def _channel_scan(w: Writer, node: fx.Node) -> str:
 
 
 def _scan(w: Writer, state: tuple[int, ...], start: float, inputs: Sequence[str], step: Step) -> str:
-    """[B, S, ..] of what `step` gives for each token of inputs [B, S, ..], from a state [B, *state] of `start`."""
+    """The outputs [B, S, ..] of `step` for each token of inputs [B, S, ..]; the first state is [B, *state], filled with
+    `start`."""
     b = w.b
     batch = b.add("Slice", w.sequences.shape, b.ints(0), b.ints(1))
     first = b.add("Expand", b.number(start), b.add("Concat", batch, b.ints(*state), axis=0))
@@ -88,7 +90,7 @@ def _scan(w: Writer, state: tuple[int, ...], start: float, inputs: Sequence[str]
         names = [b.unique(f"{b.module or 'scan'}/{name}") for name in ("state", *["token"] * len(inputs))]
         after, out = step(*names)
     body = b.subgraph(nodes, [info(names[0], 1 + len(state)), *map(info, names[1:])], [info(after), info(out)])
-    axes = [1] * len(inputs)  # the tokens'
+    axes = [1] * len(inputs)  # the token axis
     found = b.add("Scan", first, *inputs, outputs=2, body=body, num_scan_inputs=len(inputs),
                   scan_input_axes=axes, scan_output_axes=axes[:1])  # fmt: skip
     return found[1]

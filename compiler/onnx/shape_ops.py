@@ -1,4 +1,4 @@
-"""How ops that change shapes, pick and join elements are written."""
+"""Writes ops that change shapes, and that select and join elements."""
 
 from __future__ import annotations
 

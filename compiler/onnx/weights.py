@@ -1,4 +1,5 @@
-"""Weights as initializers: in their own type, or the parts of their storage format and the nodes that decode them."""
+"""Writes weights as initializers: in their own dtype, or as the parts of their storage format with nodes that decode
+them."""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ from .builder import MICROSOFT, TYPES, Builder, Initializer, StoredInitializers
 
 @dataclass(frozen=True)
 class Affine:
-    """A format as MatMulNBits has it: w = (code - zero) scale, `bits` a code, `block` values along K to a scale."""
+    """A format of MatMulNBits: w = (code - zero) scale, with `bits` bits per code, and one scale per `block` values
+    along K."""
 
     bits: int
     block: int
-    zero: int | None  # of all blocks; None where each has its own
+    zero: int | None  # zero of all blocks; None if each has its own
 
     @staticmethod
     def of(storage: StorageFormat) -> Affine | None:
-        """The format as this, or None for one that is something else."""
+        """A storage format as Affine; None if it has another form."""
         if type(storage) is GroupAffine and storage.bits in (4, 8):
             return Affine(storage.bits, storage.group, None)
         if type(storage) is ReducedInt8:
@@ -42,7 +44,7 @@ class Affine:
 
     @property
     def is_contributed(self) -> bool:
-        """Whether onnxruntime's own ops take blocks of this size."""
+        """Whether onnxruntime's MatMulNBits and GatherBlockQuantized accept blocks of this size."""
         return self.block >= 16 and not self.block & (self.block - 1)
 
     def scales(self, storage: StorageFormat, parts: Parts) -> Tensor:
@@ -52,26 +54,27 @@ class Affine:
 
 
 class Weights:
-    """The weights of a graph as ONNX values; each is stored once, in the form that its uses ask for."""
+    """The weights of a graph as ONNX values. Each is stored once, in the form that its uses need."""
 
     def __init__(self, builder: Builder, notes: dict[str, int]) -> None:
         self._b = builder
         self._notes = notes
         self._stored: dict[int, dict[str, str]] = {}
-        self._kept: list[Weight] = []  # so that ids stay theirs
+        self._kept: list[Weight] = []  # keeps weights alive, so that their ids are not reused
 
     def value(self, weight: Weight, name: str) -> str:
-        """The weight whole, floats as float32."""
+        """The whole weight; floats as float32."""
         owner = name.rpartition(".")[0]
         return self._b.once(("value", id(weight)), lambda: self._decoded(weight, name, None), owner)
 
     def rows(self, weight: Weight, name: str, index: str) -> str:
-        """weight[index] along the first axis, floats as float32; only those rows are decoded. Nodes are added here."""
+        """weight[index] along the first axis; floats as float32. Only these rows are decoded, by nodes in the current
+        module."""
         affine = Affine.of(weight.storage)
         if affine is None or not affine.is_contributed or len(weight.shape) != 2:
             return self._decoded(weight, name, index)
         stored, (n, _) = self._packed(weight, name, affine), weight.shape
-        # codes as MatMulNBits has them, which the head may share
+        # codes in MatMulNBits' form, which the LM head may share
         table = self._b.once(
             ("table", id(weight)), lambda: self._b.reshape(stored["codes"], n, -1), name.rpartition(".")[0]
         )
@@ -82,7 +85,7 @@ class Weights:
         )  # fmt: skip
 
     def product(self, weight: Weight, name: str, x: str, bias: str) -> str | None:
-        """x[..., K] times the transpose of a weight [N, K] of 4 or 8-bit codes, or None for other weights."""
+        """x[..., K] times the transpose of a weight [N, K] of 4-bit or 8-bit codes; None for other weights."""
         affine = Affine.of(weight.storage)
         if affine is None or len(weight.shape) != 2 or not affine.is_contributed:
             return None
@@ -94,7 +97,7 @@ class Weights:
         )  # fmt: skip
 
     def _decoded(self, weight: Weight, name: str, index: str | None) -> str:
-        """The weight, or its rows at `index`, as float32; integers as they are."""
+        """The weight, or its rows at `index` (None: all), as float32; integers are not converted."""
         storage, b = weight.storage, self._b
         dtype = torch.float32 if weight.dtype.is_floating_point else weight.dtype
 
@@ -109,15 +112,15 @@ class Weights:
             return self._of_blocks(weight, storage, {k: take(v) for k, v in stored.items()})
         if type(storage) in (ChannelInt8, Float8):
             return self._scaled_rows(weight, name, index)
-        if not isinstance(storage, Dense):  # another package's, or a new one: as the values that it stands for
+        if not isinstance(storage, Dense):  # an unknown format, such as another package's: stored decoded
             self._notes[storage.name] = self._notes.get(storage.name, 0) + 1
         held = storage.dtype if isinstance(storage, Dense) and storage.dtype in TYPES else dtype
         stored = self._store(weight, name, {"": (weight.shape, held)}, lambda: [weight.load().to(held)])
         return take(stored[""]) if held == dtype else b.cast(take(stored[""]), dtype)
 
     def _packed(self, weight: Weight, name: str, affine: Affine) -> dict[str, str]:
-        """As MatMulNBits has them: codes uint8 [..., N, blocks, bytes of a block], scales float32 [..., N, blocks], and
-        zeros, packed along the blocks, where they are not the middle of the codes' range."""
+        """The parts in MatMulNBits' form: codes uint8 [..., N, blocks, bytes of a block], scales float32 [..., N,
+        blocks], and zeros, packed along the blocks, unless all are the middle of the range of codes."""
         *lead, k = weight.shape
         storage, blocks, per_byte = weight.storage, k // affine.block, 8 // affine.bits
         arrays = {
@@ -139,7 +142,7 @@ class Weights:
         return self._store(weight, name, arrays, load)
 
     def _affine(self, weight: Weight, affine: Affine, stored: dict[str, str]) -> str:
-        """(code - zero) scale of packed parts."""
+        """(code - zero) scale, computed from packed parts."""
         b, k = self._b, weight.shape[-1]
         narrow = affine.bits == 4
         codes = b.cast(_unpacked(b, stored["codes"]) if narrow else stored["codes"], torch.float32)
@@ -149,16 +152,18 @@ class Weights:
             zeros = stored["zeros"]
             if narrow:
                 zeros = _unpacked(b, zeros)
-                if k // affine.block % 2:  # the last byte has room for one more
+                if k // affine.block % 2:  # the last byte has one unused code
                     zeros = b.add("Slice", zeros, b.ints(0), b.ints(k // affine.block), b.ints(-1))
             zeros = b.add("Unsqueeze", b.cast(zeros, torch.float32), b.ints(-1))
         scales = b.add("Unsqueeze", stored["scales"], b.ints(-1))
         return _joined(b, b.add("Mul", b.add("Sub", codes, zeros), scales))
 
     def _scaled_rows(self, weight: Weight, name: str, index: str | None) -> str:
-        """DequantizeLinear of int8 or e4m3 codes with a scale per row, or per block of one.
+        """DequantizeLinear of int8 or e4m3 codes with a scale per row, or per block of a row. index: of rows; None:
+        all.
 
-        Gather does not take e4m3: what is read by rows has codes whose values are looked up.
+        Gather does not accept e4m3: stacked matrices, of which rows are read, have uint8 codes whose values are looked
+        up.
         """
         b, form, (*lead, k) = self._b, weight.storage, weight.shape
         floats, blocks = type(form) is Float8, form.arrays(weight.shape)["scales"].shape[-1]
@@ -189,7 +194,8 @@ class Weights:
         return b.add("Mul", values, scales)
 
     def _blocks(self, weight: Weight, name: str, storage: BlockFormat) -> dict[str, str]:
-        """Codes uint8 [..., N, groups, group], two to a byte if they fit; scales, zeros and offsets of groups."""
+        """Codes uint8 [..., N, groups, group], two per byte if they fit; scales, zeros and offsets [..., N, groups,
+        1]."""
         *lead, k = weight.shape
         group, halves = storage.group, _halves(storage)
         spread = (*lead, k // group, 1)
@@ -213,7 +219,7 @@ class Weights:
         return self._store(weight, name, arrays, load)
 
     def _of_blocks(self, weight: Weight, storage: BlockFormat, stored: dict[str, str]) -> str:
-        """Levels of codes times scales, minus offsets."""
+        """The values of codes times scales, minus offsets."""
         b = self._b
         codes = _unpacked(b, stored["codes"]) if _halves(storage) else stored["codes"]
         if storage.table:
@@ -235,7 +241,7 @@ class Weights:
         arrays: dict[str, tuple[tuple[int, ...], torch.dtype]],
         load: Callable[[], list[Tensor]],
     ) -> dict[str, str]:
-        """The names of a weight's initializers."""
+        """Add a weight's initializers, and return their names by part."""
         key = id(weight)
         if key not in self._stored:
             self._kept.append(weight)
@@ -249,7 +255,7 @@ class Weights:
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes of 4 bits two to a byte along the last axis, the first in the low half; 8-bit codes as they are."""
+    """4-bit codes uint8 [.., n] as bytes [.., n / 2], the first of each pair in the low half; 8-bit codes unchanged."""
     if bits == 8:
         return codes
     if codes.shape[-1] % 2:
@@ -262,12 +268,12 @@ def _halves(storage: BlockFormat) -> bool:
 
 
 def _joined(b: Builder, value: str) -> str:
-    """The last two axes as one."""
+    """The value with its last two axes merged."""
     return b.add("Reshape", value, b.add("Concat", b.add("Shape", value, end=-2), b.ints(-1), axis=0))
 
 
 def _unpacked(b: Builder, packed: str) -> str:
-    """The codes of bytes that hold two along the last axis."""
+    """The codes of bytes that hold two codes each along the last axis."""
     low = b.add("BitwiseAnd", packed, b.constant(15, torch.uint8))
     high = b.add("BitShift", packed, b.constant(4, torch.uint8), direction="RIGHT")
     return _joined(b, b.add("Concat", *(b.add("Unsqueeze", half, b.ints(-1)) for half in (low, high)), axis=-1))

@@ -1,4 +1,4 @@
-"""An exported graph -> files: the model, and beside it its weights where they are large, read one at a time."""
+"""Writes an exported graph to files: the model and, if they are large, its weights beside it, read one at a time."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ..engine.atomic import written
 from .builder import TYPES, Initializer, StoredInitializers
 from .export import IR_VERSION, Exported, opset_imports
 
-INLINE_LIMIT = 256 << 20  # bytes of weights that a model file holds itself; protobuf cannot hold 2 GiB
-_SMALL = 1 << 10  # bytes of an initializer that is never moved out
-_ALIGNMENT = 4096  # of values in the data file, so that they can be mapped
+INLINE_LIMIT = 256 << 20  # most bytes of weights inside the model file; protobuf cannot hold 2 GiB
+_SMALL = 1 << 10  # most bytes of an initializer that always stays in the model file
+_ALIGNMENT = 4096  # alignment in bytes of values in the data file, so that they can be mapped
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Written:
-    """The files, and their bytes."""
+    """The files that were written, and their sizes in bytes."""
 
     files: dict[Path, int]
     nodes: int
 
 
 def write_model(exported: Exported, path: Path, external: bool = False, progress: Progress | None = None) -> Written:
-    """Write `path`, and `path`.data where `external` or the weights are above INLINE_LIMIT bytes.
+    """Write `path`, and `path`.data if `external` or if the weights exceed INLINE_LIMIT bytes.
 
-    Both are written as `engine.atomic.written` says, which raises WriteError. progress: called with bytes done and in
-    all, unless it is None.
+    Both are written atomically by `engine.atomic.written`, which raises WriteError. progress: called with bytes done
+    and bytes in all; None: not called.
     """
     total = sum(item.nbytes for stored in exported.stored for item in stored.initializers)
     external = external or total > INLINE_LIMIT
@@ -60,7 +60,7 @@ def write_model(exported: Exported, path: Path, external: bool = False, progress
         out.write(model.SerializeToString(deterministic=True))
     files = {file: file.stat().st_size for file in ([path, data] if external else [path])}
     if not external:
-        data.unlink(missing_ok=True)  # of the file that was replaced
+        data.unlink(missing_ok=True)  # left from a file that was replaced
     return Written(files, len(exported.graph.node))
 
 
@@ -75,7 +75,8 @@ def _empty(item: Initializer) -> TensorProto:
 
 
 def _place(tensor: TensorProto, value: Tensor, side: BinaryIO | None, location: str) -> None:
-    """Give an initializer its values: in the message, or in the file `location` that `side` writes."""
+    """Store the values, of any shape, of an initializer: in the message, or, if `side` is not None, in that file,
+    called `location`."""
     raw = value.reshape(-1).view(torch.uint8).numpy() if value.numel() else None
     if side is None or raw is None or raw.nbytes < _SMALL:
         tensor.raw_data = b"" if raw is None else raw.tobytes()

@@ -1,4 +1,4 @@
-"""Writer: what is known while a graph is written as ONNX, and the table of how each op is."""
+"""Writer: the state while a graph is written as ONNX; and the table of handlers of ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weights import Weights
 
 @dataclass
 class Writer:
-    """What is known while a graph is written: the ONNX value of each node, or a list of several."""
+    """The state while a graph is written. values: the ONNX value of each node, or a list of values."""
 
     graph: Graph
     b: Builder
@@ -26,7 +26,7 @@ class Writer:
     values: dict[fx.Node, Any] = field(default_factory=dict)
 
     def value(self, arg: Any) -> str:
-        """The ONNX value of an operand; "" for an absent one."""
+        """The ONNX value of an operand; "" for a missing one."""
         if arg is None:
             return ""
         if arg.op == "get_attr":
@@ -34,11 +34,11 @@ class Writer:
         return self.values[arg]
 
     def rows_of(self, arg: fx.Node, index: str) -> str:
-        """arg[index] along the first axis; of a weight only those rows are decoded."""
+        """arg[index] along the first axis; for a weight only these rows are decoded."""
         if arg.op == "get_attr":
             return self.weights.rows(self.graph.weight(arg), str(arg.target), index)
         return self.b.add("Gather", self.value(arg), index, axis=0)
 
 
 Handler: TypeAlias = Callable[[Writer, fx.Node], Any]
-Table: TypeAlias = HandlerTable[Handler]  # by the name of an op of the dialect, or of ATen
+Table: TypeAlias = HandlerTable[Handler]  # by the name of an op of the dialect or of ATen

@@ -1,5 +1,5 @@
-"""How several devices of one kind can share the work of a model: replicas, ranks that divide tensors, experts or
-layers, and both, by the least time of their steps, memory and what goes over links."""
+"""Compares ways in which several equal devices can share the work of a model: replicas, ranks that divide tensors,
+experts or layers, and both; by the least time of their steps, their memory, and the bytes over links."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .speed import decode_time, prefill_time
 
 @dataclass(frozen=True)
 class DeviceArrangement:
-    """replicas: engines beside each other. tensors, experts: ranks of each among which these are divided; where both
-    are above 1, they are the same ranks. stages: ranks among which layers are divided. rows: whether ranks divide the
-    norms and sums of prompts by rows."""
+    """replicas: number of independent engines. tensors, experts: number of ranks of a replica that divide these; if
+    both are above 1, the same ranks divide both. stages: number of ranks that divide the layers. rows: whether ranks
+    divide the norms and sums of prompts by rows."""
 
     replicas: int = 1
     tensors: int = 1
@@ -38,14 +38,14 @@ class DeviceArrangement:
 
     @property
     def name(self) -> str:
-        """In short, for a table."""
+        """A short name for a table."""
         ways = {"tensors by": self.tensors, "experts by": self.experts, "layers by": self.stages}
         parts = [f"{what} {count}" for what, count in ways.items() if count > 1] + ["prompts by rows"] * self.rows
         return ", ".join([*parts, *[f"replicas {self.replicas}"] * (self.replicas > 1)]) or "one device"
 
     @property
     def options(self) -> str:
-        """What of `icc compile` and `icc serve` asks for it."""
+        """The options of `icc compile` and `icc serve` that select it."""
         asked = {
             "--tensor-parallel": self.tensors, "--expert-parallel": self.experts, "--pipeline-parallel": self.stages,
             "--replicas": self.replicas,
@@ -56,10 +56,11 @@ class DeviceArrangement:
 
 @dataclass(frozen=True)
 class ArrangedPlan:
-    """What an arrangement gives. weights: bytes of one device, of stages of the one with the most.
-    sequences: of full length that fit at once, on all devices; fits: whether as many as asked for do. decode_seconds:
-    of a token of a single sequence, link_seconds of it, while link_bytes are read over links by each device;
-    prefill_seconds: of one prompt step. tokens_per_s: of all devices, with as many sequences as asked for."""
+    """The estimate for an arrangement. weights: bytes on one device, for stages on the fullest one. sequences: number
+    of full-length sequences that fit at once on all devices; fits: whether the requested number does. decode_seconds:
+    time of a token of a single sequence; link_seconds: the part of it on links, over which each device reads
+    link_bytes. prefill_seconds: time of one prompt step. tokens_per_s: of all devices, with the requested number of
+    sequences."""
 
     arrangement: DeviceArrangement
     weights: int
@@ -72,13 +73,13 @@ class ArrangedPlan:
     tokens_per_s: float
 
     def as_json(self) -> dict[str, Any]:
-        """The fields by name, with the options that ask for it."""
+        """The fields by name, with the options that select the arrangement."""
         return {**asdict(self), "options": self.arrangement.options}
 
 
 @dataclass(frozen=True)
 class DevicesPlan:
-    """Every arrangement of `devices` of a target for `sequences` at once, each of `length` tokens, in prompt steps of
+    """All arrangements of `devices` of a target, for `sequences` at once of `length` tokens each, with prompt steps of
     `chunk` tokens."""
 
     target: Target
@@ -90,18 +91,19 @@ class DevicesPlan:
 
     @property
     def best(self) -> ArrangedPlan | None:
-        """The one with the most tokens per second of those that fit; None where none does."""
+        """The arrangement with the most tokens per second among those that fit; None if none fits."""
         fitting = [found for found in self.arranged if found.fits]
         return max(fitting, key=lambda found: found.tokens_per_s, default=None)
 
     @property
     def quickest(self) -> ArrangedPlan | None:
-        """The one with the least time per token of a single sequence, of those that fit; None where none does."""
+        """The arrangement with the least time per token of a single sequence among those that fit; None if none
+        fits."""
         fitting = [found for found in self.arranged if found.fits]
         return min(fitting, key=lambda found: found.decode_seconds, default=None)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values; bytes, seconds, tokens per second."""
+        """All fields as plain values, in bytes, seconds and tokens per second."""
         best, quickest = self.best, self.quickest
         return {
             "devices": self.devices,
@@ -117,7 +119,7 @@ class DevicesPlan:
 def plan_devices(
     graph: PlannedGraph, single: PlannedCompile, options: CompileOptions, target: Target, devices: int, memory: int
 ) -> DevicesPlan:
-    """Compare the arrangements of `devices`, each with `memory` bytes. single: the plan of one device; target: its
+    """Compare the arrangements of `devices`, each with `memory` bytes. single: the plan for one device. target: its
     target, with the bandwidth to plan for."""
     limits = single.limits
     length, sequences = limits.max_seq_len, limits.max_batch_size
@@ -137,7 +139,7 @@ def plan_devices(
 
 
 def arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
-    """What to compare, of as many ranks as an engine of the target may have."""
+    """The arrangements to compare, with up to as many ranks as an engine of the target may have."""
     for ranks in range(1, min(devices, most_ranks(target)) + 1):
         if devices % ranks or (ranks > 1 and not target.link):
             continue
@@ -152,7 +154,7 @@ def arrangements(devices: int, target: Target) -> Iterator[DeviceArrangement]:
 
 
 def _of_stages(planned: PlannedCompile, stages: int) -> tuple[int, float]:
-    """Bytes of the weights of the stage with the most, and the largest share of the KV layers that a stage has."""
+    """The bytes of weights of the fullest stage, and the largest share of the KV layers in one stage."""
     program = planned.program
     weights = [sum(program.stored[n].nbytes for n in weights_of(program, stage) if n in program.stored)
                for stage in range(stages)]  # fmt: skip
@@ -170,7 +172,7 @@ def _arranged(
     chunk: int,
     memory: int,
 ) -> ArrangedPlan:
-    own = -(-sequences // arrangement.replicas)  # of one replica
+    own = -(-sequences // arrangement.replicas)  # sequences of one replica
     one, all_ = decode_time(planned, target, 1, length), decode_time(planned, target, own, length)
     layers = 1.0
     if arrangement.stages > 1:

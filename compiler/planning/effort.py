@@ -1,5 +1,5 @@
-"""What a compile takes: seconds and memory, from a few figures that were measured: the sample as README.md has it, and
-the 1B shape in benchmarks/NOTES.md."""
+"""Estimates the time and memory of a compile from a few measurements: the sample in README.md, and the 1B shape in
+benchmarks/NOTES.md."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .program import PlannedCompile
 
 # Seconds, on two cores of an AMD Zen 4 at 3.7 GHz; a machine with more cores packs and calibrates faster.
 _MEASURED_CORES = 2
-_START, _PER_NODE = 4.0, 0.002  # imports and the trace of one layer of each kind; passes over the graph
-_PER_KERNEL = {"cpu": 0.33, "native": 0.2, "gpu": 1.0}  # C++ of three instruction sets, of one; Triton's phases
-_PACK = {"none": 4e-9, "q4": 16e-9}  # per value, by how it is stored
+_START, _PER_NODE = 4.0, 0.002  # imports and the trace of one layer of each kind; passes, per node of the graph
+_PER_KERNEL = {"cpu": 0.33, "native": 0.2, "gpu": 1.0}  # C++ for three instruction sets; for one; Triton, all phases
+_PACK = {"none": 4e-9, "q4": 16e-9}  # per value, by its storage
 # per quantized value and calibration token, and per quantized value
 _CALIBRATE = {"awq": 3.0e-11, "gptq": 3.0e-11, "awq+gptq": 6.0e-11, "smooth": 3.0e-11, "auto": 6.0e-11}
 _SEARCH = {"awq": 1.3e-7, "gptq": 1.3e-7, "awq+gptq": 2.0e-6, "smooth": 1.0e-7, "auto": 9.0e-7}
-# Bytes of memory beside mapped files.
+# Bytes of memory apart from mapped files.
 _BASE = 600 << 20  # imports and the trace
-_PER_VALUE = 4.0  # of the largest weight: one float32 copy at a time
-_PER_ACTIVATION = 12.0  # of the calibration tokens in one layer: what it reads, writes, and one between
+_PER_VALUE = 4.0  # per value of the largest weight: one float32 copy at a time
+_PER_ACTIVATION = 12.0  # per value of the calibration tokens in one layer: its input, its output, and one in between
 
 
 @dataclass(frozen=True)
 class Effort:
-    """seconds: of the whole compile. memory: peak bytes beside mapped files. disk: bytes of the engine."""
+    """seconds: of the whole compile. memory: peak bytes apart from mapped files. disk: bytes of the engine."""
 
     seconds: float
     memory: int
@@ -41,7 +41,7 @@ class Effort:
 
 
 def effort(plan: PlannedCompile, options: CompileOptions, target: Target) -> Effort:
-    """An estimate, within a factor of about two."""
+    """An estimate of a compile's effort, within a factor of about two."""
     chosen = find_quantization(options.quant)
     values = [prod(weight.shape) for weight in plan.graph.weights.values()]
     info, cores = plan.graph.info, _MEASURED_CORES / max(1, min(os.cpu_count() or 1, 16))

@@ -1,4 +1,4 @@
-"""`icc plan`: what an engine would take and give, told from config.json: nothing is compiled and no weight is read."""
+"""`icc plan`: estimates the size and speed of an engine from config.json: nothing is compiled and no weight is read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .speed import Rate, rates
 
 @dataclass(frozen=True)
 class TargetPlan:
-    """An engine on one target. memory: bytes that the target has for it. sequences: how many of full length its KV
-    cache holds there at once; longest: the longest one that it holds. devices: how several of them can share the work,
-    where that was asked for."""
+    """The estimate for an engine on one target. memory: bytes that the target has for it. sequences: number of
+    full-length sequences that its KV cache holds at once; longest: tokens of the longest sequence that it holds.
+    devices: how several devices can share the work; None if not asked for."""
 
     target: Target
     planned: PlannedCompile
@@ -43,7 +43,8 @@ class TargetPlan:
         return self.sequences >= self.planned.limits.max_batch_size
 
     def as_json(self) -> dict[str, Any]:
-        """What `icc plan --json` prints of a target: sizes in bytes, limits of speed, and what the compile takes."""
+        """What `icc plan --json` prints for a target: sizes in bytes, limits of speed, and the effort of the
+        compile."""
         planned, program = self.planned, self.planned.program
         formats: dict[str, int] = {}
         for weight in program.stored.values():
@@ -76,13 +77,13 @@ class TargetPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Engines of one model on some targets. options: those of the compile that would make them."""
+    """Estimates for engines of one model on some targets. options: those of the planned compile."""
 
     options: CompileOptions
     targets: Sequence[TargetPlan]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values; bytes, seconds, tokens per second."""
+        """All fields as plain values, in bytes, seconds and tokens per second."""
         first = self.targets[0].planned
         info, limits = first.graph.info, first.limits
         return {
@@ -108,10 +109,11 @@ def make_plan(
     bandwidth: float | None = None,
     devices: int | None = None,
 ) -> Plan:
-    """What compiles of `options` would give on the targets, by name. A model of the hub gives its config.json only.
+    """Plan compiles with `options` for the targets, given by name. For a model on the hub only config.json is fetched.
 
-    memory: bytes to fit into, instead of the target's own. bandwidth: GB/s, likewise; both of one device. devices: how
-    many of them are to share the work; None: nothing is said of that. Raises what a compile would.
+    memory: bytes of one device to fit into; None: the target's own. bandwidth: of one device in GB/s; None: the
+    target's own, or that of this machine for a CPU. devices: number of devices that share the work; None: sharing is
+    not planned. Raises the errors of a compile.
     """
     model = find_model(options.model)
     check_found(model, options)
@@ -140,8 +142,8 @@ def _on(planned: PlannedCompile, target: Target, options: CompileOptions, memory
 
 
 def _as_here(target: Target, weights: int, bandwidth: float | None) -> Target:
-    """A target with the bandwidth that is given, in GB/s; else a CPU with that at which this machine reads so many
-    bytes of weights. The peaks of a CPU target are of two cores that are somewhere: here are as many as there are."""
+    """The target with the given bandwidth, in GB/s; None: its own, but for a CPU the speed at which this machine reads
+    `weights` bytes. The peaks of a CPU target are for two cores, and are scaled to this machine's number of cores."""
     if target.backend == "cpu":
         cores, bandwidth = num_threads() / CPU_CORES, bandwidth or memory_bandwidth(weights)
         target = replace(target, peak_f16=target.peak_f16 * cores, peak_i8=target.peak_i8 * cores)
@@ -149,7 +151,7 @@ def _as_here(target: Target, weights: int, bandwidth: float | None) -> Target:
 
 
 def _memory(target: Target) -> int:
-    """The memory of a target: a GPU's by its kind; for a CPU what is free here."""
+    """The memory of a target in bytes: for a GPU that of its kind; for a CPU the available memory of this machine."""
     return int(target.memory_gib * 2**30) if target.memory_gib else available_bytes()
 
 

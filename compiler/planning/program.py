@@ -1,4 +1,4 @@
-"""The program that a compile would give, without a weight being read: the passes and the lowering, on shapes alone."""
+"""Makes the program of a planned compile without reading a weight: the passes and the lowering run on shapes alone."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PlannedCompile:
 
 @dataclass(frozen=True)
 class PlannedGraph:
-    """An optimized graph, which linears are left as stored, the graph before attention was fused, what that was read
-    from, and the graph with room for adapters, if there is one."""
+    """An optimized graph. kept: linears that are not quantized, with reasons. quantized: the graph before attention was
+    fused. source: where it was read from. adapted: the graph with adapter slots; None without --adapters."""
 
     graph: Graph
     kept: tuple[str, ...]
@@ -56,7 +56,7 @@ class PlannedGraph:
 
 
 def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = False) -> PlannedGraph:
-    """The optimized graph of `source`; encodes as `pipelines.quantize` has it. Raises what `compile_engine` raises."""
+    """The optimized graph of `source`. encodes: as in `pipelines.quantize`. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=options.eviction)
     if options.lora is not None:
         merge_adapter(graph, read_for(graph, source, options.lora))
@@ -80,7 +80,8 @@ def divided_graph(
     cost: CostOf,
     rows: bool = False,
 ) -> PlannedGraph | None:
-    """What one of several ranks runs, see `pipelines.parallel`; None where nothing divides so."""
+    """The graph that one of several ranks runs, see `pipelines.parallel`; None if the model cannot be divided in this
+    way."""
     graph = planned.quantized.copy()
     divide = pipelines.parallel(tensors, experts, stages, cost, rows)
     for phase in (pipelines.attention(options.eviction), divide):
@@ -93,7 +94,7 @@ def divided_graph(
 
 
 def _adapted(graph: Graph, options: CompileOptions, source: ModelSource) -> Graph | None:
-    """The graph with room for adapters, behind attention, where --adapters asks for it."""
+    """A graph after attention with adapter slots; None without --adapters."""
     slots = options.adapter_slots
     return None if slots is None else adapted_graph(graph, slots, source)
 
@@ -103,7 +104,7 @@ def _has_experts(graph: Graph) -> bool:
 
 
 def plan_program(planned: PlannedGraph, options: CompileOptions, target: Target) -> PlannedCompile:
-    """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
+    """Lower an optimized graph for `target`, as `compile_engine` does. The graph is not changed."""
     graph = planned.graph
     backend = backend_for(target, graph.info.weight_dtype, options.deterministic, step_kernel=options.step_kernel)
     limits = make_limits(graph, replace(options, target=target.name))
@@ -116,7 +117,7 @@ def plan_program(planned: PlannedGraph, options: CompileOptions, target: Target)
 
 
 def _quantize(options: CompileOptions, graph: Graph, encodes: bool) -> Sequence[Pass]:
-    """The quantization passes of the options, without calibration: the format of each weight is the same."""
+    """The quantization passes of the options without calibration, which give each weight the same format."""
     if options.quant == "auto":
         chosen = QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False)
         return (*rotated(options), chosen)

@@ -1,4 +1,4 @@
-"""What a device has for the KV cache beside everything else of an engine."""
+"""The memory of a device that is left for the KV cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .program import PlannedCompile
 
 
 def sequences_that_fit(planned: PlannedCompile, target: Target, memory: int, layers: float = 1.0) -> int:
-    """How many sequences of full length the KV cache holds at once on a device with `memory` bytes that has so large a
-    part of the KV layers."""
+    """The number of full-length sequences whose KV fits at once on a device with `memory` bytes. layers: the share of
+    the KV layers that the device has."""
     if memory <= planned.memory.fixed:
         return 0
     room = int(room_for_kv(planned, target, memory) / layers)
@@ -17,7 +17,7 @@ def sequences_that_fit(planned: PlannedCompile, target: Target, memory: int, lay
 
 
 def room_for_kv(planned: PlannedCompile, target: Target, memory: int) -> int:
-    """Bytes for the KV cache, of `memory` bytes: a GPU's gets a share of what the weights leave; a CPU's, of what is
-    free before they are mapped."""
+    """Bytes for the KV cache on a device with `memory` bytes: on a GPU a share of what the weights leave; on a CPU a
+    share of the memory that is free before the weights are mapped."""
     share, free = KV_SHARES[target.backend], memory - planned.memory.fixed
     return max(int(free * share) if target.backend != "cpu" else min(int(memory * share), free), 0)

@@ -1,4 +1,4 @@
-"""A plan for people: a table with one column per target."""
+"""Prints a plan for people: a table with one column per target."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .devices import DevicesPlan
 from .plan import Plan, TargetPlan
 from .speed import Rate
 
-_WIDEST = 160  # columns of a table of devices with the longest names: in fewer, figures would be cut off
+_WIDEST = 160  # characters of a table of devices with the longest names: with fewer, numbers would be cut off
 
 
 def as_text(plan: Plan) -> str:
-    """What was asked, then bytes, what fits, speed at the limits and the compile, for each target."""
+    """The options, and for each target bytes, what fits, limits of speed, and the effort of the compile."""
     first = plan.targets[0].planned
     info, limits = first.graph.info, first.limits
     text = io.StringIO()
@@ -65,7 +65,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _show_devices(console: Console, plan: DevicesPlan) -> None:
-    """A line for each way to share the work, and which to take."""
+    """Print a line for each arrangement, and which to choose."""
     console.print(f"\n{plan.devices} x {plan.target.name}, {plan.sequences} sequences at once, in all:")
     console.width = max(console.width, _WIDEST)
     table = Table(box=None, pad_edge=False, show_edge=False)
@@ -93,13 +93,13 @@ def _show_devices(console: Console, plan: DevicesPlan) -> None:
 
 
 def _working(target: TargetPlan) -> int:
-    """Bytes of the buffers of a step."""
+    """The bytes of the buffers of a step."""
     memory = target.planned.memory
     return memory.fixed - memory.weights - memory.adapters
 
 
 def _name(rates: Sequence[Rate]) -> str:
-    """What one rate of each target is of; the number of sequences may be another on each."""
+    """The name of a row with one rate per target; the number of sequences may differ between targets."""
     rate, batches = rates[0], {rate.sequences for rate in rates}
     if rate.kind == "prefill":
         return f"prefill of {rate.length}, at most"

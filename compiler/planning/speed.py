@@ -1,5 +1,5 @@
-"""How fast an engine can be at most on a target: each op at the limit of memory or of arithmetic (the roofline of
-Williams, Waterman and Patterson 2009), whatever kernels reach of it."""
+"""Computes the speed that an engine on a target cannot exceed: each op runs at the limit of memory or of arithmetic
+(the roofline of Williams, Waterman and Patterson 2009)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _PAGED, _EXPERTS, _SUM, _TRANSFER, _SCATTER, _GATHER = (
 
 @dataclass(frozen=True)
 class Rate:
-    """One kind of step. sequences: how many are in it. length: tokens of context (decode) or of the prompt (prefill).
+    """The rate of one kind of step. sequences: their number in the step. length: tokens of context (decode) or of the
+    prompt (prefill).
 
     seconds: the least time of the step. bound: "memory" or "arithmetic", whichever takes the larger part of it.
     """
@@ -48,8 +49,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The least time of a step, in seconds: of memory (moving bytes) where that is the limit, of arithmetic where that
-    is, and of links between ranks. link_bytes: what a rank reads of others."""
+    """The least time of a step, in seconds, split into ops that are limited by memory, ops that are limited by
+    arithmetic, and links between ranks. link_bytes: bytes that a rank reads from others."""
 
     memory: float = 0.0
     arithmetic: float = 0.0
@@ -58,7 +59,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All of it, one after the other."""
+        """The sum: the parts do not overlap."""
         return self.memory + self.arithmetic + self.link
 
     def __add__(self, other: StepTime) -> StepTime:
@@ -66,7 +67,8 @@ class StepTime:
 
 
 def rates(plan: PlannedCompile, target: Target, sequences: int, length: int) -> list[Rate]:
-    """Decode of one sequence and of `sequences`, each with `length` tokens of context; and the prefill of a prompt."""
+    """The rates of decode with one and with `sequences` sequences, each with `length` tokens of context; and of the
+    prefill of a prompt."""
     batch = min(sequences, plan.limits.max_batch_size)
     chunk = min(plan.limits.max_step_tokens, length)
     decodes = [_rate("decode", count, length, decode_time(plan, target, count, length)) for count in sorted({1, batch})]
@@ -79,20 +81,21 @@ def _rate(kind: str, sequences: int, length: int, time: StepTime, tokens: int | 
 
 
 def decode_time(plan: PlannedCompile, target: Target, sequences: int, length: int) -> StepTime:
-    """A step with the next token of `sequences`, each with `length` tokens of context, on one rank; on all of them
-    where they are stages."""
+    """The time of a step with the next token of `sequences`, each with `length` tokens of context, on one rank; if
+    ranks are stages, on all of them."""
     time = _calls_time(plan, target, sequences, sequences, length / sequences)
     cache = target.roofline().memory_seconds(sequences * kv_bytes_read(plan.program.kv, length))
     return time + StepTime(memory=cache)
 
 
 def prefill_time(plan: PlannedCompile, target: Target, tokens: int) -> StepTime:
-    """A step with `tokens` tokens of one prompt, on one rank."""
+    """The time of a step with `tokens` tokens of one prompt, on one rank."""
     return _calls_time(plan, target, tokens, 1, 0.5)
 
 
 def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, attended: float) -> StepTime:
-    """All calls of the graph. rows: of logits. attended: how many times the keys of the step each token reads."""
+    """The time of all calls of the graph. rows: number of rows of logits. attended: the keys that each token reads, as
+    a multiple of the step's tokens."""
     graph, time = plan.graph, StepTime()
     quantized = any(map(_has_codes, graph.weights.values()))
     roof = target.roofline(eight=quantized and target.backend == "cpu")
@@ -106,7 +109,7 @@ def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, at
         if cost is None:
             continue
         of_bytes, of_flops = _fullest(graph, node, tokens)
-        if node.target is _PAGED:  # its cost is that of all tokens of the step with each other
+        if node.target is _PAGED:  # its cost assumes that all tokens of the step attend to each other
             of_flops = attended
         by_memory, by_arithmetic = (
             roof.memory_seconds(cost.bytes * of_bytes),
@@ -119,17 +122,17 @@ def _calls_time(plan: PlannedCompile, target: Target, tokens: int, rows: int, at
 def _exchange_time(
     node: fx.Node, counts: Mapping[str, int], ranks: int, target: Target, narrow: bool = False
 ) -> StepTime:
-    """What ranks do together: each reads what the others have, of rows that they divide what is its own or theirs.
-    narrow: whether elements are of 16 bits."""
+    """The time of a collective op: each rank reads the others' values, or its share of them if rows are divided.
+    narrow: whether elements have 16 bits."""
     given = node.args[0]
     assert isinstance(given, fx.Node)
     kind = type_of(given)
     rows = 1 if kind.rows is None else counts[kind.rows]
     nbytes = (2 if narrow else kind.dtype.itemsize) * prod(kind.shape) * rows
-    decodes = counts[TOKENS] == counts[LOGIT_ROWS] and target.backend != "cpu"  # which plans of GPUs do not divide
+    decodes = counts[TOKENS] == counts[LOGIT_ROWS] and target.backend != "cpu"  # GPUs divide no rows in decode
     if node.target in (_SCATTER, _GATHER) and rows >= node.args[1] and not decodes:  # type: ignore[operator]
         return StepTime(link=divided_seconds(nbytes, ranks, target), link_bytes=nbytes * (ranks - 1) / ranks)
-    if node.target is _GATHER:  # every rank has all rows
+    if node.target is _GATHER:  # every rank has all rows already
         return StepTime()
     if node.target is _TRANSFER:
         return StepTime(link=read_seconds(nbytes, target), link_bytes=nbytes)
@@ -139,11 +142,11 @@ def _exchange_time(
 
 
 def _fullest(graph: Graph, node: fx.Node, tokens: int) -> tuple[float, float]:
-    """What parts of the bytes and the FLOPs of an expert product the rank has that the most tokens come to, where ranks
-    have whole experts; (1, 1) of other calls.
+    """The shares of the bytes and the FLOPs of an expert product on the rank with the most tokens, if ranks have whole
+    experts; (1, 1) for other calls.
 
-    Choices are taken as even: of m per rank, the fullest has about m + sqrt(2 m ln ranks) (Raab and Steger 1998, "Balls
-    into Bins").
+    Choices of experts are assumed to be uniform: with m per rank on average, the fullest rank has about m + sqrt(2 m ln
+    ranks) (Raab and Steger 1998, "Balls into Bins").
     """
     if node.target is not _EXPERTS or graph.ranks == 1:
         return 1.0, 1.0

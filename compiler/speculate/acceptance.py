@@ -1,4 +1,4 @@
-"""How often the heads are right: per head and rank, on calibration text, through the reference interpreter."""
+"""Measures how often the heads are right, per head and rank, on calibration text with the reference interpreter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Progress = Callable[[str, int, int], None]
 
 
 def measure_acceptance(graph: Graph, sequences: Sequence[Sequence[int]], progress: Progress) -> list[list[float]]:
-    """acceptance[head][rank]: the share of places where that choice of head i is the model's own greedy token i + 2
-    places on, among those where the text went as the model would have until there. Falls with the rank.
+    """acceptance[head][rank]: the share of positions where this choice of head i is the model's own greedy token i + 2
+    positions later, among the positions where the text up to there is what the model would have written. Sorted to fall
+    with the rank.
     """
     hits, counts = torch.zeros(0), torch.zeros(0)
     for number, tokens in enumerate(sequences):

@@ -1,4 +1,4 @@
-"""What `--spec` asks for; read before anything heavy is imported."""
+"""The value of `--spec`, parsed before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpecChoice:
-    """What `--spec` asked for: a drafter; path: the directory of its weights, of those FROM_FILES; layers: of
-    layer-skip, behind how many it exits."""
+    """The parsed value of `--spec`: a drafter. path: the directory of its weights, for drafters in FROM_FILES; else
+    None. layers: for layer-skip, the number of layers after which it exits."""
 
     drafter: str
     path: Path | None = None
@@ -25,7 +25,7 @@ class SpecChoice:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it is a layer of the engine, over tokens and hidden states."""
+        """Whether the drafter is a layer of the engine, over tokens and hidden states."""
         return self.drafter in LAYERS
 
     @property
@@ -55,7 +55,7 @@ class SpecChoice:
         return cls(drafter, Path(value) if drafter in FROM_FILES else None, layers)
 
     def read_heads(self) -> tuple[MedusaHead, ...]:
-        """The heads to insert, none for other drafters."""
+        """The heads to insert; () for other drafters. CheckpointError or TensorError as `head_files.read_heads`."""
         from .head_files import read_heads
 
         return () if self.heads is None else read_heads(self.heads)

@@ -1,4 +1,5 @@
-"""What a step costs by its tokens, by the roofline on a target: how large a tree of guesses pays."""
+"""Models the time of a step by its number of tokens, by the roofline of a target, to decide how large a tree of guesses
+pays."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from ..targets import Target
 from ..weights.handles import QuantizedWeight
 from .tree import Cost
 
-EFFICIENCY = 0.6  # of the peak rate that products reach
-LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, barrier included
-HOST = 1e-4  # seconds of a step outside of the kernels
+EFFICIENCY = 0.6  # share of the peak rate that products reach
+LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, including its barrier
+HOST = 1e-4  # seconds of a step outside the kernels
 
 
 def modelled_cost(graph: Graph, target: Target, profile: Profile, drafts: str) -> Cost:
-    """By the roofline of every op, plus what each launch and each step takes beside it. drafts: the section that
-    guesses, where the graph has it."""
+    """The cost of a step in seconds: the roofline of every op, plus a constant per launch and per step. drafts: the
+    name of the section that guesses, if the graph has one."""
     quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
     roof = target.roofline(eight=quantized, share=EFFICIENCY)
     asked = graph.section_nodes()

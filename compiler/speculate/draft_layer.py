@@ -1,4 +1,4 @@
-"""A layer that guesses, as a graph that is ready to be inserted."""
+"""Loads a draft layer as a graph that is ready to be inserted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .choice import SpecChoice
 
 
 def load_draft_layer(choice: SpecChoice | None, source: ModelSource, graph: Graph) -> DraftLayer | None:
-    """The layer that `choice` asks for, in the canonical form; None where it asks for none. UsageError where the
-    checkpoint that `graph` was read from has none; for a drafter's directory, see `load_eagle` and its like."""
+    """The draft layer of `choice`, in canonical form; None if `choice` is not a layer. UsageError if the checkpoint of
+    `graph` has none; for a drafter's directory, see `load_eagle` and similar functions."""
     if choice is None or not choice.is_layer:
         return None
     layer = _LOADERS[choice.drafter](choice, source, graph)

@@ -3,8 +3,8 @@
 Head i is `num_layers` residual blocks, x + silu(linear(x)), and an LM head:
     medusa_head.{i}.{layer}.linear.weight [hidden, hidden], medusa_head.{i}.{layer}.linear.bias [hidden]
     medusa_head.{i}.{num_layers}.weight [vocab, hidden]
-Heads without an LM head share the model's, which may lie behind a projection of the head's own: a block only ever adds
-to a hidden state (silu has no large negative values), which is little freedom in front of an LM head that is given.
+Heads without an LM head share the model's, which may follow a projection of the head's own: a block only ever adds to
+a hidden state (silu has no large negative values), which is little freedom before a fixed LM head.
     medusa_head.{i}.projection.weight [hidden, hidden]
 The prefix `medusa_head.` may be missing, as it is in the checkpoints of FasterDecoding/Medusa. config.json has
 medusa_num_heads and medusa_num_layers.
@@ -31,8 +31,8 @@ FILE = "medusa_lm_head.safetensors"
 
 @dataclass(frozen=True)
 class MedusaHead:
-    """One head: weight [hidden, hidden] and bias [hidden] of each block, and its LM head, if it has its own, or its
-    projection, if it has one."""
+    """One head: weight [hidden, hidden] and bias [hidden] of each block; its own LM head, or None; its projection, or
+    None."""
 
     blocks: tuple[tuple[Weight, Weight], ...]
     lm_head: Weight | None
@@ -40,7 +40,8 @@ class MedusaHead:
 
 
 def read_heads(directory: Path) -> tuple[MedusaHead, ...]:
-    """The heads of a directory, as lazy weights. CheckpointError or TensorError says what is missing or misshapen."""
+    """The heads of a directory, as lazy weights. CheckpointError or TensorError names what is missing or has a wrong
+    shape."""
     num_heads, num_layers = _read_config(directory / "config.json")
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in open_checkpoint(directory).items()}
 
@@ -83,7 +84,7 @@ def _read_config(path: Path) -> tuple[int, int]:
 
 
 def write_heads(directory: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """Write the tensors (named without prefix) in bf16, and config.json; each file appears whole or not at all."""
+    """Write the tensors [..] (named without prefix) in bf16, and config.json; each file is written atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     stored = {PREFIX + name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}
     partial = directory / (FILE + ".partial")

@@ -1,4 +1,5 @@
-"""What heads are trained on: windows of tokens with the frozen model's hidden states, computed once, kept in chunks.
+"""The training data of heads: windows of tokens with the frozen model's hidden states, computed once and stored in
+chunks.
 
 The hidden state is the input of the LM head, the same value that the pass `insert-medusa-heads` reads.
 """
@@ -21,15 +22,16 @@ from ..errors import UsageError
 from .train_options import CHUNK
 
 Progress = Callable[[str, int, int], None]
-Read = Callable[[Any, Tensor], Tensor]  # (model, windows [n, length]) -> what is kept of each token, [n, length, width]
+Read = Callable[[Any, Tensor], Tensor]  # (model, windows [n, length]) -> values to store, [n, length, width]
 
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """Which windows are cut from the text.
+    """How windows are cut from the text.
 
-    sequences: how many at most, spread evenly. length: tokens of each. prompt: where the model writes the rest itself,
-    the tokens that it starts from; 0 keeps the text. temperature: of that writing, 0 is greedy.
+    sequences: the largest number of windows, spread evenly. length: tokens per window. prompt: number of tokens of the
+    text after which the model writes the rest of a window itself; 0 keeps the text. temperature: of the model's own
+    text; 0 is greedy.
     """
 
     sequences: int
@@ -40,8 +42,8 @@ class WindowOptions:
 
 
 def cut_windows(model_dir: Path, text: Path, bos: int | None, options: WindowOptions) -> Tensor:
-    """int64 [n, length] windows of the text, in an order drawn by the seed; each starts with `bos`, if it is not None.
-    UsageError without a tokenizer.json, or for a text of fewer than two windows."""
+    """Windows of the text, int64 [n, length], in a random order by the seed; each starts with `bos`, unless that is
+    None. UsageError without a tokenizer.json, or for a text of fewer than two windows."""
     tokenizer = model_dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise UsageError(f"{model_dir} has no tokenizer.json, so {text} cannot be read as tokens")
@@ -59,11 +61,11 @@ def cut_windows(model_dir: Path, text: Path, bos: int | None, options: WindowOpt
 
 
 class HiddenStates:
-    """The chunks on disk: chunk c holds `tokens` int32 [n, length] and `hidden` bf16 [n, length, width], what `read`
-    gives of the model.
+    """The chunks on disk: chunk c holds `tokens` int32 [n, length] and `hidden` bf16 [n, length, width], the result of
+    `read`.
 
-    A chunk that exists is not computed again, and each depends on the seed and its number alone, so a run that was cut
-    off goes on where it stopped. Another model, text or option makes another directory.
+    An existing chunk is not computed again, and each depends only on the seed and its number, so an interrupted run
+    continues where it stopped. Another model, text or option uses another directory.
     """
 
     def __init__(self, directory: Path, model: Any, windows: Tensor, options: WindowOptions, read: Read) -> None:
@@ -97,7 +99,7 @@ class HiddenStates:
         return found["tokens"].to(torch.int64), found["hidden"]
 
     def batches(self, numbers: range, rows: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of `rows` windows over the chunks `numbers`, in an order drawn by the seed: shapes as in `chunk`."""
+        """Batches of `rows` windows over the chunks `numbers`, in a random order by the seed; shapes as in `chunk`."""
         source = torch.Generator().manual_seed(seed)
         for index in torch.randperm(len(numbers), generator=source).tolist():
             tokens, hidden = self.chunk(numbers[index])
@@ -112,7 +114,7 @@ class HiddenStates:
 
 @torch.inference_mode()
 def hidden_states(model: Any, windows: Tensor) -> Tensor:
-    """[n, length, hidden]: the inputs of the LM head of the model on `windows` [n, length]."""
+    """The inputs of the model's LM head on `windows` [n, length]: [n, length, hidden]."""
     caught: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
     try:
@@ -123,14 +125,15 @@ def hidden_states(model: Any, windows: Tensor) -> Tensor:
 
 
 def taps_of(layers: int) -> tuple[int, ...]:
-    """Behind how many of a model's layers EAGLE-3 reads its hidden states: as SpecForge chooses, and as far apart in
-    models of fewer layers."""
+    """The numbers of layers after which EAGLE-3 reads hidden states: SpecForge's choice, or equally spread ones in
+    models of fewer than 6 layers."""
     return (2, layers // 2, layers - 3) if layers >= 6 else tuple(sorted({1, layers // 2, layers - 1} - {0}))
 
 
 @torch.inference_mode()
 def tapped_states(model: Any, windows: Tensor) -> Tensor:
-    """[n, length, taps * hidden]: the values behind the layers of `taps_of`, before the next norm."""
+    """The hidden states after the layers of `taps_of`, before the next norm, for `windows` [n, length]: [n, length,
+    taps * hidden]."""
     taps = taps_of(model.config.get_text_config().num_hidden_layers)
     found = model.get_decoder()(input_ids=windows, use_cache=False, output_hidden_states=True).hidden_states
     return torch.cat([found[tap] for tap in taps], dim=-1)
@@ -138,7 +141,7 @@ def tapped_states(model: Any, windows: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def continued(model: Any, prompts: Tensor, options: WindowOptions) -> Tensor:
-    """`prompts` [n, p] and what the model writes after them, [n, length]; end tokens do not end it."""
+    """`prompts` [n, p] continued by the model to [n, length]. End tokens do not end the text."""
     sampling: dict[str, Any] = {"do_sample": False}
     if options.temperature:
         sampling = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}

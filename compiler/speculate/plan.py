@@ -1,4 +1,4 @@
-"""`--spec` at compile time: which drafter the engine is for, its heads, and its trees."""
+"""`--spec` at compile time: the engine's drafter, its heads, and its trees."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .acceptance import DRAFTS, Progress, measure_acceptance
 from .choice import SpecChoice
 from .tree import Cost, choose_tree, tree_of
 
-FEW = 15  # guesses of a step, by which the cost of one is told
-SEQUENCES = 8  # of the calibration text, on which acceptance is measured
+FEW = 15  # guesses of the step from which the cost of one guess is derived
+SEQUENCES = 8  # sequences of the calibration text on which acceptance is measured
 
 
 def speculation(
@@ -27,10 +27,10 @@ def speculation(
     cost: Cost,
     layer: DraftLayer | None = None,
 ) -> Speculation | None:
-    """What program.json says: the drafter, what a guess costs at first sight, which of a mixture of experts is mostly
-    the experts that it touches, and, for heads, one tree per power of two of requests.
+    """The Speculation of program.json: the drafter, an estimate of the cost of a guess (in a mixture of experts mostly
+    that of the experts it reads), and, for heads, one tree per power of two of requests. None without --spec.
 
-    guesses: of each tree; None for as many as pay. layer: the one that guesses, if there is one.
+    guesses: number of guesses of each tree; None: as many as pay. layer: the draft layer, or None.
     """
     if choice is None:
         return None
@@ -51,10 +51,10 @@ def speculation(
 
 
 def with_speculation(program: Program, found: Speculation | None) -> Program:
-    """The program that says so; as it is for None."""
+    """The program with this speculation; unchanged for None."""
     return program if found is None else msgspec.structs.replace(program, speculation=found)
 
 
 def acceptance_of(graph: Graph, sequences: Sequence[Sequence[int]], progress: Progress) -> list[list[float]]:
-    """Measured where the graph has heads."""
+    """The measured acceptance; [] if the graph has no heads."""
     return measure_acceptance(graph, sequences[:SEQUENCES], progress) if DRAFTS in graph.sections else []

@@ -1,4 +1,5 @@
-"""`icc train-heads`: Medusa heads on the hidden states of a frozen model (Medusa-1, Cai et al. 2024, section 2.2.1).
+"""`icc train-heads`: trains Medusa heads on the hidden states of a frozen model (Medusa-1, Cai et al. 2024, section
+2.2.1).
 
 Head i reads the hidden state of token t and predicts token t + 2 + i; the model itself predicts t + 1. The loss is the
 sum of the heads' cross-entropies, head i weighted by 0.8^i. A block starts as the identity, so that training starts
@@ -21,7 +22,7 @@ from .trainer import DECAY, STATE, TOP, Trainer, load_model, read_states, split
 
 
 class TrainedHeads(nn.Module):
-    """Heads of residual blocks over one hidden state, and their LM heads, shared or own. Parameters have their
+    """Heads of residual blocks over one hidden state, with a shared LM head or one each. Parameters have their
     published names, with "_" for "."."""
 
     def __init__(self, options: TrainHeadsOptions, lm_head: Tensor) -> None:
@@ -45,7 +46,7 @@ class TrainedHeads(nn.Module):
         return {name.replace("_", "."): value for name, value in self.named_parameters()}
 
     def logits(self, head: int, hidden: Tensor) -> Tensor:
-        """[..., vocab] of one head from [..., hidden]."""
+        """The logits [..., vocab] of one head for hidden states [..., hidden]."""
         layers = self._options.layers
         for layer in range(layers):
             weight, bias = (self.get_parameter(f"{head}_{layer}_linear_{kind}") for kind in ("weight", "bias"))
@@ -67,12 +68,13 @@ class TrainedHeads(nn.Module):
 
 
 def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor | None = None) -> list[list[float]]:
-    """Train, write the heads, and return the held-out accuracy [head][rank]: the token is among the best rank + 1.
+    """Train, write the heads, and return the held-out accuracy [head][rank]: how often the token is among the best rank
+    + 1.
 
-    `windows`, int64 [n, length], are used as they are instead of windows of the text, unless they are None.
+    windows: int64 [n, length], used instead of windows of the text; None: windows of the text.
 
-    Raises IccError. What is computed on the way lies in the output directory until the end, so that the same command
-    goes on after it was cut off, and gives the same heads as if it had not been.
+    Raises IccError. Intermediate results are kept in the output directory until the end, so that the same command
+    continues an interrupted run, with the same heads as result.
     """
     model = load_model(options)
     states = read_states(options, model, reporter, windows, hidden_states)
@@ -99,7 +101,7 @@ def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor 
 
 @torch.inference_mode()
 def evaluate(heads: TrainedHeads, states: HiddenStates, chunks: range, options: TrainHeadsOptions) -> list[list[float]]:
-    """Held-out accuracy [head][rank], over the tokens of the windows (the model's own where it wrote them)."""
+    """The held-out accuracy [head][rank], over the tokens of the windows (only the model's own, if it wrote them)."""
     hits = torch.zeros(options.heads, TOP)
     counts = torch.zeros(options.heads)
     first = options.length // 4 if options.generate else 0

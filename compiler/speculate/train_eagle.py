@@ -1,10 +1,11 @@
-"""`icc train-heads --kind eagle3`: a small EAGLE-3 drafter (Li et al. 2025) for a frozen model, in SpecForge's layout.
+"""`icc train-heads --kind eagle3`: trains a small EAGLE-3 drafter (Li et al. 2025) for a frozen model, in SpecForge's
+layout.
 
-One decoder layer of Llama's form reads, for token t, the embedding of token t + 1 and what `fc` makes of the model's
-hidden states of token t, and predicts token t + 2 through the model's own LM head. It is trained as it is used
-(training-time test, section 3.2): in pass j it reads its own hidden state of pass j - 1 in place of the model's, one
-token on, and attends to the keys of pass 0 up to its place and to its own of the passes since. The loss is the sum of
-the passes' cross-entropies, pass j weighted by 0.8^j.
+One decoder layer of Llama's form reads, for token t, the embedding of token t + 1 and `fc` of the model's hidden states
+of token t, and predicts token t + 2 through the model's own LM head. It is trained as it is used (training-time test,
+section 3.2): in pass j it reads its own hidden state of pass j - 1 in place of the model's, one token later, and
+attends to the keys of pass 0 up to its position and to its own keys of the later passes. The loss is the sum of the
+passes' cross-entropies, pass j weighted by 0.8^j.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FILE = "model.safetensors"
 
 
 class EagleLayer(nn.Module):
-    """The drafter. Parameters have SpecForge's names, with "-" for "."; embedding and LM head are the model's."""
+    """The drafter. Parameters have SpecForge's names, with "-" for "."; the embedding and the LM head are the
+    model's."""
 
     def __init__(self, options: TrainHeadsOptions, model: Any) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class EagleLayer(nn.Module):
             if len(shape) == 1:
                 value = torch.ones(shape)
             elif name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
-                value = torch.zeros(shape)  # the layer begins as what it is given
+                value = torch.zeros(shape)  # the layer starts as the identity
             else:
                 value = torch.randn(shape, generator=source) * shape[1] ** -0.5
             self.register_parameter(name.replace(".", "-"), nn.Parameter(value))
@@ -77,8 +79,8 @@ class EagleLayer(nn.Module):
         return rms_norm(x.float(), (self.width,), self._weight(name), EPS)
 
     def passes(self, tokens: Tensor, taps: Tensor, count: int) -> list[Tensor]:
-        """Logits [n, rows, vocab] of each of `count` passes, of the rows that have all tokens: row t of pass j is
-        of token t + 2 + j. tokens: int64 [n, length]; taps: [n, length, taps * H]."""
+        """The logits [n, rows, vocab] of each of `count` passes, for the rows whose tokens all exist: row t of pass j
+        predicts token t + 2 + j. tokens: int64 [n, length]; taps: [n, length, taps * H]."""
         rows = tokens.shape[1] - 1 - count
         hidden = linear(taps[:, :rows].to(self._weight("fc").dtype), self._weight("fc"))
         keys: list[Tensor] = []
@@ -90,8 +92,8 @@ class EagleLayer(nn.Module):
         return found
 
     def _layer(self, tokens: Tensor, hidden: Tensor, ahead: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        """One pass: hidden states [n, rows, H] behind the layer. keys, values: of the passes before; this one's are
-        added."""
+        """One pass: the hidden states [n, rows, H] after the layer. keys, values: those of earlier passes; this pass's
+        are appended."""
         embedded = self._embedding.to(hidden.device)[tokens]
         normed = self._norm(hidden, "midlayer.hidden_norm")
         x = torch.cat([self._norm(embedded, "midlayer.input_layernorm"), normed], -1)
@@ -131,7 +133,7 @@ class EagleLayer(nn.Module):
         return sum(loss.item() for loss in losses) / count
 
     def config(self, target: Any) -> dict[str, Any]:
-        """config.json, for the target's own."""
+        """The content of config.json, given the target model's configuration."""
         return {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
@@ -156,7 +158,8 @@ class EagleLayer(nn.Module):
 
 
 def _turned(x: Tensor, places: Tensor) -> Tensor:
-    """Queries or keys [n, heads, rows, dim] with rotary positions, of which the halves of a head are the two parts."""
+    """Queries or keys [n, heads, rows, dim], rotated by positions `places` [rows]; a pair is an element of each half of
+    a head."""
     half = x.shape[-1] // 2
     angles = places[:, None] * THETA ** -(torch.arange(half, device=x.device) / half)
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
@@ -164,7 +167,8 @@ def _turned(x: Tensor, places: Tensor) -> Tensor:
 
 
 def train_eagle(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor | None = None) -> list[list[float]]:
-    """Train, write the drafter, and return the held-out accuracy [pass][rank]; see `train_heads`."""
+    """Train, write the drafter, and return the held-out accuracy [pass][rank]; see `train_heads`. UsageError for a
+    model of one layer."""
     model = load_model(options)
     if model.config.get_text_config().num_hidden_layers < 2:
         raise UsageError(f"{options.model} has one layer: EAGLE-3 reads between layers", "train --kind medusa")
@@ -188,7 +192,7 @@ def train_eagle(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor 
 
 @torch.inference_mode()
 def _evaluate(layer: EagleLayer, states: HiddenStates, chunks: range) -> list[list[float]]:
-    """Held-out accuracy [pass][rank], over the tokens of the windows (the model's own where it wrote them)."""
+    """The held-out accuracy [pass][rank], over the tokens of the windows (only the model's own, if it wrote them)."""
     count = layer.options.heads
     first = layer.options.length // 4 if layer.options.generate else 0
     hits, total = torch.zeros(count, TOP), 0

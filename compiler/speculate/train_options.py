@@ -1,4 +1,4 @@
-"""What `icc train-heads` is asked for; read before torch is imported."""
+"""The options of `icc train-heads`, parsed before torch is imported."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..errors import UsageError
 EAGLE = "eagle3"
 KINDS = {"medusa": "heads on the last hidden state", EAGLE: "a layer over three of the hidden states"}
 MAX_HEADS, MAX_LAYERS = 16, 8
-CHUNK = 64  # windows per chunk of hidden states, which is also the batch of the model
+CHUNK = 64  # windows per chunk of hidden states, and the model's batch size
 
 
 @dataclass(frozen=True)
 class TrainHeadsOptions:
-    """What to train, on what, and for how long.
+    """Options of a training.
 
-    kind: Medusa heads, or an EAGLE-3 drafter, which is one layer: `heads` is then how many tokens it guesses in a chain
-    while it is trained, and layers and own_lm_head have no meaning.
-    own_lm_head: every head learns an LM head of its own, as in the published checkpoints; otherwise all share the
-    model's behind a projection of their own, and the file is small. generate: the model writes all but the first
-    quarter of each window itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
+    kind: Medusa heads, or an EAGLE-3 drafter, which is one layer; `heads` is then the number of tokens that it guesses
+    in a chain during training, and layers and own_lm_head are not used. own_lm_head: every head learns its own LM head,
+    as in the published checkpoints; otherwise all share the model's LM head, each after its own projection, and the
+    file is small. generate: the model writes all but the first quarter of each window itself, at `temperature`. rate:
+    the peak learning rate. One window in twenty is held out.
     """
 
     model: Path
@@ -33,14 +33,14 @@ class TrainHeadsOptions:
     layers: int = setting(1, "Residual blocks of each head.")
     own_lm_head: bool = setting(False, "An LM head per head; otherwise all share the model's.")
     generate: bool = setting(False, "Train on the model's own continuations of the text.")
-    temperature: float = setting(0.0, "Of that writing; 0 is greedy.")
-    sequences: int = setting(4096, "Windows of the text, at most.")
+    temperature: float = setting(0.0, "Temperature of the continuations; 0 is greedy.")
+    sequences: int = setting(4096, "Most windows that are cut from the text.")
     length: int = setting(256, "Tokens of a window.")
-    epochs: int = setting(1, "Times that the text is read.")
+    epochs: int = setting(1, "Passes over the text.")
     batch: int = setting(8, "Windows per step.")
     rate: float = setting(2e-3, "Peak learning rate.")
-    seed: int = setting(0, "Of everything that is drawn.")
-    device: str = setting("cpu", "Where torch runs: cpu or cuda.")
+    seed: int = setting(0, "Seed of all random choices.")
+    device: str = setting("cpu", "Device for torch: cpu or cuda.")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -1,4 +1,4 @@
-"""What all that `icc train-heads` trains has in common: the frozen model, and steps that can be cut off."""
+"""Shared by all kinds of `icc train-heads`: the frozen model, and a training that can be interrupted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .train_options import TrainHeadsOptions
 
 WARMUP = 0.03
 TOP = 5  # accuracies are reported up to this rank
-DECAY = 0.8  # of the weight of a guess's loss, from one to the next
+DECAY = 0.8  # ratio of the loss weights of consecutive guesses
 STATE = "training.pt"
 SAVE_STEPS = 200
 
@@ -27,7 +27,7 @@ def load_model(options: TrainHeadsOptions) -> Any:
 
     from ..frontend.source.source import open_source
 
-    open_source(options.model)  # refuses in words what is no checkpoint
+    open_source(options.model)  # raises a plain error if it is no checkpoint
     torch.manual_seed(options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     return model.eval().requires_grad_(False).to(options.device)
@@ -36,8 +36,8 @@ def load_model(options: TrainHeadsOptions) -> Any:
 def read_states(
     options: TrainHeadsOptions, model: Any, reporter: Reporter, windows: Tensor | None, read: Read
 ) -> HiddenStates:
-    """What `read` gives of the model for `windows` [n, length], or if they are None for windows of the text, computed
-    as far as it is not yet."""
+    """The results of `read` for the model on `windows` [n, length]; None: on windows of the text. Only missing chunks
+    are computed."""
     bos = getattr(model.config, "bos_token_id", None)
     prompt = options.length // 4 if options.generate else 0
     window = WindowOptions(options.sequences, options.length, prompt, options.temperature, options.seed)
@@ -50,24 +50,24 @@ def read_states(
 
 
 def split(states: HiddenStates) -> tuple[range, range]:
-    """The chunks that are trained on, and those that are held out: one in twenty, at least one."""
+    """The chunks for training, and the held-out chunks: one in twenty, at least one."""
     heldout = max(1, states.count // 20)
     return range(states.count - heldout), range(states.count - heldout, states.count)
 
 
 class Guesser(Protocol):
-    """What is trained: a module of parameters.
+    """The module that is trained.
 
-    tokens: int64 [n, length]. values: what is kept of the model for each token, bf16 [n, length, width]."""
+    tokens: int64 [n, length]. values: the stored values of the model for each token, bf16 [n, length, width]."""
 
     def backward(self, tokens: Tensor, values: Tensor) -> float:
-        """Add the gradients of the loss of these windows, and give its mean over what is guessed. For shapes see
+        """Add the gradients of the loss of these windows, and return the unweighted mean loss per guess. For shapes see
         `Guesser`."""
         ...
 
 
 class Trainer:
-    """A module in training, and how far it is."""
+    """A training: the module, the optimizer, and the number of steps done."""
 
     def __init__(self, options: TrainHeadsOptions, states: HiddenStates, chunks: range, module: nn.Module) -> None:
         if not len(chunks):
@@ -84,19 +84,19 @@ class Trainer:
 
     def _resume(self) -> None:
         state = torch.load(self._file, weights_only=True)
-        if state["key"] == self._key:  # else it is another training's
+        if state["key"] == self._key:  # else the file belongs to another training
             self.step = state["step"]
             self.module.load_state_dict(state["module"])
             self.optimizer.load_state_dict(state["optimizer"])
 
     def run(self, reporter: Reporter) -> None:
-        """Train to the end, saving now and then."""
+        """Train to the end, and save the state every SAVE_STEPS steps."""
         number, loss = 0, math.nan
         for epoch in range(self.options.epochs):
             for tokens, hidden in self.states.batches(self.chunks, self.options.batch, self.options.seed + epoch):
                 number += 1
                 if number <= self.step:
-                    continue  # before the run was cut off
+                    continue  # done before the interruption
                 value = self._update(tokens, hidden)
                 loss = value if math.isnan(loss) else loss + 0.02 * (value - loss)
                 reporter.progress(f"loss {loss:.3f}", self.step, self.total)

@@ -1,8 +1,9 @@
 """The tree of guesses: greedy search over paths of head choices (Cai et al. 2024, section 2.3.3), sized by its cost.
 
-A guess is a path of ranks, one per head; by the independence that the paper assumes, its chance is the product of the
-acceptance rates along it. The search adds the likeliest guess that is not in the tree yet, whose parent then is.
-Every prefix of that order is a tree, and the best is the one whose expected tokens per unit of time are most.
+A guess is a path of ranks, one per head; by the independence that the paper assumes, its probability is the product of
+the acceptance rates along it. The search repeatedly adds the likeliest guess that is not in the tree yet; its parent is
+in the tree by then. Every prefix of that order is a tree, and the best one has the most expected tokens per unit of
+time.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from ...runtime.format.speculation import MAX_GUESSES, DraftTree
 
-WORTHWHILE = 1.03  # an expected speed-up below this is not worth the trouble
-Cost = Callable[[int, int], float]  # (batch, guesses per request) -> seconds of the step, drafting included
+WORTHWHILE = 1.03  # a smaller expected speed-up is not worth the cost
+Cost = Callable[[int, int], float]  # (batch, guesses per request) -> seconds of the step, including drafting
 
 
 def likeliest_paths(acceptance: Sequence[Sequence[float]], count: int) -> list[tuple[tuple[int, ...], float]]:
-    """The `count` likeliest paths of ranks and their chances, parents before children."""
+    """The `count` likeliest paths of ranks with their probabilities, parents before children."""
     found: list[tuple[tuple[int, ...], float]] = []
     heap: list[tuple[float, tuple[int, ...]]] = [(-acceptance[0][0], (0,))]
     while heap and len(found) < count:
@@ -35,7 +36,7 @@ def likeliest_paths(acceptance: Sequence[Sequence[float]], count: int) -> list[t
 
 
 def choose_tree(acceptance: Sequence[Sequence[float]], batch: int, cost: Cost, most: int = MAX_GUESSES) -> DraftTree:
-    """The best tree for steps of `batch` requests, without guesses where none is worthwhile.
+    """The best tree for steps of `batch` requests; without guesses if none is worthwhile.
 
     acceptance[head][rank] must not rise with the rank. `most` bounds the guesses of a request.
     """

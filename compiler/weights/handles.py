@@ -1,7 +1,7 @@
-"""Weights as lazy handles: a shape, a dtype and a way to get the values, which no one holds on to.
+"""Weights as lazy handles: a shape, a dtype and a way to compute the values, which are not kept.
 
-A pass that needs values calls `load`; passes that only move or combine weights wrap handles in handles, so that a
-compile streams and its peak memory is a few times its largest layer.
+A pass that needs values calls `load`; passes that only move or combine weights wrap handles in handles. A compile
+therefore streams the weights, and its peak memory is a few times its largest layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .formats.dense import Dense
 
 
 class Weight(ABC):
-    """A constant of the graph. `shape` and `dtype` describe what `load` returns."""
+    """A constant of the graph. shape, dtype: those of the result of `load`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class Weight(ABC):
 
     @property
     def storage(self) -> StorageFormat:
-        """How the values are to be stored, if nobody asks for something else."""
+        """The format in which the values are stored by default."""
         return Dense(self.dtype)
 
     def parts(self) -> Parts:
@@ -38,13 +38,13 @@ class Weight(ABC):
         return {"values": self.load()}
 
     def describe(self) -> str:
-        """The type as the printer shows it, such as bf16[64, 32]."""
+        """The type in graph texts, such as bf16[64, 32]."""
         return f"{self.storage.name}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass
 class Constant(Weight):
-    """A value, of any shape, that the trace or a pass made; small."""
+    """A small value, of any shape, that the trace or a pass made."""
 
     value: Tensor
     shape: tuple[int, ...] = field(init=False)
@@ -59,7 +59,8 @@ class Constant(Weight):
 
 @dataclass
 class Derived(Weight):
-    """`fn` of other weights, computed at every load. `sources` lets passes see what a value is made of."""
+    """The result of `fn` on other weights, computed at every load. sources: these weights, for passes that analyse how
+    a value is made."""
 
     fn: Callable[..., Tensor]
     sources: tuple[Weight, ...]
@@ -73,16 +74,16 @@ class Derived(Weight):
 
 
 def derive(fn: Callable[..., Tensor], *sources: Weight) -> Derived:
-    """Derived weight whose shape and dtype come from running `fn` on meta tensors."""
+    """A Derived weight, whose shape and dtype come from running `fn` on meta tensors."""
     meta = fn(*(torch.empty(s.shape, dtype=s.dtype, device="meta") for s in sources))
     return Derived(fn, sources, tuple(meta.shape), meta.dtype)
 
 
 class QuantizedWeight(Weight):
-    """A weight whose values are those that a storage format has for them.
+    """A weight whose values are representable in a storage format.
 
-    `snr_db` is the signal-to-noise ratio of the stored values; None until `parts` has run, unless known before.
-    given: the checkpoint has it so; where a quantization is asked for, it starts from these values.
+    snr_db: the signal-to-noise ratio of the stored values in dB; None until `parts` has run, unless known before.
+    given: whether the checkpoint stores it quantized; a requested quantization starts from these values.
     """
 
     format: StorageFormat
@@ -103,8 +104,8 @@ class QuantizedWeight(Weight):
 
 @dataclass
 class RoundedWeight(QuantizedWeight):
-    """`source` encoded in `format` at every `parts`; `clip` [..., N, blocks of K] bounds each block's range to that
-    part of its largest magnitude."""
+    """`source`, encoded in `format` at every call of `parts`. clip: [..., N, blocks of K], see `StorageFormat.encode`;
+    None: no clipping."""
 
     source: Weight
     format: StorageFormat
@@ -124,7 +125,7 @@ class RoundedWeight(QuantizedWeight):
 
 @dataclass
 class PackedWeight(QuantizedWeight):
-    """Parts that a pass computed or a file has, held in little memory."""
+    """Parts that a pass computed or read from a file, held in compact form."""
 
     held: Parts
     format: StorageFormat
@@ -136,7 +137,7 @@ class PackedWeight(QuantizedWeight):
     def pack(
         cls, parts: Parts, storage: StorageFormat, shape: Sequence[int], snr_db: float | None = None
     ) -> PackedWeight:
-        """Take over `parts`. snr_db: None where it is not known."""
+        """A weight of these parts. snr_db: in dB; None if it is not known."""
         return cls(storage.hold(parts, shape), storage, tuple(shape), snr_db)
 
     def parts(self) -> Parts:
@@ -145,8 +146,8 @@ class PackedWeight(QuantizedWeight):
 
 @dataclass
 class GivenRows(QuantizedWeight):
-    """Rows of weights that the checkpoint has in one format, of matrices or of experts: those of `pieces` one after the
-    other, then in another order where `order` says so: one for all, or order[E, rows] of the experts."""
+    """The rows of weights of the checkpoint in one format, matrices or experts: the rows of all `pieces`, in the order
+    `order`: [rows], or [E, rows] for each expert; None: one piece after the other."""
 
     pieces: tuple[QuantizedWeight, ...]
     order: Tensor | None = None
@@ -174,7 +175,7 @@ class GivenRows(QuantizedWeight):
 
 
 def _rows_in_order(value: Tensor, order: Tensor) -> Tensor:
-    """Rows of value [..., N, X] in one order, or those of each expert in its own."""
+    """The rows of value [..., N, X] in an order [rows], or those of each expert in its own [E, rows]."""
     if order.dim() == 1:
         return value.index_select(-2, order)
     return torch.stack([own.index_select(0, rows) for own, rows in zip(value, order, strict=True)])
@@ -182,8 +183,8 @@ def _rows_in_order(value: Tensor, order: Tensor) -> Tensor:
 
 @dataclass
 class GatheredRows(QuantizedWeight):
-    """A weight [..., N, K] of rows of matrices [n, K] that the checkpoint has in one format, such as those of its
-    experts: row number index[..., N] of all rows of `pieces`, one piece after the other."""
+    """A weight [..., N, K] of rows of the checkpoint's matrices [n, K] in one format, such as those of experts. index:
+    [..., N], row numbers in the concatenation of `pieces`."""
 
     pieces: tuple[QuantizedWeight, ...]
     index: Tensor
@@ -212,8 +213,8 @@ class GatheredRows(QuantizedWeight):
 
 @dataclass
 class Transposed(Weight):
-    """Matrices [..., K, N] of which the transpose `source` [..., N, K] is stored, in blocks along K. Whatever
-    transposes them gets `source`, blocks and all."""
+    """Matrices [..., K, N] whose transpose `source` [..., N, K] is stored, in blocks along K. Transposing them again
+    returns `source` with its blocks."""
 
     source: QuantizedWeight
     shape: tuple[int, ...] = field(init=False)
@@ -230,10 +231,10 @@ class Transposed(Weight):
 @dataclass
 class SortedColumns(Weight):
     """A weight [..., N, K] whose columns are stored in another order: column j of `source` is column order[..., j] of
-    this. Whoever puts its input in that order reads `source`.
+    this. A product can read `source` if it reorders its input.
 
-    order: [K], or [..., parts, K] where each of the matrices, and each of its `parts` (equal numbers of rows one after
-    the other, such as gate and up), has its own.
+    order: [K], or [..., parts, K] if each of the matrices, and each of its `parts` (equal numbers of consecutive rows,
+    such as gate and up), has its own order.
     """
 
     source: QuantizedWeight
@@ -261,13 +262,13 @@ class SortedColumns(Weight):
 
 
 def is_quantized(weight: Weight) -> bool:
-    """Whether the values of a weight are those of a storage format with codes, in whatever order."""
+    """Whether a weight is stored as codes, perhaps transposed or with reordered columns."""
     return isinstance(weight, (QuantizedWeight, Transposed, SortedColumns))
 
 
 @dataclass
 class RowConcat(Weight):
-    """Weights of one dtype joined along their output axis, the first of a vector or matrix, such as merged QKV."""
+    """Weights of one dtype joined along their first axis, the outputs, such as merged QKV."""
 
     pieces: tuple[Weight, ...]
     shape: tuple[int, ...] = field(init=False)

@@ -1,4 +1,4 @@
-"""Pools: weights that have a layout and no values yet, because they are written at run time."""
+"""Pools: weights with a layout but without values, which are written at run time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .shards import Cuts
 
 @dataclass(frozen=True)
 class PoolCut:
-    """What each rank has of every slot of a pool: its ranges of `axis` of [matrices, N, K]; none where a rank's part
-    stays zeros."""
+    """The part of every slot of a pool on each rank: ranges of `axis` of [matrices, N, K]; an empty tuple if the rank's
+    part stays zeros."""
 
     axis: int
     cuts: Cuts
@@ -22,12 +22,12 @@ class PoolCut:
 
 @dataclass(eq=False)
 class AdapterPool(Weight):
-    """Matrices [slots, N, K] of adapters, one slot for each that is in memory. All zeros until the runtime writes one.
+    """Matrices [slots, N, K] of adapters, one slot per adapter in memory. All zeros until the runtime writes one.
 
     The engine's file of weights holds no bytes of it, and it is not quantized. A slot has one matrix per expert for
-    experts, one row for vectors [N], and all rows of a table that rows are gathered from [slots * N, K]. first: parts
-    of the size of a slot's that lie before them. cut: where the shape is that of a rank's part; None where all have
-    the same.
+    experts, one row for vectors [N], and all rows of a table for gathers [slots * N, K]. first: number of parts, of the
+    size of a slot, before the slots. cut: the division between ranks, if `shape` is that of one rank's part; None if
+    all ranks have the same.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class AdapterPool(Weight):
 
     @property
     def part(self) -> tuple[int, int, int]:
-        """(matrices, N, K) of a slot; vectors have a K of 1."""
+        """The (matrices, N, K) of a slot; for vectors K is 1."""
         parts = self.slots + self.first
         if len(self.shape) == 3:
             return self.shape[0] // parts, *self.shape[1:]
@@ -52,14 +52,15 @@ class AdapterPool(Weight):
 
 @dataclass(frozen=True)
 class PoolSite:
-    """Where the low-rank change of one weight of the model goes: B (A x) is added to the product with it.
+    """One weight of the model to which adapters can be applied: B (A x) is added to the product with it.
 
-    parameter: the weight's name in the checkpoint, of this shape, [N, K], or [experts, N, K], undivided. a, b, bias,
-    gain: names of pools among the graph's weights. row: the first of the rows of each slot of `a` that are this site's.
-    columns [K], rows [N]: float32 factors that the weight's columns and rows were multiplied with since; None for ones.
-    experts: the weight's matrices, 0 where it is one. base: the weight itself, where its values may be asked for at run
-    time, of ranks the first one's part; base_cut: the axis of it that ranks divide and what each has, None where all
-    have the same. own_bias: what the layer adds. table, tied, gguf, gguf_rows: see AdapterSite.
+    parameter: the weight's name in the checkpoint; shape: its shape, [N, K] or [experts, N, K], not divided between
+    ranks. a, b, bias, gain: names of pools among the graph's weights. row: the first of this site's rows in each slot
+    of `a`. columns [K], rows [N]: float32 factors that passes multiplied the weight's columns and rows with; None for
+    ones. experts: the number of matrices, 0 for a single matrix. base: the weight itself, if its values may be needed
+    at run time, else None; with ranks, the first one's part. base_cut: the axis of it that ranks divide, and each one's
+    ranges; None if all have the same. own_bias: the layer's own bias, or None. table, tied, gguf, gguf_rows: see
+    AdapterSite.
     """
 
     parameter: str

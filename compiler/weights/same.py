@@ -1,4 +1,4 @@
-"""Whether two handles are the same weight, told without loading either."""
+"""Compares handles of weights without loading them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .handles import Weight
 
 
 def same_weight(one: Weight, other: Weight) -> bool:
-    """Whether two handles are made in the same way of the same sources, as where the same passes ran over two copies of
-    a graph. False where that does not show."""
+    """Whether two handles are made in the same way from the same sources, as when the same passes ran over two copies
+    of a graph. False if that cannot be shown."""
     return _same(one, other)
 
 

@@ -1,5 +1,4 @@
-"""Weights of which each of several ranks has a part. Every rank runs the same graph; only these handles tell ranks
-apart."""
+"""Weights that are divided between ranks. Every rank runs the same graph; only these handles differ."""
 
 from __future__ import annotations
 
@@ -14,15 +13,15 @@ from .formats.dense import Dense
 from .handles import SortedColumns, Transposed, Weight
 
 Cuts = tuple[Ranges, ...]
-"""By rank, what it has of an axis; equally many elements each."""
+"""The ranges of an axis on each rank, with equally many elements on all."""
 
 
 @dataclass
 class Shard(Weight):
-    """What one rank has of `source`: ranges cuts[rank] of `axis`, one after the other, stored as `source` is.
+    """One rank's part of `source`: the ranges cuts[rank] of `axis`, one after the other, in the format of `source`.
 
-    last: what keeps the parts of `source` for other ranks that ask next; None: nothing does. Misfit where a block of
-    the storage format would be cut.
+    last: caches the parts of `source` for the next ranks; None: no cache. Misfit if a block of the storage format would
+    be cut.
     """
 
     source: Weight
@@ -65,7 +64,7 @@ class Shard(Weight):
 
 @dataclass
 class OnFirst(Weight):
-    """`source` on rank 0, zeros on the others: what is added once to a sum over ranks."""
+    """`source` on rank 0, zeros on the others: a term that is added once to a sum over ranks."""
 
     source: Weight
     rank: int = 0
@@ -80,22 +79,22 @@ class OnFirst(Weight):
 
 
 class LastParts:
-    """The parts of the weight that was asked for last: its ranks ask one after the other, and encoding takes time."""
+    """A cache of the parts of one weight: its ranks need them one after the other, and encoding takes time."""
 
     def __init__(self) -> None:
         self._source: Weight | None = None
         self._parts: Parts = {}
 
     def parts(self, source: Weight) -> Parts:
-        """What `source.parts()` gives, made once for ranks that ask in turn."""
+        """The result of `source.parts()`, computed once for consecutive calls with the same weight."""
         if self._source is not source:
-            self._source, self._parts = None, {}  # first, so that no two are in memory
+            self._source, self._parts = None, {}  # freed first, so that only one is in memory
             self._source, self._parts = source, source.parts()
         return self._parts
 
 
 def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
-    """Rank 0's part of a weight. Misfit where its storage cannot be cut there."""
+    """Rank 0's part of a weight. Misfit if its storage format cannot be cut there."""
     if isinstance(weight, Transposed) and axis >= len(weight.shape) - 2:
         return Transposed(shard(weight.source, 2 * len(weight.shape) - 3 - axis, cuts))  # type: ignore[arg-type]
     if isinstance(weight, SortedColumns) and axis == len(weight.shape) - 2 and weight.order.dim() == 1:
@@ -104,7 +103,7 @@ def shard(weight: Weight, axis: int, cuts: Cuts) -> Weight:
 
 
 def cut_of(weight: Weight) -> tuple[int, Cuts] | None:
-    """Which axis of a weight ranks divide, and what each has of it; None where every rank has all."""
+    """The axis of a weight that ranks divide, and each one's ranges; None if every rank has the whole weight."""
     if isinstance(weight, Shard):
         return weight.axis, weight.cuts
     if isinstance(weight, SortedColumns):
@@ -115,7 +114,7 @@ def cut_of(weight: Weight) -> tuple[int, Cuts] | None:
 
 
 def undivided(weight: Weight) -> Weight:
-    """The whole weight, of which each rank has a part or rank 0 has all; `weight` itself where every rank has all."""
+    """The whole weight that is divided between ranks or on rank 0 only; `weight` itself if every rank has it."""
     if isinstance(weight, (Shard, OnFirst)):
         return weight.source
     if isinstance(weight, (SortedColumns, Transposed)) and cut_of(weight) is not None:
@@ -124,7 +123,7 @@ def undivided(weight: Weight) -> Weight:
 
 
 def of_rank(weight: Weight, rank: int, last: LastParts | None = None) -> Weight:
-    """A weight as another rank has it; itself where all ranks have one. last: see Shard."""
+    """Another rank's part of a weight; the weight itself if all ranks have the same. last: see Shard."""
     changed: dict[str, Any] = {}
     if is_dataclass(weight):
         for part in fields(weight):

@@ -1,4 +1,4 @@
-"""Attention that comes through transformers' interface, and the op that any attention becomes."""
+"""Converts attention that calls transformers' interface, and emits the op that any attention becomes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def emit_attention(
 ) -> TracedValue:
     """Emit icc::attention of q [T, Hq, D], k [T, Hkv, D] and v [T, Hkv, Dv] -> [1, T, Hq, Dv].
 
-    sinks: [Hq] or None. numbers: the scale of the scores and their soft cap, 0 for none. added: to the scores, by
-    queries; None for nothing.
+    sinks: [Hq] or None. numbers: the scale of the scores and their soft cap, 0 for no cap. added: a bias of the scores;
+    None for no bias.
     """
     scale, softcap = numbers
     slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
@@ -47,14 +47,14 @@ def emit_attention(
 
 
 class InterfaceAttention:
-    """The CallFollower of icc_trace::attention, which may add values over pairs of tokens to its scores."""
+    """The CallFollower of icc_trace::attention, whose scores may get a bias over pairs of tokens."""
 
     def __init__(self) -> None:
         self._chosen: dict[tuple[fx.Node, int], AttentionRowBias] = {}  # layers may share an index
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The attention's TracedValue. None of any other node, and of one with an operand that has no token-major
-        form. ValueError for a bias that depends on the tokens."""
+        """The attention's TracedValue. None for any other node, and if an operand has no token-major form. ValueError
+        for a bias that depends on the tokens."""
         if op_name(node.target) != "icc_trace.attention":
             return None
         given: Any = node.args
@@ -88,7 +88,7 @@ class InterfaceAttention:
 
 
 def _heads(conv: Conversion, value: Any) -> fx.Node:
-    """[T, H, D] of what models have as [1, H, T, D]."""
+    """A node [T, H, D] for a value that models hold as [1, H, T, D]."""
     if value.dims[0] != 1 or value.dims[2] is not T:
         raise ValueError(f"attention over a tensor of dims {value.dims}")
     return conv.view(value, (value.dims[1], T, value.dims[3])).node

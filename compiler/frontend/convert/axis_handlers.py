@@ -1,4 +1,4 @@
-"""Handlers of ops that move, pick, join and repeat axes of a token's values; the token axis stays what it is."""
+"""Handlers of ops that permute, select, join and repeat axes of a token's values; the token axis is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def view(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.permute", "aten.transpose", "aten.t", "aten.movedim", "aten.swapaxes")
 def permute(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A permutation of axes. It disappears where only the token axis moves."""
+    """A permutation of axes. It emits nothing if only the token axis moves."""
     value: TracedValue = args[0]
     rank = len(value.dims)
     if "permute" in op_name(node.target):
@@ -53,7 +53,7 @@ def permute(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.expand", "aten.broadcast_to")
 def expand(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A repetition along axes of one. Over pairs of tokens it becomes KeyPairs."""
+    """A repetition along axes of size 1. Over pairs of tokens it becomes KeyPairs."""
     try:
         return expand_to(conv, args[0], dims_of(val_of(node)))
     except ValueError:
@@ -64,8 +64,8 @@ def expand(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.slice")
 def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A slice of an axis of each token, the first rows of a table, or what a convolution or a shift has too much.
-    ValueError for some of the tokens."""
+    """A slice of an axis of each token, the first rows of a table, or the removal of surplus rows of a convolution or a
+    shift. ValueError for a slice of the tokens."""
     value: TracedValue = args[0]
     if isinstance(value, TracedValue) and args[1:] == [value.axis, 0, -1]:
         return Shorter(value)
@@ -75,7 +75,7 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
         return value
     dims = dims_of(val_of(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
-    if isinstance(value, Longer):  # of length T now, if nothing else was taken away
+    if isinstance(value, Longer):  # its length is T now, if nothing else was cut off
         if dims != value.value.dims or args[2] not in (None, 0):
             raise ValueError("another slice of a convolution than its first outputs")
         return value.value
@@ -122,7 +122,7 @@ def first_rows(conv: Conversion, table: TracedValue, axis: int, start: Any, dims
 
 @HANDLERS.handles("aten.select")
 def select(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """One place of an axis, without the axis. ValueError for one token."""
+    """One index of an axis, which is removed. ValueError if it selects one token."""
     value, axis, index = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
@@ -136,7 +136,7 @@ def select(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind")
 def split(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A list of the pieces of an axis. ValueError for the token axis."""
+    """A list of chunks along an axis. ValueError for the token axis."""
     value: TracedValue = args[0]
     unbind = "unbind" in str(node.target)
     axis = args[1 if unbind else 2] if len(args) > (1 if unbind else 2) else kwargs.get("dim", 0)
@@ -155,7 +155,7 @@ def split(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, An
 
 @HANDLERS.handles("aten.cat", "aten.stack")
 def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Values joined along an axis, a new one for stack. All tokens but the last, behind a row, are a shift."""
+    """Values joined along an axis, a new one for stack. One row followed by all tokens but the last is a shift."""
     dims = dims_of(val_of(node))
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(dims)
     values: list[TracedValue] = args[0]

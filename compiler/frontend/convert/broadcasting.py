@@ -1,4 +1,4 @@
-"""How operands of exported ops are brought into one shape: broadcast, repeated, or given a row for each token."""
+"""Brings operands of exported ops into one shape: broadcast, repeated, or given a row for each token."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ aten = torch.ops.aten
 
 
 def val_of(node: fx.Node) -> Any:
-    """What the export notes of a node's result: a fake tensor, several of them, or a size."""
+    """The exported value of a node's result: a fake tensor, several of them, or a size."""
     return node.meta["val"]
 
 
 def align(conv: Conversion, value: TracedValue, dims: Dims) -> fx.Node:
-    """The node of an operand, viewed in such a way that it broadcasts from the right against a result of `dims`.
-    ValueError if its tokens lie along another axis, or if it is a constant with a value per token."""
+    """The node of an operand, viewed so that it broadcasts from the right to a result of `dims`. ValueError if its
+    token axis is another one, or if it is a constant with a value per token."""
     rank = len(dims)
     axis = dims.index(T) if T in dims else None
     padded: Dims = (1,) * (rank - len(value.dims)) + value.dims
@@ -40,7 +40,7 @@ def align(conv: Conversion, value: TracedValue, dims: Dims) -> fx.Node:
 
 
 def expand_to(conv: Conversion, value: TracedValue, dims: Dims) -> TracedValue:
-    """The value repeated along axes where `dims` is larger; a constant stays one row."""
+    """The value repeated along the axes that are larger in `dims`; a constant stays one row."""
     aligned = align(conv, value, dims)
     if T in dims and value.axis is None:
         value = TracedValue(aligned, (T, *(1,) * (len(dims) - 1 - type_of(aligned).rank), *type_of(aligned).shape))

@@ -1,7 +1,7 @@
 """From an exported program to the IR: every value becomes token-major.
 
 Ops that only move the token axis disappear; ops other than attention that would mix tokens are refused by name. One
-graph can therefore serve a packed batch of many sequences. `values.py` has how a value is followed.
+graph can therefore serve a packed batch of many sequences. See `values.py` for the form of a value.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from .values import (
 
 
 class CallFollower(Protocol):
-    """A pattern over several ops. It is shown every call of the exported program before the call's handler is."""
+    """A pattern over several ops. It sees every call of the exported program before the call's handler does."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """What the node becomes, or None if it is not part of the pattern; ValueError with the reason to refuse it."""
+        """The value that the node becomes, or None if it is not part of the pattern. ValueError with a reason refuses
+        it."""
         ...
 
 
 class Conversion:
     """One conversion: the graph being built and the values seen so far.
 
-    followers: asked before `handlers`, in order. renames: for each layer that the program only names, its weights'
-    names by those of the traced layer. declared: the program's inputs behind token ids and positions. values: what
-    became of each node of the program.
+    followers: asked before `handlers`, in order. renames: for each layer that was not traced itself, its weights' names
+    by those of the traced layer. declared: the program's inputs after token ids and positions. values: the result of
+    each node of the program.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Conversion:
         self._current: fx.Node | None = None
 
     def run(self) -> Graph:
-        """Convert every node, and return the graph, whose output is logits [T, vocab]. UnsupportedModel names an op
-        that is refused and its module."""
+        """Convert every node, and return the graph, whose output is logits [T, vocab]. UnsupportedModel names the
+        refused op and its module."""
         self._inputs()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -116,7 +117,7 @@ class Conversion:
         return TracedValue(self.emit(torch.ops.aten.view.default, value.node, [*lead, *shape]), dims)
 
     def next_layer(self) -> int:
-        """The number of a new op with a state, such as attention, each of which owns one."""
+        """The number of a new op with a state, such as attention; each such op has its own."""
         self._layers += 1
         return self._layers - 1
 
@@ -146,11 +147,11 @@ class Conversion:
             if name in used:
                 self.values[used[name]] = self._stored[name]
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        for node in reversed(placeholders):  # fx wants them before everything else
+        for node in reversed(placeholders):  # fx requires placeholders before all other nodes
             next(iter(graph.nodes)).prepend(node)
 
     def _users(self) -> Iterator[fx.Node]:
-        """The placeholders of the graph, in the order of the exported program's."""
+        """The graph's placeholders, in the order of the exported program."""
         for name in ("token_ids", "positions"):
             node = self.graph.fx.placeholder(name)
             node.meta["type"] = FIXED_INPUTS[name]
@@ -159,7 +160,7 @@ class Conversion:
             yield self.graph.declare(array)
 
     def _weight_names(self, used: Mapping[str, fx.Node]) -> list[str]:
-        """The weights of the program and of the layers that it only names, in an order that is always the same."""
+        """The weights of the program and of the layers that were not traced, in a fixed order."""
         names = {*used, *(new for renames in self._renames for old, new in renames.items() if old in used)}
         place = {name: i for i, name in enumerate(self.weights)}
         for name in sorted(names - place.keys()):
@@ -195,8 +196,8 @@ class Conversion:
         return found
 
     def _table(self, node: fx.Node) -> TracedValue | None:
-        """What depends on the position alone, read from a table of all positions, and what depends on nothing, as a
-        constant; None if that is not so."""
+        """A value that depends on the position alone, read from a table of all positions, or on nothing, as a constant;
+        None for other values."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.is_complex():
             return None

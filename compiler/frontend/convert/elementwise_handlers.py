@@ -1,4 +1,4 @@
-"""Handlers of ops of each element, of conversions, and of what gives an operand as it is.
+"""Handlers of elementwise ops, type conversions, and ops that return an operand unchanged.
 
 Handlers make exported ops token-major, one small function per op. An op without one is refused by name.
 """
@@ -26,7 +26,7 @@ HANDLERS = Table()
 
 @HANDLERS.handles(*(name for name in POINTWISE if name != "aten.where"))
 def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """An op of each element. ValueError for arithmetic with the number of tokens."""
+    """An elementwise op. ValueError for arithmetic with the number of tokens."""
     dims = dims_of(val_of(node))
     operands = [align(conv, a, dims) if isinstance(a, TracedValue) else a for a in args]
     if any(isinstance(o, torch.SymInt) for o in operands):
@@ -37,7 +37,7 @@ def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
 
 @HANDLERS.handles(DECLARED)
 def declared(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """An elementwise op that another package declared, with keyword operands in their places."""
+    """An elementwise op that another package declared; keyword operands become positional."""
     op = op_of(node.target)
     assert op is not None
     named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
@@ -46,7 +46,7 @@ def declared(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str,
 
 @HANDLERS.handles("aten.where")
 def where(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A choice between two values. A condition that does not depend on the tokens is decided here."""
+    """A choice between two values. A condition that does not depend on the tokens is evaluated here."""
     condition: Any = node.args[0]
     if isinstance(args[0], TracedValue) and T not in args[0].dims and condition in conv.static.nodes:
         with contextlib.suppress(ValueError):
@@ -104,19 +104,20 @@ def arithmetic(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[st
     "aten.native_dropout",
 )
 def identity(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Ops that give their first operand."""
+    """Ops that return their first operand unchanged."""
     return args[0]
 
 
 @HANDLERS.handles("aten.sym_size", "aten.sym_constrain_range_for_size", "aten.sym_constrain_range", "aten.sym_numel")
 def size(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A size, symbolic where it is the number of tokens."""
+    """A size; symbolic if it is the number of tokens."""
     return node.meta.get("val")
 
 
 @HANDLERS.handles("aten._to_copy", "prims.convert_element_type", "aten.to")
 def convert(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A conversion to another type. Between floats it is left out, as all are float32 in the graph."""
+    """A conversion to another dtype. Between float dtypes it emits nothing, because all floats are float32 in the
+    graph."""
     value: TracedValue = args[0]
     target, source = val_of(node).dtype, type_of(value.node).dtype
     if target == source or (target.is_floating_point and source.is_floating_point):

@@ -20,14 +20,14 @@ from .values import Dims, T, TracedValue, dims_of, op_name
 aten = torch.ops.aten
 HANDLERS = Table()
 
-# nodes of the new graph that a handler looks behind, from where they are used
+# ops of the new graph through which a handler traces a value back
 LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
 
 
 @HANDLERS.handles("aten.embedding", "aten.index_select")
 def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Rows of a table: by token, by a number that all tokens share, or by several indices per token. ValueError along
-    an inner axis, and for a gather of tokens."""
+    """Rows of a table: one index per token, one index for all tokens, or several indices per token. ValueError along an
+    inner axis, and for a gather of tokens."""
     if "index_select" in op_name(node.target):
         table, axis, index = args
         if axis != 0:
@@ -58,7 +58,7 @@ def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, An
 
 @HANDLERS.handles("aten.index_put")
 def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """value[mask] = number. ValueError for a write to places that depend on values in another way."""
+    """value[mask] = number. ValueError for other writes whose indices depend on values."""
     value, indices, source = args[:3]
     mask = indices[0]
     if (
@@ -108,7 +108,7 @@ def gather(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 
 def _table_rows(conv: Conversion, table: TracedValue, axis: int, index_: TracedValue, dims: Dims) -> TracedValue:
-    """A gather that picks row index[t] of a constant for each token, however it spells the other axes."""
+    """A gather that takes row index[t] of a constant for each token t, whatever its other axes are."""
     if math.prod(table.dims[:axis]) != 1:
         raise ValueError("a gather from several tables")
     row = _same_along_features(index_)
@@ -123,7 +123,7 @@ def _table_rows(conv: Conversion, table: TracedValue, axis: int, index_: TracedV
 
 
 def _same_along_features(value: TracedValue) -> TracedValue | None:
-    """The one number per token that `value` repeats over its other axes, if it is made that way."""
+    """The number per token that `value` repeats over its other axes; None if it is not such a repetition."""
     if math.prod(value.features) == 1:
         return value
     source = value.node.args[0]
@@ -134,13 +134,13 @@ def _same_along_features(value: TracedValue) -> TracedValue | None:
 
 @HANDLERS.handles("aten.copy", "aten.copy_")
 def copy(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """`source` in the shape of what it is copied over."""
+    """copy: `source`, expanded to the shape of the destination."""
     return expand_to(conv, args[1], dims_of(val_of(node)))
 
 
 @HANDLERS.handles("aten.slice_scatter")
 def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A write to a slice of an axis, or to all tokens; ValueError for some tokens, or for every other element."""
+    """A write to a slice of an axis, or to all tokens. ValueError for some tokens, or for a step other than 1."""
     value, source = args[0], args[1]
     rest = list(args[2:])
     axis = (rest[0] if rest else kwargs.get("dim", 0)) % len(value.dims)
@@ -159,7 +159,7 @@ def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict
 
 @HANDLERS.handles("aten.select_scatter")
 def select_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A write to one place of an axis; ValueError for one token."""
+    """A write to one index of an axis. ValueError if that is one token."""
     value, source, axis, place = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
@@ -185,7 +185,7 @@ def _written(conv: Conversion, value: TracedValue, source: TracedValue, axis: in
 
 @HANDLERS.handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
 def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A write or an addition to places of the last axis by indices per token. ValueError for scatter_reduce."""
+    """A write or an addition along the last axis, at indices per token. ValueError for scatter_reduce."""
     name = str(node.target)
     if "reduce" in name:
         raise ValueError("scatter_reduce")

@@ -1,9 +1,9 @@
-"""Scores of an index that picks the tokens that attention reads: w relu(q k^T) summed over heads, recognised by data
-flow.
+"""Scores of a sparse-attention indexer, which selects the tokens that attention reads: w relu(q k^T) summed over heads,
+recognised by data flow.
 
 A product of queries [T, H, D], one matrix per token, with one key of every token becomes an `IndexScores`. A positive
-factor does not change which keys are best. The attention that picks by the scores emits the choice, once for all layers
-that share it.
+factor is dropped, because it does not change which keys are best. The attention that uses the scores emits the
+selection, once for all layers that share it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 
 @dataclass(frozen=True)
 class IndexKeys:
-    """Keys [.., D, T] that the queries of every token are multiplied with."""
+    """Keys [.., D, T], which the queries of every token are multiplied with."""
 
     k: TracedValue
 
 
 @dataclass(frozen=True)
 class IndexScores:
-    """Scores of an index while they are computed.
+    """Scores of an indexer while the model computes them.
 
-    They are products (H, T) per token of q (T, H, D) and the keys; then, with `relu`, the positive ones of these; then
-    their sums over heads, each weighed by w (T, H).
+    First the products of q (T, H, D) and the keys, (H, T) per token; then, with `relu`, their positive parts; then
+    their sum over heads, weighted by w (T, H).
     """
 
     q: TracedValue
@@ -43,8 +43,8 @@ class IndexScores:
     w: TracedValue | None = None
 
     def chosen(self, conv: Conversion, count: int) -> AttentionRowBias:
-        """The bias to attention scores, of all heads, that leaves only the `count` best keys of each query. ValueError
-        if the index is no sum over heads."""
+        """The bias of attention scores, shared by all heads, that leaves only the `count` best keys of each query.
+        ValueError if the indexer's scores are not a sum over heads."""
         if self.w is None:
             raise ValueError("an index that is no sum over heads")
         heads, dim = self.q.dims[-2:]
@@ -58,16 +58,17 @@ class IndexScores:
 
     @property
     def dims(self) -> tuple[Any, ...]:
-        """The dims of the scores, without axes of one."""
+        """The dims of the scores, without axes of size 1."""
         heads = self.q.dims[-2]
         return (T, heads, T) if self.w is None and heads > 1 else (T, T)
 
 
 class PickingIndex:
-    """The CallFollower of the scores of an index, until an attention picks by them."""
+    """The CallFollower of an indexer's scores, up to the attention that uses them."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """What a node of an index becomes; None of any other node. ValueError for an index of another kind."""
+        """The value that a node of an indexer becomes; None for any other node. ValueError for an indexer of another
+        kind."""
         short = op_name(node.target).split(".")[-1]
         inputs: list[Any] = [conv.values.get(a) if isinstance(a, fx.Node) else None for a in node.args]
         if short in _RESHAPES and isinstance(inputs[0], KeyPairs) and _are_keys(inputs[0].value, node):
@@ -84,7 +85,7 @@ class PickingIndex:
 
 
 def _are_keys(k: TracedValue, node: fx.Node) -> bool:
-    """Whether a view of repeated keys is one matrix (D, T) of them per token."""
+    """Whether a view of repeated keys is one matrix of keys (D, T) per token."""
     dims = pair_dims(node.meta["val"])
     return len(dims) == 3 and dims == (T, k.dims[-2], T) and len(k.features) == k.features.count(1) + 1
 

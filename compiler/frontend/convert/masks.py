@@ -1,6 +1,6 @@
-"""What is done to attention scores before their softmax, and which mask and bias it amounts to.
+"""Finds the mask and the bias that a model's operations on attention scores before the softmax amount to.
 
-What was added or masked is computed for a number of tokens and looked at.
+The added and masked values are computed for some number of tokens, and their form is recognised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_ELEMENTS = 2**26
 
 @dataclass(frozen=True)
 class MaskStep:
-    """One thing that is done to scores.
+    """One operation on attention scores.
 
     kind: "add", "sub", "mul" (by a table of 0 and 1), "keep" (where true), "mask" (where true) or "view". operand: a
     static node, a number, or the new dims of a view.
@@ -33,15 +33,16 @@ class MaskStep:
 
     kind: str
     operand: Any  # a static node, a number, or the new dims of a view
-    fill: Any = None  # what masked places become
+    fill: Any = None  # the value of masked scores
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees, and what is added to their scores, as icc::attention has it.
+    """Which keys a query sees, and what is added to their scores, in the form that icc::attention takes.
 
-    window: tokens that are seen, 0: all. chunk: tokens of a chunk that see each other, 0: no chunks. ahead: later
-    tokens that are seen. slopes: ALiBi's, [heads]. bias: [heads, 2 * P] by distance.
+    window: number of tokens that a query sees, 0: all. chunk: tokens per chunk, if only tokens of a chunk see each
+    other, 0: no chunks. ahead: number of later tokens that a query sees. slopes: ALiBi's, [heads]. bias: [heads, 2 * P]
+    by distance.
     """
 
     window: int = 0
@@ -52,13 +53,13 @@ class Mask:
 
     @property
     def seen(self) -> AttentionMask:
-        """What of it attention is told; the rest are operands."""
+        """The part that is an attribute of the attention op; slopes and bias are operands."""
         return AttentionMask(self.window, self.chunk, self.ahead)
 
 
 def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int) -> Mask:
-    """The mask that `steps` amount to, in sequences of up to `max_tokens` tokens; ValueError if a Mask cannot say
-    it."""
+    """The mask that `steps` amount to, in sequences of up to `max_tokens` tokens. ValueError if it cannot be written as
+    a Mask."""
     small = _table(static, steps, SMALL_TABLE)
     per_head = max(1, math.prod(small.shape[:-2]))
     tokens = min(max_tokens, _LARGEST_TABLE, int((_MAX_ELEMENTS / per_head) ** 0.5))
@@ -73,7 +74,7 @@ def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], 
 
 
 def with_bias(static: StaticValues, max_tokens: int, bias: fx.Node, heads: int, mask: Mask) -> Mask:
-    """`mask`, with a static node added to the scores that it leaves; ValueError as `analyse`."""
+    """`mask`, with a static node added to the scores that it leaves. ValueError as for `analyse`."""
     return _biased(static, max_tokens, (MaskStep("add", bias),), heads, mask)
 
 
@@ -89,7 +90,7 @@ def _biased(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], 
 
 
 def _table(static: StaticValues, steps: tuple[MaskStep, ...], tokens: int) -> Tensor:
-    """What the scores become where q k^T is 0: [.., T, T], head axes of size 1 where all heads are equal."""
+    """The scores after `steps` if q k^T is 0: [.., T, T]; head axes have size 1 if all heads are equal."""
     table = torch.zeros(tokens, tokens)
 
     def value(operand: Any) -> Any:
@@ -134,9 +135,9 @@ def _mask_of(allowed: Tensor) -> tuple[int, int, int]:
 
 
 def _relative(table: Tensor, window: int, chunk: int, ahead: int) -> Tensor | None:
-    """What a table adds to the scores that are seen, [heads, T, T], None if it only masks.
+    """The values that a table adds to visible scores, [heads, T, T]; None if it only masks.
 
-    A softmax does not see what a row has in common, so only differences within a row count.
+    A softmax is unchanged by a constant added to a whole row, so only differences within a row count.
     """
     tokens = table.shape[-1]
     allowed = AttentionMask(window, chunk, ahead).visible(torch.arange(tokens))
@@ -147,7 +148,7 @@ def _relative(table: Tensor, window: int, chunk: int, ahead: int) -> Tensor | No
 
 
 def _slopes(relative: Tensor, allowed: Tensor, heads: int) -> Tensor | None:
-    """ALiBi slopes per head of what `_relative` gives, None if it is not linear in the distance."""
+    """ALiBi slopes [heads] of the result of `_relative`; None if it is not linear in the distance."""
     tokens = relative.shape[-1]
     slopes = -relative[:, 1, 0]
     distance = torch.arange(tokens)[None, :] - torch.arange(tokens)[:, None]
@@ -158,8 +159,8 @@ def _slopes(relative: Tensor, allowed: Tensor, heads: int) -> Tensor | None:
 
 
 def _by_distance(table: Tensor, window: int, chunk: int, ahead: int, heads: int) -> Tensor:
-    """[heads, 2 * P]: what a table [.., T, T] of the longest sequence adds at each distance; see icc::attention.
-    ValueError if that is not the same at the same distance."""
+    """[heads, 2 * P]: the value that a table [.., T, T] of the longest sequence adds at each distance; see
+    icc::attention. ValueError if the value differs between pairs of the same distance."""
     tokens = table.shape[-1]
     relative = _relative(table, window, chunk, ahead)
     assert relative is not None

@@ -1,7 +1,7 @@
-"""A token that a model picks out of its sequence, or the mean over all: how models end that score a whole text.
+"""Models that score a whole text end by picking one token of the sequence, or by taking the mean over all tokens.
 
-What follows is computed for every token, and the graph says which token's row counts. For a mean, attention that weighs
-all tokens alike gives it to every row.
+The ops after that are computed for every token, and the graph says which token's row counts. A mean becomes attention
+with equal weights for all tokens, so that every row has it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ...ops.attention_spec import ALL_AHEAD, AttentionMask, AttentionSpec
 from .conversion import Conversion
 from .values import T, TracedValue, dims_of, op_name
 
-_SOME = 7  # tokens of a sequence that is looked at
-_WIDEST = 64  # of the heads over which a mean is shared
+_SOME = 7  # tokens of the sequences that are compared
+_WIDEST = 64  # largest width of the heads over which a mean is split
 
 
 @dataclass(frozen=True)
 class TokenSum:
-    """The sum of a value over all tokens. Models divide it by their number."""
+    """The sum of a value over all tokens. Models divide it by the number of tokens."""
 
     value: TracedValue
 
@@ -35,8 +35,8 @@ class PickedTokens:
     """The CallFollower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The TracedValue of a node that picks a token or takes their mean; None of any other. ValueError if two
-        nodes pick different tokens."""
+        """The TracedValue of a node that picks a token or takes the mean of all; None for any other node. ValueError if
+        two nodes pick different tokens."""
         short = op_name(node.target)
         if short not in ("aten.select", "aten.index", "aten.mean", "aten.sum", "aten.div"):
             return None
@@ -67,14 +67,14 @@ class PickedTokens:
         return TracedValue(value.node, dims_of(node.meta["val"]))
 
     def _is_all_of_one(self, conv: Conversion, node: fx.Node, value: TracedValue) -> bool:
-        """Whether a node is x[arange(batch)], of one sequence."""
+        """Whether a node is x[arange(batch)] for one sequence, which changes nothing."""
         places: Any = node.args[1]
         if conv.graph.picked == "" or len(places) != 1 or value.axis is not None or value.dims[0] != 1:
             return False
         return places[0] in conv.static.nodes and conv.static.evaluate(places[0], _SOME).tolist() == [0]
 
     def _index(self, conv: Conversion, node: fx.Node, value: TracedValue) -> int | None:
-        """Which token x[rows, tokens] picks out of any sequence: 0, -1 for the last, or None."""
+        """The token that x[rows, tokens] picks in a sequence of any length: 0, -1 for the last; None for any other."""
         places: Any = node.args[1]
         if len(places) != 2 or value.axis != 1 or any(place not in conv.static.nodes for place in places):
             return None

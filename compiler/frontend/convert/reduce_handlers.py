@@ -1,4 +1,4 @@
-"""Handlers for ops over a whole axis of each token, matrix products, norms, and ops that make values of nothing."""
+"""Handlers of ops over a whole axis of each token, matrix products, norms, and ops without tensor operands."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ HANDLERS = Table()
 
 
 def icc(name: str) -> Any:
-    """The overload of an op of the dialect, by its name."""
+    """The overload of an op of the dialect, by the op's name."""
     return OPS[name].overload
 
 
 @HANDLERS.handles("aten.linear")
 def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """x [.., K] by a weight [N, K] and a bias. ValueError where the weight depends on tokens."""
+    """The product of x [.., K] and a weight [N, K], plus a bias. ValueError if the weight depends on tokens."""
     x, weight = args[0], args[1]
     bias = args[2] if len(args) > 2 else None
     if weight.per_token:
         raise ValueError("a product whose right side depends on tokens")
-    if weight.dims[1] == 0:  # of a module that the configuration makes as wide as nothing: what it adds is nothing
+    if weight.dims[1] == 0:  # the configuration gives this module width 0: its product is 0
         return expand_to(conv, bias or conv.constant("nothing", torch.zeros(weight.dims[0])), dims_of(val_of(node)))
     out = conv.emit(icc("linear"), x.node, weight.node, bias.node if bias is not None else None)
     return TracedValue(out, dims_of(val_of(node)))
@@ -39,7 +39,8 @@ def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.addmm", "aten.mm", "aten.matmul", "aten.bmm", "aten.baddbmm")
 def matmul(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A product of two values of a token, or of a value of a token and a weight. ValueError if it is scaled."""
+    """A product of two values of each token, or of a value of each token and a weight. ValueError for alpha or beta
+    other than 1."""
     name = str(node.target)
     bias, (a, b) = (args[0], args[1:3]) if "addmm" in name or "baddbmm" in name else (None, args[:2])
     if bias is not None and (kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1):
@@ -150,7 +151,7 @@ def _reduce_axes(conv: Conversion, value: TracedValue, kind: str, axes: list[int
 
 @HANDLERS.handles("aten.var", "aten.var_mean")
 def var(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The variance over axes of each token, and for var_mean the mean behind it."""
+    """The variance over axes of each token; for var_mean, (variance, mean)."""
     value: TracedValue = args[0]
     axes = [a % len(value.dims) for a in (args[1] if len(args) > 1 and args[1] is not None else [-1])]
     correction = kwargs.get("correction", 1)
@@ -168,7 +169,8 @@ def var(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 
 def last_axis(conv: Conversion, value: TracedValue, axis: int) -> TracedValue:
-    """`value`, if `axis` is its last one and no token axis; else ValueError, for ops that only work there."""
+    """`value`, if `axis` is its last axis and not the token axis; else ValueError. For ops that only work on the last
+    axis."""
     if value.dims[axis] is T:
         raise ValueError("an op along the token axis")
     if axis % len(value.dims) != len(value.dims) - 1:
@@ -188,13 +190,13 @@ def softmax(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.cumsum")
 def cumsum(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A running sum over the last axis. Over the tokens only for a constant, which is the constant times its position
-    from 1; ValueError for others."""
+    """A running sum over the last axis. Over the tokens only for a constant: the result is the constant times (position
+    + 1). ValueError for other sums over tokens."""
     value, axis = args[0], args[1] % len(args[0].dims)
     if value.dims[axis] is T:
         if value.per_token:
             raise ValueError("a running sum over the tokens")
-        # the same number at every token: its running sum counts tokens
+        # the same number at every token: its running sum counts the tokens
         count = conv.emit(aten.add.Tensor, positions_of(conv), 1)
         feature = type_of(value.node).shape
         shaped = conv.emit(aten.view.default, count, [-1, *(1,) * len(feature)])
@@ -211,8 +213,8 @@ def positions_of(conv: Conversion) -> fx.Node:
 
 @HANDLERS.handles("aten.arange")
 def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A range of numbers: the positions where its length is the number of tokens, else a constant. ValueError for
-    a range over tokens that does not count from 0."""
+    """A range of numbers: the positions if its length is the number of tokens, else a constant. ValueError for a range
+    over tokens that does not start at 0."""
     dims = dims_of(val_of(node))
     numbers = [a for a in args if not isinstance(a, torch.dtype)]
     if T not in dims:
@@ -247,7 +249,8 @@ def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     "aten.new_empty",
 )
 def full(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A tensor of one number: a constant, which all tokens share. ValueError if it is the number of tokens."""
+    """A tensor filled with one number: a constant, which all tokens share. ValueError if it is filled with the number
+    of tokens."""
     name = op_name(node.target).split(".")[1]
     fill: Any = 1 if "ones" in name else 0
     if name in ("full", "full_like"):

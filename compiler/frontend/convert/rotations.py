@@ -1,4 +1,4 @@
-"""Rotary embedding written with complex numbers: pairs of elements times cos + i sin of the position.
+"""Recognises rotary embedding written with complex numbers: pairs of elements times cos + i sin of the position.
 
 view_as_real(view_as_complex(x) * table[position]) -> rope(x, cos, sin, "interleaved")
 """
@@ -21,7 +21,7 @@ _SAME = ("_to_copy", "to", "alias", "clone", "contiguous", "detach")
 
 @dataclass(frozen=True)
 class ComplexPairs:
-    """A complex value [..], as the real value [.., 2] of its real and imaginary parts."""
+    """A complex value [..], held as a real value [.., 2] of its real and imaginary parts."""
 
     value: TracedValue
 
@@ -33,7 +33,7 @@ class ComplexRotation:
         self._tables: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # cos and sin, which all layers share
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The ComplexPairs, or the TracedValue, that a node of such a product becomes; None of any other node.
+        """The ComplexPairs or the TracedValue that a node of such a product becomes; None for any other node.
         ValueError for other operations on complex numbers."""
         short = op_name(node.target).split(".")[-1]
         values = [conv.values.get(arg) for arg in node.all_input_nodes]
@@ -74,6 +74,6 @@ class ComplexRotation:
         parts = [part.float().repeat_interleave(2, dim=1).contiguous() for part in (flat.real, flat.imag)]
         positions = conv.graph.input("positions")
         assert positions is not None
-        with conv.graph.fx.inserting_after(positions):  # before all layers: those that are repeated share it
+        with conv.graph.fx.inserting_after(positions):  # before all layers, so that repeated layers share it
             cos, sin = (conv.constant(name, part).node for name, part in zip(("cos", "sin"), parts, strict=True))
         return cos, sin

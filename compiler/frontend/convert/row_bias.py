@@ -1,9 +1,10 @@
-"""What queries and keys add to attention scores by their distance: columns of a row, laid out over pairs of tokens.
+"""Biases of attention scores by distance that depend on the query or the key: columns of a row, laid out over pairs of
+tokens.
 
 Models pick, for each pair of a query and a key, one number of the query's row, or of the key's: by a gather (Inkling's
 profiles of distances, ProphetNet's buckets, DeBERTa's c2p and p2c), or by shifting rows against each other
-(Transformer-XL, XLNet). What they do is done to the numbers of the columns for some tokens and looked at; the
-attention op then reads the rows as they are.
+(Transformer-XL, XLNet). Their operations are run on the column numbers of a short sequence, and the result is compared
+with the distances; the attention op then reads the rows directly.
 """
 
 from __future__ import annotations
@@ -27,36 +28,35 @@ _MOVES = (
     "repeat",
 )  # fmt: skip
 aten = torch.ops.aten
-_LENGTHS = (7, 12)  # of sequences whose tables are compared
-NOTHING, UNSEEN = -1, -2  # instead of a column: nothing is added, or the key is not seen
+_LENGTHS = (7, 12)  # lengths in tokens of the sequences whose tables are compared
+NOTHING, UNSEEN = -1, -2  # in place of a column number: nothing is added, or the key is not visible
 _MASKS = ("masked_fill", "where")
-_ARITHMETIC = ("mul", "div", "add")  # which is done to the rows
+_ARITHMETIC = ("mul", "div", "add")  # applied to the rows themselves
 
 
 def pair_dims(val: Any) -> tuple[Any, ...]:
-    """Dims as `dims_of` gives them, where two token axes are allowed."""
+    """Dims as `dims_of` returns them, but two token axes are allowed."""
     return tuple(T if isinstance(s, torch.SymInt) and not s.node.expr.is_Integer else int(s) for s in val.shape)
 
 
 @dataclass(frozen=True)
 class PairRows:
-    """rows (H, T, C), laid out over pairs of tokens.
-
-    trail: nodes of the program that lay them out, the first of which takes `source`. numbers: for a number of tokens,
-    the numbers of the columns [.., tokens, n] that stand in place of each row, in the shape of `source`.
+    """rows (H, T, C), laid out over pairs of tokens. trail: nodes of the program that lay them out, the first of which
+    takes `source`. numbers: for a number of tokens, a tensor [.., tokens, n] in the shape of `source` that holds 1 + an
+    element's flat index in `rows`.
     """
 
     rows: TracedValue
     source: fx.Node
     numbers: Callable[[int], Tensor]
     trail: tuple[fx.Node, ...] = ()
-    grows: bool = False  # rows are as wide as the longest sequence asks for
-    by_query: bool = False  # they were multiplied with a number per query
+    grows: bool = False  # the width of rows depends on the longest sequence
+    by_query: bool = False  # rows were multiplied by a number per query
 
 
 @dataclass(frozen=True)
 class PairBias:
-    """A sum of such rows, all laid out over pairs of tokens."""
+    """A sum of PairRows."""
 
     parts: tuple[PairRows, ...]
 
@@ -67,13 +67,13 @@ class PairBias:
         return PairBias(tuple(scaled))
 
     def through(self, node: fx.Node) -> PairBias:
-        """The sum, moved by one more node."""
+        """The sum, laid out by one more node."""
         return PairBias(tuple(replace(part, trail=(*part.trail, node)) for part in self.parts))
 
 
 @dataclass(frozen=True)
 class AttentionRowBias:
-    """What `icc::attention` is given: rows (H, T, E), whose column `later` + query - key is added to a score."""
+    """The operand of `icc::attention`: rows (H, T, E), whose column `later` + query - key is added to a score."""
 
     rows: TracedValue
     later: int
@@ -81,10 +81,11 @@ class AttentionRowBias:
 
 
 class BiasByRows:
-    """The CallFollower of gather(rows[.., T, C], index[.., T, T]) and its like, until an attention adds the result."""
+    """The CallFollower of gather(rows[.., T, C], index[.., T, T]) and similar ops, up to the attention that adds the
+    result."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The PairBias of a node; None where it is part of none. ValueError says why a bias is refused."""
+        """The PairBias of a node; None if the node is not part of one. ValueError says why a bias is refused."""
         short = op_name(node.target).split(".")[-1]
         if short == "gather":
             return _gathered(conv, node)
@@ -138,8 +139,8 @@ def _gathered(conv: Conversion, node: fx.Node) -> PairBias | None:
 
 
 def _of_distances(conv: Conversion, node: fx.Node) -> PairBias | None:
-    """Queries times a table of all distances, weight by weight: q (.., T, D) by a static (.., D, as many as the length
-    says), of which longer sequences have the same columns and more."""
+    """Queries times a static table of all distances: q (.., T, D) by (.., D, n), where n grows with the length of the
+    sequence and a longer sequence has the same columns and more. None for other products."""
     query, table = node.args[:2]
     q = conv.values.get(query)  # type: ignore[arg-type]
     if not isinstance(q, TracedValue) or not q.per_token or q.axis != len(q.dims) - 2 or table not in conv.static.nodes:
@@ -177,8 +178,8 @@ def _scaled(conv: Conversion, rows: TracedValue, factor: Any) -> TracedValue:
 
 
 def row_biases(conv: Conversion, bias: PairBias, mask: Mask) -> tuple[AttentionRowBias | None, AttentionRowBias | None]:
-    """The biases by distance of queries and of keys, as far as `mask` leaves keys. ValueError where a column depends on
-    more than that."""
+    """The bias by distance of queries and that of keys, for the keys that `mask` leaves; None if a side has none.
+    ValueError if a column depends on more than the distance."""
     found = [_row_bias(conv, part, mask) for part in bias.parts]
     of_queries, of_keys = ([one for one in found if one.of_keys is keys] for keys in (False, True))
     if max(len(of_queries), len(of_keys)) > 1:
@@ -191,7 +192,7 @@ def row_biases(conv: Conversion, bias: PairBias, mask: Mask) -> tuple[AttentionR
 def _row_bias(conv: Conversion, bias: PairRows, mask: Mask) -> AttentionRowBias:
     heads, _, width = bias.rows.dims
     tokens = max(SMALL_TABLE, min(conv.max_tokens, width + 2))
-    # such rows have no end that would have to be looked at, if they have the same columns for two lengths
+    # rows that grow need no check of their ends, if their columns are the same for two lengths
     looks = [_by_distance(conv, bias, mask, n) for n in ((SMALL_TABLE, SMALL_TABLE + 7) if bias.grows else (tokens,))]
     found = {_in_order(look, width) for look in looks}
     if len(found) == 1 and (later := found.pop()) is not None:
@@ -204,8 +205,8 @@ def _row_bias(conv: Conversion, bias: PairRows, mask: Mask) -> AttentionRowBias:
 
 @dataclass(frozen=True)
 class _Look:
-    """The smallest distance of a query from a key at which something is added, the columns from there on as far as any
-    is, and whether nothing is seen before these, and behind them."""
+    """The columns [n] by distance (query - key), from the smallest distance at which something is added, `first`, to
+    the largest. begins_alone, ends_alone: whether no key before, or after, these distances is visible."""
 
     first: int
     columns: Tensor
@@ -215,7 +216,8 @@ class _Look:
 
 
 def _in_order(look: _Look, width: int) -> int | None:
-    """How many columns are for later keys, where columns lie by distance and no other ones beside them are read."""
+    """The number of columns for later keys, if columns are ordered by distance and attention reads no others beside
+    them; else None."""
     own = look.columns
     begins, ends = look.begins_alone or int(own[0]) == 0, look.ends_alone or int(own[-1]) == width - 1
     in_order = torch.equal(own, own[0] + torch.arange(len(own)))
@@ -243,8 +245,8 @@ def _by_distance(conv: Conversion, bias: PairRows, mask: Mask, tokens: int) -> _
 
 
 def _columns(conv: Conversion, bias: PairRows, seen: Tensor) -> tuple[Tensor, bool]:
-    """[T, T]: the column that is added to the score of a query and a key, NOTHING or UNSEEN; and whether it is one of
-    the key's row, not of the query's."""
+    """[T, T]: the column that is added to the score of a query and a key, NOTHING or UNSEEN; and whether it comes from
+    the key's row and not the query's."""
     tokens = len(seen)
     heads, _, width = bias.rows.dims
     before, value = bias.source, bias.numbers(tokens)
@@ -266,7 +268,7 @@ def _columns(conv: Conversion, bias: PairRows, seen: Tensor) -> tuple[Tensor, bo
 
 
 def _repeated(conv: Conversion, node: fx.Node, before: fx.Node, value: Tensor, tokens: int) -> Tensor:
-    """What a node of the trail makes of `value`, which stands for what it makes of `before`."""
+    """The result of a node of the trail with `value` [..] in place of its operand `before`."""
 
     def given(arg: fx.Node) -> Any:
         return value if arg is before else conv.static.evaluate(arg, tokens)

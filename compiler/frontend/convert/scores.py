@@ -1,4 +1,4 @@
-"""What is known of attention scores while a model writes them out, and what each operation makes of that.
+"""The state of attention scores while a model writes them out, and how each operation changes it.
 
 An operation that attention scores cannot go through is a ValueError with the reason.
 """
@@ -20,8 +20,8 @@ from .values import Dims, T, TracedValue
 class AttentionScores:
     """scale * q k^T, soft-capped if `softcap` is not 0, with `steps` applied; after the softmax, probabilities.
 
-    dims: end in (T, T). by_pair: a PairBias that is added, too; None for none. order: of the axes before these now,
-    where it is another than in `dims`; () where it is not.
+    dims: end in (T, T). by_pair: a PairBias that is also added, or None. order: the current order of the axes longer
+    than 1, if it differs from that of `dims`; else ().
     """
 
     q: TracedValue
@@ -41,7 +41,7 @@ class AttentionScores:
 
 
 def with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> AttentionScores:
-    """Scores of a baddbmm, with its bias. ValueError if that is scaled, or not known without tokens."""
+    """Scores of a baddbmm, with its bias. ValueError if the bias is scaled or depends on the tokens."""
     beta, alpha = float(node.kwargs.get("beta", 1)), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
     scores = replace(scores, scale=alpha)
     if beta == 0:
@@ -53,12 +53,12 @@ def with_bias(conv: Conversion, scores: AttentionScores, node: fx.Node) -> Atten
 
 
 def refuse_dynamic() -> NoReturn:
-    """The ValueError for what is added to scores and known with the tokens only."""
+    """Raise ValueError for a bias of the scores that depends on the tokens."""
     raise ValueError("attention scores with a bias that depends on the tokens")
 
 
 def is_static(conv: Conversion, operand: Any) -> bool:
-    """Whether an operand is a number, or a tensor that is known without tokens."""
+    """Whether an operand is a number, or a tensor that does not depend on the tokens."""
     return not isinstance(operand, fx.Node) or operand in conv.static.nodes
 
 
@@ -67,7 +67,7 @@ def _longer(dims: Dims) -> tuple[Any, ...]:
 
 
 def permuted(scores: AttentionScores, node: fx.Node) -> AttentionScores:
-    """Scores with their axes in another order, to and fro as einsum does it; axes of one do not count."""
+    """Scores with permuted axes, as einsum permutes them forth and back; axes of size 1 do not count."""
     before = pair_dims(node.args[0].meta["val"])  # type: ignore[union-attr]
     axes = iter(scores.order or range(len(_longer(scores.dims))))
     numbers = [next(axes) if d != 1 else None for d in before]
@@ -78,14 +78,17 @@ def permuted(scores: AttentionScores, node: fx.Node) -> AttentionScores:
 
 
 def reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
-    """Scores seen with `dims`. ValueError if these do not end in (T, T) but for axes of one, or in another order than
-    now."""
+    """Scores viewed with `dims`. ValueError if `dims` do not end in (T, T), apart from axes of size 1, or have another
+    order."""
     if scores.order:
         own = _longer(scores.dims)
         if _longer(dims) != tuple(own[axis] for axis in scores.order):
             raise ValueError("attention scores in another order")
         return scores
-    if T in dims and tuple(d for d in dims[dims.index(T) :] if d != 1) == (T, T):  # einsum leaves axes of one between
+    if T in dims and tuple(d for d in dims[dims.index(T) :] if d != 1) == (
+        T,
+        T,
+    ):  # einsum leaves axes of size 1 in between
         dims = (*dims[: dims.index(T)], T, T)
     if dims[-2:] != (T, T):
         raise ValueError("attention scores in another order")
@@ -95,8 +98,8 @@ def reshaped(scores: AttentionScores, dims: tuple[Any, ...]) -> AttentionScores:
 
 
 def arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionScores) -> AttentionScores:
-    """Scores after an elementwise operation `short`, such as "mul" or "masked_fill", with operands that are known
-    without tokens, or with what is added by pair. ValueError for others."""
+    """Scores after an elementwise operation `short`, such as "mul" or "masked_fill", with a static operand or a
+    PairBias. ValueError for other operands."""
     args = list(node.args)
     at = next(
         i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), AttentionScores)
@@ -128,7 +131,7 @@ def arithmetic(conv: Conversion, node: fx.Node, short: str, scores: AttentionSco
 
 
 def _number(conv: Conversion, operand: Any) -> float:
-    """A static operand of one element."""
+    """The value of a static operand of one element. ValueError for other operands."""
     if isinstance(operand, fx.Node):
         value = conv.static.evaluate(operand, SMALL_TABLE)
         if isinstance(value, Tensor) and value.numel() != 1:

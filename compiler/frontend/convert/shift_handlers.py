@@ -1,4 +1,5 @@
-"""Handlers that make states of padding and convolutions along the tokens: a token sees some of those before it."""
+"""Handlers that turn padding and convolutions along the tokens into ops with a state: a token sees some earlier
+tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +24,7 @@ MAX_SHIFT = 8  # tokens
 
 @HANDLERS.handles("aten.constant_pad_nd")
 def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Zeros before the first token. It is a shift where as many tokens are cut off at the end. ValueError for other
-    padding."""
+    """Zeros before the first token. A shift if as many tokens are cut off at the end. ValueError for other padding."""
     x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
     axis = x.axis
     behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else len(pads)
@@ -39,7 +39,8 @@ def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 @HANDLERS.handles("aten.unfold")
 def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Windows of tokens, each of which ends with its token, of tokens that are padded before; ValueError for others."""
+    """Sliding windows over tokens padded at the front: the window of a token ends with it. ValueError for other
+    windows."""
     x, axis, size, step = args
     if not isinstance(x, Padded) or axis % len(x.value.dims) != x.value.axis or size != x.before + 1 or step != 1:
         raise ValueError("windows of tokens that do not end with each of them")
@@ -50,7 +51,7 @@ def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.flip")
 def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Up to MAX_SHIFT elements of each token in the other order; ValueError for more, and for tokens."""
+    """Up to MAX_SHIFT elements of each token in reverse order. ValueError for more, and for the token axis."""
     value, (axis,) = args[0], args[1]
     axis %= len(value.dims)
     count = value.dims[axis]
@@ -66,9 +67,9 @@ def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.convolution")
 def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A convolution along the tokens that sees no later ones, or one of each token alone.
+    """A causal convolution along the tokens, or one of each token alone (one tap).
 
-    It pads itself and is cut off at the end, or is of tokens that were padded before. ValueError for others.
+    Either its own padding is cut off at the end, or its tokens were padded before. ValueError for other convolutions.
     """
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if weight.per_token or len(weight.dims) != 3 or transposed or list(stride) != [1] or list(dilation) != [1]:
@@ -89,7 +90,8 @@ def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
 
 
 def _still_padded(x: Padded, taps: int, bias: TracedValue | None, out: TracedValue) -> TracedValue | Padded:
-    """What is left before the tokens: what a convolution makes of the zeros there."""
+    """The result of a convolution, with the rows that it leaves of the padding: zeros become the bias. ValueError if
+    the padding is no zeros."""
     before = x.before - (taps - 1)
     if before and x.fill is not None:
         raise ValueError("padding for more than two convolutions")
@@ -97,14 +99,14 @@ def _still_padded(x: Padded, taps: int, bias: TracedValue | None, out: TracedVal
 
 
 def _of_each(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None) -> TracedValue:
-    """A convolution of each channel alone, weight[C, 1, taps]."""
+    """A depthwise convolution, weight[C, 1, taps]."""
     channels, _, taps = weight.dims
     return convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T))
 
 
 def _of_groups(conv: Conversion, x: Padded, weight: TracedValue, bias: TracedValue | None, groups: int) -> TracedValue:
-    """A convolution of groups of channels, weight[O, C / groups, taps]: a product for each tap, with the tokens as far
-    before."""
+    """A convolution of groups of channels, weight[O, C / groups, taps]: the sum over taps of a product with the tokens
+    shifted by the tap."""
     outputs, each, taps = weight.dims
     total: fx.Node | None = None
     for tap in range(taps):

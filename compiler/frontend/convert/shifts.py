@@ -1,4 +1,4 @@
-"""Shifts along the tokens: a state that holds one row."""
+"""Shifts along the tokens, emitted as ops whose state holds one row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> TracedValue:
-    """All tokens but the last, behind a row that all sequences share. ValueError for other concatenations."""
+    """A row that all sequences share, followed by all tokens but the last. ValueError for other concatenations."""
     value = values[-1].value
     if len(values) != 2 or axis != value.axis or values[0].per_token or values[0].dims[axis] != 1:
         raise ValueError("a concatenation along the token axis")
@@ -25,7 +25,7 @@ def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> TracedValue:
 def shifted(conv: Conversion, value: TracedValue, by: int, fill: TracedValue | None = None) -> TracedValue:
     """The value of the token `by` tokens before; `fill`, or zeros if it is None, for the first tokens.
 
-    value: of one sequence, with its tokens at any axis; ValueError if it has none.
+    value: of one sequence, with its tokens along any axis. ValueError if it has no token axis.
     """
     if not value.per_token:
         raise ValueError(f"a shift of a tensor of dims {value.dims}")

@@ -26,8 +26,8 @@ def causal_conv(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
 
 
 def convolve(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None, dims: Any) -> TracedValue:
-    """Emit icc::causal_conv of x[1, C, T] by weight[C, K], whose taps come first in the op; bias[C] or None. ValueError
-    where the weight depends on tokens."""
+    """Emit icc::causal_conv of x[1, C, T] by weight[C, K], which the op takes as [K, C]; bias[C] or None. ValueError if
+    the weight depends on tokens."""
     if weight.per_token:
         raise ValueError("a convolution whose weight is none")
     channels, taps = weight.dims
@@ -72,9 +72,9 @@ def channel_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[
 
 
 def rows_of(conv: Conversion, value: TracedValue, axis: int) -> fx.Node:
-    """The node [T, ..] of a value of one sequence, whose tokens are at the logical axis `axis`.
+    """The node [T, ..] of a value of one sequence, whose token axis is the logical axis `axis`.
 
-    A constant gets a row for each token. ValueError where the tokens are elsewhere, or there are several sequences.
+    A constant gets a row for each token. ValueError if the token axis is another, or if there are several sequences.
     """
     if len(value.dims) <= axis or value.dims[0] != 1 or value.axis != axis:
         raise ValueError(f"a scan over a tensor of dims {value.dims}")

@@ -1,7 +1,7 @@
-"""Values of an exported program that do not depend on what the tokens are: masks, biases and tables.
+"""Evaluates values of an exported program that do not depend on the token ids: masks, biases and tables.
 
 Some models build their masks as tensors over pairs of tokens. Such a value depends only on sizes, positions and
-weights, so it can be computed for a number of tokens and looked at.
+weights, so it can be computed for some number of tokens and inspected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 from ...graph.interpret import as_compute
 from ...weights.handles import Weight
 
-_SHORT = 5  # tokens of a sequence that is compared with a long one
+_SHORT = 5  # tokens of the short sequence that is compared with a long one
 
 # ops that look at the shape of their first operand only
 _SHAPE_ONLY = (
@@ -40,19 +40,19 @@ def _short(node: fx.Node) -> str:
 
 
 class StaticValues:
-    """Which nodes are static, and their values for a number of tokens.
+    """The static nodes of a program, and their values for a given number of tokens.
 
     looked_at, loaded: nodes and weights that some evaluation depended on.
     """
 
     def __init__(self, program: ExportedProgram, weights: Mapping[str, Weight], padding: int | None = None) -> None:
-        """padding: the token that fills batches up; no sequence has one, so that it is known where it is asked for."""
+        """padding: the id of the padding token, or None. No sequence holds it, so comparisons with it are static."""
         self._program = program
         self._weights = weights
         self._specs = {s.arg.name: s for s in program.graph_signature.input_specs}
         self._users = [n for n in program.graph.nodes if n.op == "placeholder" and self._is_user(n)]
         self.nodes: set[fx.Node] = set()
-        self.padding: set[fx.Node] = set()  # the nodes that ask which tokens are padding
+        self.padding: set[fx.Node] = set()  # nodes that compare tokens with the padding token
         self.looked_at: set[fx.Node] = set()
         self.loaded: set[str] = set()
         for node in program.graph.nodes:
@@ -82,7 +82,7 @@ class StaticValues:
     def table(self, node: fx.Node, axis: int, tokens: int) -> Tensor:
         """The value of a static node for every position, with its token axis first: [tokens, ..].
 
-        ValueError where the value at a position depends on the length of the sequence.
+        ValueError if the value at a position depends on the length of the sequence.
         """
         whole = self.evaluate(node, tokens).movedim(axis, 0)
         part = self.evaluate(node, min(tokens, _SHORT)).movedim(axis, 0)
@@ -93,7 +93,7 @@ class StaticValues:
     def constant(self, node: fx.Node) -> Tensor:
         """The value of a static node without a token axis, in its shape.
 
-        ValueError where it depends on the length of the sequence, or on a weight, which may be large.
+        ValueError if it depends on the length of the sequence, or on a weight, which may be large.
         """
         if any(n.op == "placeholder" and n not in self._users and not self._is_constant(n) for n in self._needed(node)):
             raise ValueError("a value that is worked out of weights")
@@ -103,7 +103,7 @@ class StaticValues:
         return as_compute(value).contiguous()
 
     def _needed(self, node: fx.Node) -> set[fx.Node]:
-        """The nodes that the value of a static node is worked out of."""
+        """The nodes that are needed to compute the value of a static node."""
         needed: set[fx.Node] = set()
         pending = [node]
         while pending:
@@ -133,7 +133,7 @@ class StaticValues:
         if node in self.padding:
             shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]
             return torch.full(shape, _short(node) == "ne")
-        if node not in self.nodes:  # only its shape is asked for
+        if node not in self.nodes:  # only its shape is used
             if not isinstance(node.meta["val"], Tensor):
                 raise ValueError("a mask by what has more than one shape")
             shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]

@@ -1,4 +1,4 @@
-"""Types of the handlers that make exported ops token-major, by names without overload such as "aten.view"."""
+"""The table of handlers that make exported ops token-major, by op names without overload such as "aten.view"."""
 
 from __future__ import annotations
 

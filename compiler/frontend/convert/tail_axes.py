@@ -1,4 +1,4 @@
-"""Exported calls whose result does not depend on how many axes lie before the last ones."""
+"""Exported calls whose result does not depend on the number of leading axes."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ class TracedValue:
 
 
 def dims_of(val: Any) -> Dims:
-    """The logical dims of an exported value; ValueError where a size mixes tokens with something else.
+    """The logical dims of an exported value. ValueError if a size mixes tokens with something else.
 
-    Tokens and what lies behind them in one axis, n * tokens, are two dims here: T and n. See `is_merged`.
+    An axis of n * tokens elements, tokens merged with the axis after them, is two dims here: T and n. See `is_merged`.
     """
     dims: list[Any] = []
     for size in val.shape:
@@ -79,14 +79,13 @@ def dims_of(val: Any) -> Dims:
 
 
 def is_merged(value: Any, val: Any) -> bool:
-    """Whether the export has tokens and another axis of a value in one axis, and so counts its axes differently."""
+    """Whether the export merges the token axis of a value with another axis, and so numbers its axes differently."""
     return isinstance(value, TracedValue) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
 
 
 @dataclass(frozen=True)
 class Longer:
-    """The result of a padded convolution: `value` for the tokens, and more rows behind them that a slice must take
-    away."""
+    """The result of a padded convolution: `value` for the tokens, followed by surplus rows that a slice must remove."""
 
     value: TracedValue
 
@@ -102,7 +101,7 @@ class Padded:
 
 @dataclass(frozen=True)
 class KeyPairs:
-    """`value` of the keys, repeated for every query along an axis of one: a value over pairs of tokens."""
+    """`value` of the keys, repeated for every query along an axis of size 1: a value over pairs of tokens."""
 
     value: TracedValue
 
@@ -115,15 +114,15 @@ class Shorter:
 
 
 def op_name(target: Any) -> str:
-    """The name of an exported call without its overload: aten.view for aten::view.default. A plain function has its
-    own."""
+    """The name of an exported call without its overload: aten.view for aten::view.default. For a plain function, its
+    own name."""
     if not hasattr(target, "_schema"):
         return str(getattr(target, "__name__", target))
     return str(target._schema.name).replace("::", ".")
 
 
 class Unrepresentable:
-    """A value that has no token-major form. It is an error only if something that is kept uses it."""
+    """A value that has no token-major form. It is an error only if a node that is kept uses it."""
 
     def __init__(self, reason: str, node: fx.Node) -> None:
         self.reason = reason
@@ -131,7 +130,7 @@ class Unrepresentable:
 
 
 def first_unrepresentable(values: list[Any]) -> Unrepresentable | None:
-    """The first operand that is Unrepresentable, in lists too; None if there is none."""
+    """The first operand that is Unrepresentable, also inside lists; None if there is none."""
     for value in values:
         if isinstance(value, Unrepresentable):
             return value

@@ -1,7 +1,7 @@
 """Attention that a model writes out as softmax(q k^T * scale + bias) v, recognised by data flow.
 
-A product of two per-token values over pairs of tokens becomes `AttentionScores`; what happens to it before its softmax
-is recorded, and the product of the probabilities with the values emits one attention op.
+A product of two per-token values over pairs of tokens becomes `AttentionScores`; the operations before the softmax are
+recorded, and the product of the probabilities with the values emits one attention op.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _is_pair_product(a: TracedValue, b: TracedValue) -> bool:
 
 
 def _kv_heads(q: Dims, kv: Dims) -> int:
-    """Heads of kv, whose leading dims must be those of q with trailing ones broadcast."""
+    """The number of heads of `kv`. Its leading dims must be those of `q`, the trailing ones broadcast."""
     lead_q = [d for d in q if d != 1]
     padded = [*(1,) * (len(q) - len(kv)), *kv]
     lead_kv = [d for d, of in zip(padded, q, strict=True) if of != 1]
@@ -46,8 +46,8 @@ def _kv_heads(q: Dims, kv: Dims) -> int:
 
 
 def _unrepeated(conv: Conversion, value: TracedValue, dim: int, heads: int) -> TracedValue | None:
-    """Keys or values before their heads were repeated for the queries' groups, as (heads, T, dim); None where they were
-    not. A cache of what is repeated would be as many times larger."""
+    """Keys or values before their heads were repeated for the query groups, as (heads, T, dim); None if they were not.
+    A cache of the repeated heads would be that many times larger."""
     aten, node = torch.ops.aten, value.node
     while isinstance(node, fx.Node) and node.target is aten.view.default:
         node = node.args[0]
@@ -69,7 +69,8 @@ def _unrepeated(conv: Conversion, value: TracedValue, dim: int, heads: int) -> T
 
 
 def _unscaled(conv: Conversion, value: TracedValue) -> tuple[TracedValue, float]:
-    """Queries or keys without the numbers that they are multiplied with: scores are multiplied with them as well."""
+    """Queries or keys before a multiplication by constant numbers, and the product of these, which scales the scores
+    instead."""
     aten, node, factor = torch.ops.aten, value.node, 1.0
     source = node
     while node.target in (aten.view.default, aten.mul.Tensor) and isinstance(before := node.args[0], fx.Node):
@@ -85,7 +86,7 @@ def _unscaled(conv: Conversion, value: TracedValue) -> tuple[TracedValue, float]
 
 
 def mask_free(options: dict[str, Any]) -> bool:
-    """Whether the options of torch's attention function hide nothing."""
+    """Whether the options of torch's attention function mask nothing."""
     return options.get("attn_mask") is None and not options.get("is_causal")
 
 
@@ -94,7 +95,7 @@ def _is_within_token(value: TracedValue) -> bool:
 
 
 def within_token(conv: Conversion, operands: tuple[TracedValue, ...], dims: Dims, scale: Any) -> TracedValue:
-    """Attention over rows [.., M, D] that each token has of its own: two products, and a softmax between them."""
+    """Attention within each token, over its own rows [.., M, D]: two products with a softmax between them."""
     aten = torch.ops.aten
     lead = tuple(dims[:-2])
     q, k, v = (per_token(conv, value, (*lead, *value.dims[-2:])).node for value in operands)
@@ -106,15 +107,16 @@ def within_token(conv: Conversion, operands: tuple[TracedValue, ...], dims: Dims
 
 
 class WrittenOutAttention:
-    """The CallFollower of attention that a model writes out, or that it calls as torch's own function."""
+    """The CallFollower of attention that a model writes out, or calls as torch's own function."""
 
     def __init__(self) -> None:
-        self._masks: dict[tuple[tuple[MaskStep, ...], int], Mask] = {}  # layers mostly have the same
+        self._masks: dict[tuple[tuple[MaskStep, ...], int], Mask] = {}  # most layers have the same mask
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """AttentionScores or the attention's TracedValue, of a node of a written-out attention; None of any other.
+        """The AttentionScores or the attention's TracedValue for a node of a written-out attention; None for any other
+        node.
 
-        Raises ValueError with the reason where the attention has a form that cannot be compiled.
+        Raises ValueError with the reason if the attention has a form that cannot be compiled.
         """
         short = op_name(node.target).split(".")[-1]
         inputs = [conv.values.get(a) for a in node.all_input_nodes]

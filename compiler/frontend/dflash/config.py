@@ -1,8 +1,8 @@
-"""What config.json says of a DFlash drafter (Chen et al. 2026): the configuration of its layers, and besides, some of
-it in `dflash_config`, how long its blocks are and which of the model's layers it reads.
+"""Reads config.json of a DFlash drafter (Chen et al. 2026): the configuration of its layers, the length of its blocks
+and the model's layers that it reads; some fields are in `dflash_config`.
 
-As z-lab publishes them (`DFlashDraftModel`), and as transformers has one (`MuseGlimmerAssistantModel`). A field that
-nobody knows is refused, unless it is known to change nothing; what changes no order of logits is read by nobody.
+Two forms are known: z-lab's (`DFlashDraftModel`) and transformers' (`MuseGlimmerAssistantModel`). An unknown field is
+refused. Fields that do not change the order of logits are ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..source.identify import CONFIG, read_object
 ARCHITECTURES = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
 READ = "icc reads DFlash drafters as z-lab publishes them, and transformers' MuseGlimmerAssistantModel"
 _NESTED, _IDS, _CAUSAL = "dflash_config", "target_layer_ids", "is_causal"
-_ORDERLY = {"output_multiplier", "final_logit_softcapping"}  # of logits, whose order they keep
+_ORDERLY = {"output_multiplier", "final_logit_softcapping"}  # fields about logits that keep their order
 _EITHER = {"block_size", "mask_token_id", _IDS, "num_target_layers", "input_embedding_scale", *_ORDERLY}
-_NAMED = {"mask_token", "projector_type", "attention_mode", "causal"}  # in dflash_config alone
+_NAMED = {"mask_token", "projector_type", "attention_mode", "causal"}  # only in dflash_config
 _OF_LAYERS = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "rms_norm_eps", "rope_parameters", "max_position_embeddings", "sliding_window", "layer_types", "hidden_act",
@@ -33,11 +33,11 @@ _OF_LAYERS = (
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What a drafter is.
+    """The configuration of a drafter.
 
-    text: transformers' configuration of its layers. taps: behind how many of the model's layers hidden states are
-    taken. block: tokens of a block, the known one before the guesses among them. mask_token: stands for the others.
-    masks: what each layer sees. scale: of the embeddings.
+    text: transformers' configuration of its layers. taps: the hidden states that it reads, each given as the number of
+    model layers before it. block: tokens of a block, including the known token before the guesses. mask_token: the id
+    of the tokens to guess. masks: one per layer. scale: factor of the embeddings.
     """
 
     text: Any
@@ -49,9 +49,9 @@ class BlockConfig:
 
 
 def read_config(directory: Path, num_layers: int, vocab_size: int) -> BlockConfig:
-    """What DIRECTORY/config.json says, for a model of so many layers and tokens. CheckpointError where it is no DFlash
-    drafter's or makes no sense, UnsupportedModel for a field that is not known, UsageError where it is for another
-    model."""
+    """Read DIRECTORY/config.json, for a model of `num_layers` layers and `vocab_size` tokens. CheckpointError if it is
+    not a DFlash drafter's or its values are invalid, UnsupportedModel for an unknown field, UsageError if it is for
+    another model."""
     path = directory / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", "give the directory of a DFlash drafter")
@@ -92,7 +92,7 @@ def read_config(directory: Path, num_layers: int, vocab_size: int) -> BlockConfi
 
 
 def _as_transformers_has_it(path: Path, fields: dict[str, Any], vocab_size: int) -> Any:
-    """The layers of transformers' own class, which are Qwen3's."""
+    """The configuration of the layers of transformers' own class, which are Qwen3's."""
     from transformers import AutoConfig
 
     try:
@@ -100,7 +100,7 @@ def _as_transformers_has_it(path: Path, fields: dict[str, Any], vocab_size: int)
         config: Any = AutoConfig.for_model(**fields)
     except MemoryError:
         raise
-    except Exception as error:  # whatever transformers finds wrong with a value, or with the model type
+    except Exception as error:  # any error of transformers about a value or the model type
         raise CheckpointError(f"{path}: {' '.join(str(error).split())[:200]}") from error
     refuse_unknown(path, fields, known | HARMLESS, READ)
     own = config.to_dict()
@@ -109,8 +109,8 @@ def _as_transformers_has_it(path: Path, fields: dict[str, Any], vocab_size: int)
 
 
 def _taps(path: Path, own: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Behind how many layers: the field names these, counted from 0. Of the last one, published code reads what comes
-    behind the model's last norm."""
+    """The number of layers before each hidden state that is read. The field names layers, counted from 0. The last
+    layer is refused: for it, published code reads the hidden state after the model's last norm."""
     named = own[_IDS]
     whole = isinstance(named, list) and named and all(type(i) is int for i in named)
     if not whole or not all(0 <= i < num_layers - 1 for i in named):
@@ -120,7 +120,8 @@ def _taps(path: Path, own: Mapping[str, Any], num_layers: int) -> tuple[int, ...
 
 
 def _masks(path: Path, text: Any, causal: bool | None, block: int) -> tuple[AttentionMask, ...]:
-    """Layers with windows see no later token of a block unless `is_causal` says so, others do."""
+    """One mask per layer. causal: whether layers see no later token of a block; None: sliding-window layers see none,
+    others do."""
     found: list[AttentionMask] = []
     for kind in text.layer_types:
         window = (text.sliding_window or 0) if kind == "sliding_attention" else 0
@@ -131,7 +132,8 @@ def _masks(path: Path, text: Any, causal: bool | None, block: int) -> tuple[Atte
 
 
 def _both_ways(path: Path, text: Any, causal: bool | None, block: int) -> tuple[AttentionMask, ...]:
-    """Windows of transformers' class: as many tokens in both directions, and the own one."""
+    """One mask per layer, as in transformers' class: a window has equally many tokens in both directions, plus the
+    token itself."""
     window = (text.sliding_window or 0) + 1
     ahead = ALL_AHEAD if window >= block else window - 1
     return tuple(

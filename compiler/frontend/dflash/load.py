@@ -1,13 +1,13 @@
-"""A DFlash drafter (Chen et al. 2026) as a graph: decoder layers over a block of tokens, of which only the first is
-known.
+"""Loads a DFlash drafter (Chen et al. 2026) as a graph: decoder layers over a block of tokens, only the first of which
+is known.
 
     context of token t = hidden_norm(fc([taps behind some of the model's layers]))
-    keys and values, in every layer: projections of the context of tokens before the block, and of the block's own
-    values logits of the token at each place of the block = lm_head(norm(layers(embeddings)))
+    keys and values, in every layer: projections of the context of tokens before the block, and of the block's values
+    logits of the token at each place of the block = lm_head(norm(layers(embeddings)))
 
-One step runs both kinds of tokens: those with a hidden state are context, of which only keys and values count; those
-without are a block's. It is traced as a causal model of Qwen3's layers by transformers' code; what each layer sees is
-set after.
+One step runs both kinds of tokens: tokens with a hidden state are context, and only their keys and values are used;
+tokens without one belong to a block. Transformers' code is traced as a causal model of Qwen3 layers; the mask of each
+layer is set afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ NORM = "hidden_norm.weight"
 
 @dataclass(frozen=True)
 class TracedDFlash:
-    """graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, vocab]. projection [H, taps * H], `fc`."""
+    """graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, vocab]. projection: the weight `fc`, [H, taps *
+    H]."""
 
     config: BlockConfig
     graph: Graph
@@ -48,15 +49,15 @@ class TracedDFlash:
 
 
 class FromContext(nn.Module):
-    """In place of the projection to keys, or values: of the context, where a token has one. context: `given` [1, T, 1]
-    and `hidden` [1, T, H] are set while the layers run."""
+    """Replaces the projection to keys or values: it projects the context of tokens that have one. context: `given` [1,
+    T, 1] and `hidden` [1, T, H] are set while the layers run."""
 
     def __init__(self, linear: nn.Module, context: SimpleNamespace) -> None:
         super().__init__()
         self.linear, self.context = linear, context
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The projection."""
+        """The projection of `hidden` [1, T, H], or of the context."""
         return self.linear(torch.where(self.context.given, self.context.hidden, hidden))
 
 
@@ -77,7 +78,8 @@ class BlockLayers(nn.Module):
     def forward(
         self, input_ids: Tensor, draft_hidden: Tensor, use_cache: bool = False, return_dict: bool = True
     ) -> Any:
-        """What the layers give for these tokens. A row of zeros is no hidden state: that token is a block's."""
+        """The logits for these tokens. A row of zeros in `draft_hidden` marks a token of a block, without a hidden
+        state."""
         self.context.given = (draft_hidden * draft_hidden).sum(-1, keepdim=True) > 0
         self.context.hidden = self.hidden_norm(draft_hidden)
         embedded = self.model.get_input_embeddings()(input_ids) * self.scale
@@ -85,10 +87,9 @@ class BlockLayers(nn.Module):
 
 
 def load_dflash(directory: Path, source: ModelSource, model: Graph) -> TracedDFlash:
-    """The drafter in a directory, for the model that `model` was traced from `source`, and sequences as long as its.
-
-    CheckpointError, TensorError or UnsupportedModel in one line where a file, field or tensor is missing, unknown or of
-    another shape than config.json says; UsageError where it is another model's."""
+    """The drafter in a directory, for the model whose trace from `source` is `model`, with the same longest sequence.
+    CheckpointError, TensorError or UnsupportedModel if a file, field or tensor is missing, unknown or of another shape
+    than config.json says; UsageError if the drafter belongs to another model."""
     info = model.info
     config = read_config(directory, info.num_layers, info.vocab_size)
     text, hidden = config.text, config.text.hidden_size
@@ -122,11 +123,11 @@ def _trace(config: BlockConfig, tensors: DrafterTensors, source: ModelSource, ma
 
 
 def _stored_name(parameter: str) -> str:
-    """What files call a parameter of the model of those layers."""
+    """The name in files of a parameter of the traced model."""
     return parameter.removeprefix("model.").replace("_proj.linear.", "_proj.")
 
 
 def _own_name(stored: str) -> str:
-    """z-lab's name of a tensor, of which transformers' class calls two otherwise."""
+    """z-lab's name of a tensor; transformers' class has other names for two of them."""
     name = stored.removeprefix("model.").removeprefix("encoder.")
     return name.replace("output_norm_enc.", "hidden_norm.")

@@ -1,6 +1,6 @@
-"""What config.json says of an EAGLE-3 drafter, in the two layouts that are published.
+"""Reads config.json of an EAGLE-3 drafter, in the two layouts that are published.
 
-SpecForge's (and SafeAILab's) is the configuration of the draft layer with a few fields more. speculators' has the
+SpecForge's (and SafeAILab's) is the configuration of the draft layer plus a few fields. speculators' has the
 configuration of the layers in `transformer_layer_config`. A field that neither this file nor the layers' configuration
 class knows is refused, unless it is known to change nothing.
 """
@@ -27,12 +27,12 @@ _OWN = {
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """What a drafter is.
+    """The configuration of a drafter.
 
-    text: transformers' configuration of its layers. taps: behind how many of the model's layers hidden states are
-    taken. draft_vocab: tokens that it can guess. target_hidden: the model's hidden size. norm_before_residual: the
-    first layer adds to the normed hidden state. norm_before_fc: the joined taps are normed, fc_norm: each of them is.
-    norm_output: it goes on from the normed hidden state (EAGLE-3.1).
+    text: transformers' configuration of its layers. taps: the hidden states that it reads, each given as the number of
+    model layers before it. draft_vocab: number of tokens that it can guess. target_hidden: the model's hidden size.
+    norm_before_residual: the first layer adds to the normed hidden state. norm_before_fc: the concatenated taps are
+    normed; fc_norm: each tap is. norm_output: the next guess starts from the normed hidden state (EAGLE-3.1).
     """
 
     text: Any
@@ -46,8 +46,8 @@ class EagleConfig:
 
 
 def read_config(directory: Path, num_layers: int) -> EagleConfig:
-    """What DIRECTORY/config.json says, for a model of `num_layers` layers. CheckpointError where it is no EAGLE-3
-    drafter's or makes no sense, UnsupportedModel for a field that is not known."""
+    """Read DIRECTORY/config.json, for a model of `num_layers` layers. CheckpointError if it is not an EAGLE-3 drafter's
+    or its values are invalid, UnsupportedModel for an unknown field."""
     path = directory / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", "give the directory of an EAGLE-3 drafter")
@@ -87,8 +87,9 @@ def _drafter(path: Path, own: Mapping[str, Any], text: Any, num_layers: int) -> 
 
 
 def _taps(path: Path, own: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Behind how many layers: `eagle_config` names the layers, counted from 0, and the field of that name outside it,
-    as vLLM reads it, how many come before. SpecForge's and speculators' own choice is one."""
+    """The number of layers before each hidden state that is read. In `eagle_config` the field names layers, counted
+    from 0; outside it, as vLLM reads it, it holds the number of layers before. Default: that of SpecForge and
+    speculators."""
     nested = own.get("eagle_config") or {}
     if not isinstance(nested, dict):
         raise CheckpointError(f"{path}: field 'eagle_config' is no object")

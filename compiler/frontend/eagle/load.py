@@ -1,11 +1,11 @@
-"""An EAGLE-3 drafter (Li et al. 2025) as a graph: decoder layers of which the first reads two inputs.
+"""Loads an EAGLE-3 drafter (Li et al. 2025) as a graph: decoder layers, the first of which reads two inputs.
 
     hidden = fc([taps behind some of the model's layers])            the first time, else the drafter's own
     y = hidden + attention([norm(embedding of token t+1), norm(hidden of token t)])
     logits of token t+2 = lm_head(norm(layers(y + mlp(norm(y)))))
 
-It is traced as a causal model of those layers by transformers' code, with `hidden` in place of the embeddings, in which
-the first layer's norm gives both inputs. What lies before `hidden` is made of weights alone, see `EagleDrafter`.
+Transformers' code is traced as a causal model of these layers, with `hidden` in place of the embeddings; the first
+layer's norm returns both inputs. The ops before `hidden` are not traced but built from weights, see `EagleDrafter`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .weights import EagleTensors
 class EagleDrafter:
     """graph: (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits[T, config.draft_vocab].
 
-    projection [H, taps * model's H], `fc`. norms: of each tap, [model's H]; joined_norm: of all, [taps * model's H].
-    vocabulary: see `EagleTensors.vocabulary`.
+    projection: `fc`, [H, taps * model's H]. norms: one per tap, [model's H]; joined_norm: of the concatenated taps,
+    [taps * model's H]. vocabulary: see `EagleTensors.vocabulary`.
     """
 
     config: EagleConfig
@@ -51,9 +51,9 @@ class EagleDrafter:
 
 
 class TwoInputs(nn.Module):
-    """In place of the first layer's norm: the normed embedding and the normed hidden state [1, T, 2 H].
+    """Replaces the first layer's norm: returns the normed embedding and the normed hidden state, [1, T, 2 H].
 
-    embedded [1, T, H] is set while the layers run. normed: the hidden state comes normed.
+    embedded [1, T, H] is set while the layers run. normed: the hidden state is normed already.
     """
 
     def __init__(self, norm: nn.Module, hidden_norm: nn.Module, normed: bool) -> None:
@@ -62,7 +62,7 @@ class TwoInputs(nn.Module):
         self.embedded: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The two side by side."""
+        """Both, concatenated along the last axis: hidden [1, T, H] -> [1, T, 2 H]."""
         assert self.embedded is not None
         return torch.cat([self.norm(self.embedded), hidden if self.normed else self.hidden_norm(hidden)], dim=-1)
 
@@ -86,7 +86,7 @@ class EagleLayers(nn.Module):
     def forward(
         self, input_ids: Tensor, draft_hidden: Tensor, use_cache: bool = False, return_dict: bool = True
     ) -> Any:
-        """What the layers give for these tokens and the hidden states before them."""
+        """The logits for these tokens and the hidden states of the tokens before them."""
         [inputs] = self.inputs
         hidden = inputs.hidden_norm(draft_hidden) if inputs.normed else draft_hidden
         inputs.embedded = self.model.get_input_embeddings()(input_ids)
@@ -97,10 +97,10 @@ class EagleLayers(nn.Module):
 
 
 def load_eagle(directory: Path, source: ModelSource, model: Graph) -> EagleDrafter:
-    """The drafter in a directory, for the model that `model` was traced from `source`, and sequences as long as its.
+    """The drafter in a directory, for the model whose trace from `source` is `model`, with the same longest sequence.
 
-    CheckpointError, TensorError or UnsupportedModel in one line where a file, field or tensor is missing, unknown or of
-    another shape than config.json says; UsageError where it is another model's."""
+    CheckpointError, TensorError or UnsupportedModel if a file, field or tensor is missing, unknown or of another shape
+    than config.json says; UsageError if the drafter belongs to another model."""
     config, vocab = read_config(directory, model.info.num_layers), model.info.vocab_size
     for name, own, theirs in (
         ("vocab_size", config.text.vocab_size, vocab),
@@ -139,7 +139,7 @@ def _trace(
 
 
 def _stored_name(parameter: str) -> str:
-    """What files call a parameter of the model of those layers."""
+    """The name in files of a parameter of the traced model."""
     name = parameter.removeprefix("model.")
     return name.replace("input_layernorm.norm.", "input_layernorm.").replace(
         "input_layernorm.hidden_norm", "hidden_norm"

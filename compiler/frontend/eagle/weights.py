@@ -13,15 +13,15 @@ from .config import READ
 
 
 class EagleTensors(DrafterTensors):
-    """The tensors of a directory by one set of names: SpecForge's `midlayer.` is `layers.0.`, as speculators has it."""
+    """The tensors of a directory under speculators' names: SpecForge's `midlayer.` is `layers.0.`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, READ, _name)
 
     def vocabulary(self, draft: int, tokens: int) -> torch.Tensor | None:
-        """int64 [draft]: which of the model's `tokens` tokens each of the drafter's is, by `d2t` [draft], what is to be
-        added to a number; None where they are the same. TensorError where that is missing or makes no sense, or where
-        `t2d` [tokens], which tokens the drafter has, says something else."""
+        """int64 [draft]: the id among the model's `tokens` tokens of each of the drafter's, from the offsets `d2t`
+        [draft]; None if the ids are equal. TensorError if `d2t` is needed and missing or is invalid, or if `t2d`
+        [tokens], which marks the drafter's tokens, contradicts it."""
         offsets, known = self.find("d2t", (draft,)), self.find("t2d", (tokens,))
         if offsets is None:
             if draft < tokens:

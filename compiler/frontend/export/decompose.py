@@ -1,9 +1,9 @@
-"""The decompositions of an exported program, node by node.
+"""Decomposes an exported program into core ATen, node by node.
 
-`ExportedProgram.run_decompositions` traces the whole program twice more to get rid of writes in place, which is more
-than half of what a trace takes. Models that write at most over a fresh value of their own need that for none of their
-nodes: what a composite operator calls depends on its operands' types alone, and is recorded while it runs on their fake
-tensors. `run_decompositions` has the others.
+`ExportedProgram.run_decompositions` traces the whole program twice more to remove in-place writes, which is more than
+half of the time of a trace. Models that overwrite only fresh values do not need this: the calls of a composite operator
+depend on its operands' types alone, and are recorded while it runs on their fake tensors. `run_decompositions` is used
+for all other models.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def decompose(program: ExportedProgram, kept: tuple[str, ...]) -> ExportedProgram:
-    """The program over core ATen, changed in place where that is possible. kept: names of ATen's operators that stay
-    whole."""
+    """The program over core ATen, changed in place if possible. kept: names of ATen operators that are not
+    decomposed."""
     table = {op: fn for op, fn in torch.export.default_decompositions().items() if _name(op) not in kept}
     parts = _parts_of(program.graph, table)
     if parts is None:
@@ -53,7 +53,7 @@ def _split(x: Any, chunks: int, axis: int = 0) -> tuple[Any, ...]:
     return aten.split.Tensor, -(-size // chunks), axis
 
 
-# Operators that core ATen spells otherwise: by their operands, the other one and what it has behind the first operand.
+# Operators with another form in core ATen: from their operands, that operator and its operands after the first.
 _RESPELLED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten._unsafe_view.default: lambda x, shape: (aten.view.default, shape),
     aten.chunk.default: _split,
@@ -61,7 +61,7 @@ _RESPELLED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten.t.default: lambda x: _transposed(x, 0, 1),
     aten.transpose.int: _transposed,
 }
-# Operators that create a tensor: the general operator, with all operands.
+# Operators that create a tensor: from their operands, the general operator and all its operands.
 _CREATED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten.arange.default: lambda end: (aten.arange.start_step, 0, end, 1),
     aten.arange.start: lambda start, end: (aten.arange.start_step, start, end, 1),
@@ -76,32 +76,33 @@ def _name(op: Any) -> str:
 
 @dataclass(frozen=True)
 class _Result:
-    """The result of a call that was recorded."""
+    """The result of a recorded call. call: its index in `_Part.calls`."""
 
     call: int
 
 
 @dataclass
 class _Part:
-    """What a node becomes: calls whose operands are nodes, values and earlier results, and its result among these."""
+    """The replacement of a node: calls whose operands are nodes, values and earlier results, and the result among
+    these."""
 
     calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
     result: Any = None
-    overwritten: fx.Node | None = None  # the result stands for this node from here on
+    overwritten: fx.Node | None = None  # later uses of this node use the result instead
 
 
 class _Unknown(Exception):
-    """An operand of a call is no operand of the node."""
+    """A call was recorded whose operand cannot be traced back to the node's operands."""
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the operators that reach the dispatcher's back ends."""
+    """Records the operators that reach the dispatcher's backends."""
 
     def __init__(self, known: dict[int, fx.Node], sizes: dict[Any, fx.Node]) -> None:
         super().__init__()
         self.part, self._sizes = _Part(), sizes
         self._known: dict[int, fx.Node | _Result] = {**known}
-        self._alive: list[Any] = []  # what the numbers in `_known` belong to
+        self._alive: list[Any] = []  # keeps the tensors alive whose ids are in `_known`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -110,7 +111,7 @@ class _Recorder(TorchDispatchMode):
             func, *others = _RESPELLED[func](*args)
             args = (args[0], *others)
         operands, named = self.operand_of(args), self.operand_of(kwargs)
-        if isinstance(result, torch.device):  # what an operator asks about its operand
+        if isinstance(result, torch.device):  # a query about an operand
             return result
         if not isinstance(result, torch.Tensor):
             raise _Unknown
@@ -140,7 +141,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _parts_of(graph: fx.Graph, table: Mapping[Any, Any]) -> dict[fx.Node, _Part] | None:
-    """What each composite node becomes; None where a view sees what is written, or a recording does not show enough."""
+    """The replacement of each composite node; None if a view may see a write, or if a recording is incomplete."""
     sizes: dict[Any, fx.Node] = {}
     parts: dict[fx.Node, _Part] = {}
     for node in graph.nodes:
@@ -154,7 +155,7 @@ def _parts_of(graph: fx.Graph, table: Mapping[Any, Any]) -> dict[fx.Node, _Part]
             continue
         try:
             parts[node] = _out_of_place(node, op, parts) if op._schema.is_mutable else _recorded(node, op, sizes)
-        except Exception:  # run_decompositions says what is wrong
+        except Exception:  # run_decompositions will report the error
             return None
         if any(_is_composite(call[0], table) or call[0]._schema.is_mutable for call in parts[node].calls):
             return None
@@ -162,12 +163,13 @@ def _parts_of(graph: fx.Graph, table: Mapping[Any, Any]) -> dict[fx.Node, _Part]
 
 
 def _is_composite(op: OpOverload, table: Mapping[Any, Any]) -> bool:
-    """Also what the table does not list because it gives views, which `run_decompositions` never keeps."""
+    """Whether an operator must be decomposed: it is in the table, or it is a composite that returns views, which the
+    table does not list."""
     return op in table or (_implicit(op) and any(result.alias_info is not None for result in op._schema.returns))
 
 
 def _implicit(op: OpOverload) -> bool:
-    """Whether the dispatcher composes it of other operators."""
+    """Whether the dispatcher implements it by other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), COMPOSITE)
 
 
@@ -184,7 +186,7 @@ def _recorded(node: fx.Node, op: OpOverload, sizes: dict[Any, fx.Node]) -> _Part
         raise _Unknown
     known = {id(n.meta["val"]): n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    composed = op.py_kernels.get(COMPOSITE, op)  # in C++ some ask for sizes as numbers, which makes them constants
+    composed = op.py_kernels.get(COMPOSITE, op)  # some C++ kernels read sizes as integers, which makes them constants
     with _Recorder(known, sizes) as recorder:
         result = composed(*args, **kwargs)
     recorder.part.result = recorder.operand_of(result)
@@ -192,7 +194,7 @@ def _recorded(node: fx.Node, op: OpOverload, sizes: dict[Any, fx.Node]) -> _Part
 
 
 def _out_of_place(node: fx.Node, op: OpOverload, parts: dict[fx.Node, _Part]) -> _Part:
-    """`a.div_(b)` as `a / b`, where nothing but `a` sees that it was overwritten."""
+    """`a.div_(b)` as `a / b`. Raises _Unknown if a value other than `a` may see the write."""
     target = node.args[0]
     other = getattr(getattr(aten, _name(op).removesuffix("_"), None), op._overloadname, None)
     if other is None or not isinstance(target, fx.Node) or node.meta["val"] is None:
@@ -209,7 +211,7 @@ def _out_of_place(node: fx.Node, op: OpOverload, parts: dict[fx.Node, _Part]) ->
 
 
 def _is_fresh(node: fx.Node, parts: dict[fx.Node, _Part]) -> bool:
-    """Whether no other node shares memory with this one, views of it aside."""
+    """Whether no other node shares memory with this one, apart from views of it."""
     if node in parts:
         result = parts[node].result
         return isinstance(result, _Result) and not _may_alias(parts[node].calls[result.call][0])
@@ -219,14 +221,14 @@ def _is_fresh(node: fx.Node, parts: dict[fx.Node, _Part]) -> bool:
 
 
 def _may_alias(op: OpOverload) -> bool:
-    """Whether a result may share memory with an operand. A composite operator may without saying so."""
+    """Whether a result may share memory with an operand. The schema of a composite operator need not say so."""
     return _implicit(op) or any(result.alias_info is not None for result in op._schema.returns)
 
 
 def _replace(node: fx.Node, part: _Part, became: dict[fx.Node, fx.Node], order: dict[fx.Node, int]) -> None:
     """Put the calls of a part before the node, and its result in the node's place.
 
-    became: what stands for nodes that were replaced. order: of the nodes as they were.
+    became: the new nodes of nodes that were replaced. order: the position of each node in the original graph.
     """
     new: list[fx.Node] = []
 

@@ -1,7 +1,8 @@
-"""Expert layers whose own code cannot be exported, such as loops over the experts, as products with the picked experts.
+"""Replaces expert layers whose own code cannot be exported, such as loops over the experts, by products with the
+selected experts.
 
-Each function here is the whole of such a layer over a product: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] ->
-[T, S, N]. It is compared with a module copied with its widths divided by what they have in common.
+Each function computes one kind of layer by means of `ops.product`: x[T, K] or [T, S, K], weight[E, N, K], index[T, S]
+-> [T, S, N]. It is compared with a copy of the module, whose widths are divided by their greatest common divisor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .substitution import Candidate, Code, CodeTrial, Substitution, small_copy
 from .traced_ops import COMPUTED, TRACED, SequenceOps
 
 _TOKENS, _PICKED = 7, 2  # of a trial
-# a module's width, that of its experts, how many there are, and numbers that an index of them may be
+# a module's width, its experts' width, the number of experts, and the number of valid expert indices
 Sizes = Callable[[Any], tuple[int, int, int, int]]
 
 
@@ -35,8 +36,8 @@ def _gated_sizes(module: Any) -> tuple[int, int, int, int]:
 
 
 def gated(ops: SequenceOps, module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """gate_up_proj[E or more, 2I, H], down_proj[E, H, I]; indices from E on mean the token itself. hidden_states[T, H],
-    top_k_*[T, S] -> [T, H]."""
+    """A gated layer: gate_up_proj[E or more, 2I, H], down_proj[E, H, I]; an index of E or more selects the token
+    itself. hidden_states[T, H], top_k_*[T, S] -> [T, H]."""
     up, down, act = module.gate_up_proj, module.down_proj, _activation(module)
     gate, hidden = ops.product(hidden_states, up, top_k_index).chunk(2, dim=-1)
     out = ops.product(act(gate) * hidden, down, top_k_index)
@@ -52,7 +53,7 @@ def _stacked_sizes(module: Any) -> tuple[int, int, int, int]:
 
 
 def stacked(ops: SequenceOps, module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """w1, v1 and w2 of E experts, one under the other, [E * I, H] each. hidden_states[1, T, H] -> [1, T, H]."""
+    """A layer whose w1, v1 and w2 hold all E experts, stacked: [E * I, H] each. hidden_states[1, T, H] -> [1, T, H]."""
     mlp, act = module.mlp, _activation(module)
     gate, up, down = (w.view(module.num_experts, -1, w.shape[-1]) for w in (mlp.w1, mlp.v1, mlp.w2))
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -67,8 +68,8 @@ def _scaled_sizes(module: Any) -> tuple[int, int, int, int]:
 
 
 def scaled(ops: SequenceOps, module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer that gives every expert the tokens times their scores, sigmoid(logit) or 0, and adds a shared expert:
-    gate_up_proj[E, H, 2I], down_proj[E, I, H]. Gives [T, H] and the logits [T, E]."""
+    """A layer whose experts read the tokens scaled by their scores, sigmoid(logit) or 0, and that adds a shared expert:
+    gate_up_proj[E, H, 2I], down_proj[E, I, H]. Returns [T, H] and the logits [T, E]."""
     router, experts, act = module.router, module.experts, _activation(module.experts)
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
     logits = nn.functional.linear(rows, router.weight)
@@ -103,8 +104,8 @@ def by_expert(ops: SequenceOps, module: Any, layer_input: Tensor) -> Tensor:
 
 
 def first_product(ops: SequenceOps, module: Any, layer_input: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """The first product of such a layer with something between its two, layer_input[1, T, H] -> [1, T, S, I]; and the
-    logits, and what the second needs to know."""
+    """The first product of such a layer, if the model computes something between its two products: layer_input[1, T, H]
+    -> [1, T, S, I]; also the logits, and the routing for the second product."""
     rows = layer_input.reshape(-1, layer_input.shape[-1])
     index, weights, logits = _routed(module, rows)
     hidden = ops.product(rows, module.input_linear.weight, index)
@@ -112,7 +113,7 @@ def first_product(ops: SequenceOps, module: Any, layer_input: Tensor) -> tuple[T
 
 
 def second_product(ops: SequenceOps, module: Any, layer_input: Tensor, topo_info: Any) -> Tensor:
-    """The second, layer_input[1, T, S, I] -> [1, T, H]."""
+    """The second product: layer_input[1, T, S, I] -> [1, T, H]."""
     index, weights = topo_info
     out = ops.product(layer_input.reshape(-1, *layer_input.shape[2:]), module.output_linear.weight, index)
     out = (out * weights.unsqueeze(-1)).sum(dim=1)
@@ -138,12 +139,12 @@ def expert_layer(
 ) -> Substitution:
     """The substitution of modules whose `forward` takes these parameters and which compute `body`.
 
-    sizes: AttributeError or ValueError of a module that has other weights. parts: where it is not `forward` that is
-    replaced, what is, by name; None: `forward` is. run: the call of a module that `body` is compared with.
+    sizes: raises AttributeError or ValueError for a module with other weights. parts: the methods to replace, by name;
+    None: `forward` is replaced. run: calls a module, for the comparison with `body`.
     """
 
     def find(candidate: Candidate) -> bool:
-        through_interface = hasattr(candidate.module, "has_gate")  # which transformers' registry replaces
+        through_interface = hasattr(candidate.module, "has_gate")  # transformers' registry replaces it
         return candidate.name == "forward" and candidate.takes == takes and not through_interface
 
     def small(candidate: Candidate, generator: torch.Generator) -> Iterator[CodeTrial]:
@@ -157,7 +158,7 @@ def expert_layer(
         given = (index, weights)[: len(takes) - 1]
         try:
             run(module, x, *given)
-        except Exception:  # it takes the tokens of no sequence in particular
+        except Exception:  # the module takes tokens without a batch axis
             x = x[0]
         yield CodeTrial(lambda: run(module, x, *given), (COMPUTED, module, x, *given))
 

@@ -1,7 +1,7 @@
-"""icc's attention, mask and expert functions, which transformers finds under the name "icc" in its own registries.
+"""Registers icc's attention, mask and expert functions in transformers' registries under the name "icc".
 
 While a model is traced these functions run instead of a real implementation, and leave one traced op each in the graph,
-whatever the family. What transformers asks of values, and what torch loses of them on meta, is answered here, too.
+whatever the family. Functions of transformers and torch that need values of meta tensors are replaced here, too.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ...ops.attention_spec import ALL_AHEAD, AttentionMask
 from ..mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, Picked
 from .traced_ops import NAME, ops
 
-_BLOCK = 8  # dims of a head that kernels read at once
+_BLOCK = 8  # elements of a head that kernels read at once
 
 
 def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
-    """The mask function for transformers: a MaskSpec, found by asking `mask_function` about small indices; None is
-    causal.
+    """The mask function for transformers: returns a MaskSpec, found by calling `mask_function` with small indices; None
+    means causal.
 
-    It gives a MaskSpec with `refused` for a mask of another kind, which no attention may use; UnsupportedModel where
-    the function cannot be asked.
+    For a mask of another kind the MaskSpec has `refused` set, and no attention may use it. UnsupportedModel if the
+    function cannot be called this way.
     """
     local = int(kwargs.get("local_size") or 0)
     if mask_function is None:
@@ -39,7 +39,7 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
     with _disable_current_modes():
         last = (table & (k > q)).long() * (k - q)
         back, ahead = int((table.long() * (q - k)).max()), int(last.max())
-        if ahead and ahead < int(k.max()):  # how far it looks, in both directions
+        if ahead and ahead < int(k.max()):  # a window in both directions
             candidates.append(MaskSpec(window=back + 1, ahead=ahead))
         fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
         blind = not bool(table.any(-1).all())
@@ -47,7 +47,7 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
         return MaskSpec(refused="the attention mask hides all tokens from some: is the sliding window below 1?")
     if fitting:
         return fitting[0]
-    # a model may have a mask that no layer of it uses
+    # no error yet: a model may have a mask that none of its layers uses
     return MaskSpec(refused="the attention mask is neither causal, bidirectional, sliding-window nor chunked")
 
 
@@ -56,7 +56,7 @@ def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor,
     bases = (0, local // 2, local, 3 * local // 2, 2 * local, 3 * local)
     near = {d for base in bases for d in range(base - 2, base + 3) if d >= 0}
     places = sorted(near | set(range(24)))
-    with _disable_current_modes():  # the trace is under way, and these are real numbers
+    with _disable_current_modes():  # outside the trace: these are real numbers
         q, k = torch.tensor(places)[:, None], torch.tensor(places)[None, :]
         zero = torch.zeros_like(q)
         try:
@@ -88,10 +88,10 @@ def icc_attention(
     """The attention function for transformers: query[1, Hq, T, D], key[1, Hkv, T, D], value[1, Hkv, T, Dv] -> ([1, T,
     Hq, Dv], None).
 
-    MaskUsed for a mask that the model made itself; UnsupportedModel for attention that icc cannot compile.
+    Raises MaskUsed for a mask that the model computes itself; UnsupportedModel for attention that icc cannot compile.
     """
     if isinstance(attention_mask, Tensor):
-        raise MaskUsed  # one of its own: its own attention shows what that hides
+        raise MaskUsed  # the model's own mask: tracing its own attention shows what it hides
     if _tokens(key) != _tokens(query):
         raise UnsupportedModel("attention to keys that are no tokens, such as one for a window of them", op="attention")
     is_causal = kwargs.get("is_causal")
@@ -117,7 +117,7 @@ def icc_attention(
     softcap = float(softcap or 0.0)
     if isinstance(attention_mask, KeyBias):
         query, key = _with_key_bias(query, key, attention_mask.row, scale)
-    if sinks is not None and sinks.dim() == 4:  # a query's own are taken from its scores instead
+    if sinks is not None and sinks.dim() == 4:  # sinks per query: subtracted from the query's scores instead
         if softcap:
             raise UnsupportedModel("sinks of each query beside a soft cap of the scores", op="sinks")
         query, key = _with_query_bias(query, key, -sinks, scale)
@@ -128,21 +128,21 @@ def icc_attention(
 
 
 def _tokens(x: Tensor) -> Any:
-    """The length of x[1, H, T, D], of which nothing is decided by asking."""
+    """The length of x[1, H, T, D] in tokens, without adding a guard on it to the trace."""
     length = x.shape[2]
     return length.node.expr if isinstance(length, torch.SymInt) else length
 
 
 def _with_key_bias(q: Tensor, k: Tensor, row: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose products have a number per key added, row[1, Hkv, 1, T]: one dim more, in a block of 8."""
+    """Queries and keys whose products have row[1, Hkv, 1, T] added, a number per key: one more element per head, padded
+    to 8."""
     ones, rest = (q.new_full((*q.shape[:-1], width), 1 / scale * (width == 1)) for width in (1, _BLOCK - 1))
     zeros = k.new_zeros((*k.shape[:-1], _BLOCK - 1))
     return torch.cat([q, ones, rest], -1), torch.cat([k, row.transpose(2, 3), zeros], -1)
 
 
 def _with_query_bias(q: Tensor, k: Tensor, column: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose products have a number per query added, column[1, Hq, T, 1], as `_with_key_bias` has a
-    number per key."""
+    """Queries and keys whose products have column[1, Hq, T, 1] added, a number per query; as `_with_key_bias`."""
     ones, rest = (k.new_full((*k.shape[:-1], width), float(width == 1)) for width in (1, _BLOCK - 1))
     zeros = q.new_zeros((*q.shape[:-1], _BLOCK - 1))
     return torch.cat([q, column / scale, zeros], -1), torch.cat([k, ones, rest], -1)
@@ -162,13 +162,13 @@ def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     up = ops.expert_linear(hidden_states, weight(name), bias(name), top_k_index)
     hidden = self._apply_gate(up) if self.has_gate else self.act_fn(up)
     out = ops.expert_linear(hidden, weight("down_proj"), bias("down_proj"), top_k_index)
-    if getattr(self, "has_post_expert_norm", False):  # transformers 5.17 has none
+    if getattr(self, "has_post_expert_norm", False):  # transformers 5.17 has no such attribute
         out = self.post_expert_norm(out)
     return (out * top_k_weights.unsqueeze(-1)).sum(dim=1)
 
 
 def _tensor_with_its_value(data: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """torch.tensor of numbers as ops that keep the numbers: on meta, torch.tensor itself would lose them."""
+    """torch.tensor of Python numbers, by ops that keep the values: on meta, torch.tensor itself would lose them."""
     if isinstance(data, (int, float, bool)) and not args:
         dtype = kwargs.get("dtype") or (
             torch.bool if isinstance(data, bool) else torch.int64 if isinstance(data, int) else torch.float32
@@ -180,7 +180,7 @@ def _tensor_with_its_value(data: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _index_without_lists(self: Tensor, index: Any) -> Tensor:
-    """x[.., [2, 3]] as a slice: on meta, the tensor that torch makes of the list would lose its values."""
+    """x[.., [2, 3]] as a slice: on meta, torch would turn the list into a tensor without values."""
     parts = index if isinstance(index, tuple) else (index,)
     return _getitem(self, tuple(_as_slice(p) for p in parts) if any(isinstance(p, list) for p in parts) else index)
 
@@ -198,12 +198,12 @@ _getitem = Tensor.__getitem__
 
 
 def _chunked_overlay(chunk_size: int, left_padding: Any) -> Callable[..., Any]:
-    """transformers' chunked overlay without left padding, so that it can be asked about plain integers."""
+    """transformers' chunked overlay without left padding, so that it can be called with plain integers."""
     return lambda batch, head, q, k: k // chunk_size == q // chunk_size
 
 
 def _no_blocks(block_sequence_ids: Any) -> Callable[..., Any]:
-    """transformers' overlay of images, whose tokens see each other: a text has none."""
+    """Replaces transformers' overlay by which the tokens of an image see each other; a text has no images."""
     return lambda batch, head, q, k: q != q
 
 
@@ -220,8 +220,8 @@ def register_interfaces() -> None:
 
 @contextlib.contextmanager
 def tracing_interfaces() -> Iterator[None]:
-    """Answer, while the context is open, what transformers would derive from values of tensors, and keep values of
-    constants that torch would lose on meta."""
+    """A context that replaces functions by which transformers reads values of tensors, and keeps values of constants
+    that torch would lose on meta."""
     from transformers import masking_utils
 
     with (

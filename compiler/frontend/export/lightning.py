@@ -1,5 +1,5 @@
-"""Linear attention that a modeling file writes out in blocks of tokens: lightning attention (Qin et al. 2024), a state
-of each head that decays at a rate of its own."""
+"""Recognises linear attention that a modeling file writes out in blocks of tokens: lightning attention (Qin et al.
+2024), whose heads each have a state that decays at a rate of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import UnsupportedModel
 from .substitution import Candidate, CodeTrial, Substitution, small_copy
 from .traced_ops import COMPUTED, TRACED, SequenceOps
 
-_TOKENS, _BLOCK, _WIDTH = 7, 3, 2  # of the small copy
+_TOKENS, _BLOCK, _WIDTH = 7, 3, 2  # sizes of the small copy
 _TAKES = ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")
 
 

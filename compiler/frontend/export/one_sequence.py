@@ -1,4 +1,4 @@
-"""Code that treats the sequences of a batch differently, `y[mask] = f(x[mask])`, for a batch of one.
+"""Traces code that treats the sequences of a batch differently, `y[mask] = f(x[mask])`, for a batch of one.
 
 The number of sequences that a mask selects depends on values, which a trace does not allow. A batch of one is selected
 as a whole or not at all, so f is traced for it, and the mask decides whether the result is written. A mask that only
@@ -32,8 +32,8 @@ def _of_sequences(x: Tensor, index: Any) -> bool:
 
 @contextlib.contextmanager
 def masks_of_one_sequence() -> Iterator[None]:
-    """Make reads with such a mask give all, and writes with it choose, while the context is open. UnsupportedModel,
-    when it closes, for a mask that only reads."""
+    """A context in which a read with such a mask returns the whole tensor, and a write with it becomes `where`.
+    UnsupportedModel at its end if a mask was only read with."""
     read: list[Tensor] = []
     written: list[Tensor] = []
     get, put = Tensor.__getitem__, Tensor.__setitem__

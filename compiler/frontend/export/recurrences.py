@@ -1,7 +1,8 @@
-"""Recurrences along the tokens that modeling files define as functions: convolutions, delta rules, scans and cells.
+"""Recognises recurrences along the tokens that modeling files define as functions: convolutions, delta rules, scans and
+cells.
 
-Each is one function over `SequenceOps`, with the names that modeling files give its parameters. Traced it leaves ops
-with a state and the algebra around them; computed it is the reference that a file's function is compared with.
+Each is one function over `SequenceOps`, with the parameter names of modeling files. Under a trace it leaves ops with a
+state and the algebra around them; run on numbers it is the reference that a file's function is compared with.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ...errors import UnsupportedModel
 from .substitution import Candidate, Code, CodeTrial, Substitution
 from .traced_ops import COMPUTED, TRACED, SequenceOps
 
-LOWEST = -1e38  # before the first token, of a running maximum
-_EPS = 1e-6  # of the norm of queries and keys in a delta rule
-# parameters that files have beside those of a recurrence: what a trial gives
+LOWEST = -1e38  # initial value of a running maximum
+_EPS = 1e-6  # in the norm of queries and keys of a delta rule
+# further parameters of functions in files, with the values that a trial passes
 _BESIDE = {"chunk_size": 3, "recurrent_states": None}
-# what a call must not ask for, as it would be about sequences before or beside this one
+# parameters that a call must not set: they carry state across calls, or pack several sequences
 _STATES = (
     "initial_state", "initial_states", "output_final_state", "return_final_states", "return_last_state", "seq_idx",
     "cu_seqlens",
@@ -36,8 +37,8 @@ def causal_conv1d(
     bias: Tensor | None,
     activation: str | None,
 ) -> Tensor:
-    """A convolution of each channel (package causal-conv1d, Dao): hidden_states[1, C, T], weight[C, K], bias[C] or None
-    -> [1, C, T]. activation: None for none."""
+    """A depthwise causal convolution (package causal-conv1d, Dao): hidden_states[1, C, T], weight[C, K], bias[C] or
+    None -> [1, C, T]. activation: None for no activation."""
     from transformers.activations import ACT2FN
 
     out = ops.conv(hidden_states, weight, bias)
@@ -110,7 +111,8 @@ def mamba_scan(
 
 
 def linear_recurrence(ops: SequenceOps, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> Tensor:
-    """h = gate h + x from 0, where `reset` from 0 again: hidden_states, recurrent_gate[1, T, C], reset[1, T, 1]."""
+    """h <- gate h + x from h = 0, and again from 0 wherever `reset`: hidden_states, recurrent_gate[1, T, C], reset[1,
+    T, 1]."""
     gate = recurrent_gate * ~reset
     return gate * ops.channel(hidden_states, gate, False, 0.0) + hidden_states
 
@@ -118,8 +120,9 @@ def linear_recurrence(ops: SequenceOps, hidden_states: Tensor, recurrent_gate: T
 def wkv(ops: SequenceOps, time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """RWKV's attention (Peng et al. 2023, version 4): key, value[1, T, C], time_decay, time_first[C] -> [1, T, C].
 
-    Numerator and denominator are those of a softmax over all tokens so far, each one weighed less by exp(time_decay)
-    per token since then, and time_first more for the token itself; both relative to a running maximum.
+    Numerator and denominator are those of a softmax over all tokens so far, in which a token's score decreases by
+    exp(time_decay) per later token, and the current token's score has time_first added; both relative to a running
+    maximum.
     """
     rate = -torch.exp(time_decay)
     top = ops.channel(key, rate.expand_as(key), True, LOWEST)
@@ -158,7 +161,7 @@ def mlstm(
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x / sqrt(sum x^2 + eps), as the norm that it is."""
+    """x / sqrt(sum x^2 + eps) along the last axis of x [.., N], written as an RMS norm."""
     width = x.shape[-1]
     return functional.rms_norm(x, (width,), None, _EPS / width) * width**-0.5
 
@@ -168,7 +171,7 @@ def _time_step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     return functional.softplus(dt) if softplus else dt
 
 
-# small inputs, one dict of arguments for each trial: 7 tokens, so that blocks of 3 are whole and not
+# small inputs, one dict of arguments per trial: 7 tokens are two whole blocks of 3 and a partial one
 
 Inputs = Callable[[Callable[..., Tensor]], list[dict[str, Any]]]
 
@@ -179,7 +182,7 @@ def _conv_inputs(random: Callable[..., Tensor]) -> list[dict[str, Any]]:
 
 
 def _delta_inputs(*rates: int) -> Inputs:
-    """rates: axes of the decay behind those of a head."""
+    """rates: sizes of the axes that the decay has after the head axis."""
 
     def inputs(random: Callable[..., Tensor]) -> list[dict[str, Any]]:
         shapes = {"query": (1, 7, 2, 4), "key": (1, 7, 2, 4), "value": (1, 7, 2, 3)}
@@ -221,10 +224,10 @@ def _mlstm_inputs(random: Callable[..., Tensor]) -> list[dict[str, Any]]:
 def recurrence(
     body: Callable[..., Tensor], inputs: Inputs, settings: Callable[[Any], Mapping[str, Any]] = lambda module: {}
 ) -> Substitution:
-    """The substitution of functions that compute `body`, whose positional parameters they take first.
+    """The substitution of functions that compute `body` and whose first parameters are its positional ones.
 
-    Arguments that only some functions take are keywords of `body`. inputs: arguments of the trials, of a function that
-    makes random tensors of a shape. settings: keywords of `body` that a method has from its module.
+    Parameters that only some functions have are keywords of `body`. inputs: makes the arguments of the trials, given a
+    function that makes random tensors of a shape. settings: keywords of `body` that a method takes from its module.
     """
     names = tuple(inspect.signature(body).parameters)[1:]
     first = tuple(name for name, p in inspect.signature(body).parameters.items() if p.kind is not p.KEYWORD_ONLY)[1:]
@@ -265,7 +268,7 @@ def _epsilon(module: Any) -> Mapping[str, Any]:
 RECURRENCES = (
     recurrence(causal_conv1d, _conv_inputs),
     recurrence(delta_rule, _delta_inputs()),
-    recurrence(delta_rule, _delta_inputs(4)),  # a decay for each dimension of a head
+    recurrence(delta_rule, _delta_inputs(4)),  # one decay per element of a head
     recurrence(mamba2_scan, _mamba2_inputs),
     recurrence(mamba_scan, _mamba_inputs),
     recurrence(linear_recurrence, _linear_inputs),

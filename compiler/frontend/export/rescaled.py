@@ -1,7 +1,7 @@
-"""Weights that a model divides before it runs, as the checkpoint has them.
+"""Keeps weights that a model divides before it runs as the checkpoint has them.
 
-RWKV halves its hidden states every few layers to fit into 16 bits, by dividing weights in place. There is no function
-to replace: what is wanted is that the weights stay, so that what they give is divided instead.
+RWKV halves its hidden states every few layers to fit into 16 bits, by dividing weights in place. The engine needs the
+weights unchanged, so the results of their modules are divided instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @contextlib.contextmanager
 def weights_as_stored(model: nn.Module) -> Iterator[None]:
-    """Divide results instead of weights, while the context is open, in modules of `model` that divide their weights."""
+    """A context in which modules of `model` that divide their weights divide their results instead."""
     with contextlib.ExitStack() as stack:
         for module in model.modules():
             if not hasattr(module, "_rescale_layers") or getattr(module, "layers_are_rescaled", True):
@@ -32,7 +32,7 @@ def weights_as_stored(model: nn.Module) -> Iterator[None]:
 
 
 def _divisors(divide: Callable[[], Any]) -> dict[int, float]:
-    """The number that a function divides each tensor by, by the tensor's id; no tensor is divided."""
+    """The divisor of each tensor that a function divides, by the tensor's id; the tensors are not changed."""
     found: dict[int, float] = {}
 
     def note(weight: Tensor, by: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rotary frequencies that a model would choose by the length of each sequence, chosen once for the engine's longest.
+"""Fixes rotary frequencies that a model would choose by the length of each sequence, for the engine's longest sequence.
 
 transformers computes "dynamic" and "longrope" frequencies again in the forward pass, by the largest position. An engine
 has one set of tables, so the choice is made for `max_seq_len`, as other compilers and servers do.
@@ -16,8 +16,8 @@ from ...weights.handles import Constant, Weight
 
 
 def settle_rope(model: nn.Module, weights: dict[str, Weight], max_seq_len: int) -> None:
-    """Choose the frequencies of every rotary module of `model` for sequences of `max_seq_len` tokens, in `weights` and
-    in the code that is traced."""
+    """Fix the frequencies of every rotary module of `model` for sequences of `max_seq_len` tokens, in `weights` and in
+    the code that is traced."""
     for path, module in model.named_modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, str):
@@ -49,7 +49,7 @@ def _settle(
 
 
 def _tell_longest(module: nn.Module, max_seq_len: int) -> None:
-    """Make a module's forward take the longest sequence for the largest position that it asks for (PhiMoE's scale)."""
+    """Make a module's forward use `max_seq_len` where it would read the largest position (PhiMoE's scale)."""
     forward, largest = module.forward, torch.max
 
     def longest(x: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Modules that pick the tokens that attention reads query by query: all of them, where no sequence is longer than that.
+"""Modules that select the tokens that attention reads for each query. They are dropped if the longest sequence is so
+short that they select all tokens.
 
-Qwen4's index picks the best of blocks of tokens that one key stands for, and the tokens behind the last whole block. A
-small copy of a module must pick every token that the mask lets through of as many tokens as that, and not of one more.
+Qwen4's indexer selects the best blocks of tokens, by one key per block, and the tokens after the last whole block. As a
+check, a small copy of the module must select every token that the mask allows at this length, and not at one token
+more.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from torch import Tensor
 from ..mask_spec import AllVisible, MaskSpec, MaskUsed, picking
 from .substitution import Candidate, CodeTrial, Substitution, small_copy
 
-_BLOCKS, _PER_BLOCK, _WIDTH = 2, 4, 8  # of the small copy
+_BLOCKS, _PER_BLOCK, _WIDTH = 2, 4, 8  # sizes of the small copy
 
 
 def _most(blocks: int, per_block: int) -> int:
-    """The longest sequence of which all tokens are picked."""
+    """The length in tokens of the longest sequence of which all tokens are selected."""
     return (blocks + 1) * per_block - 1
 
 

@@ -1,8 +1,9 @@
-"""Code of a model that a trace cannot take, and the ops that take its place, as values of one type.
+"""Finds code of a model that cannot be traced, and replaces it by ops. A `Substitution` describes each such
+computation.
 
 Modeling files write out loops over the tokens or over the experts, and attention in blocks of tokens: a trace of them
-would depend on the number of tokens or on values. A `Substitution` describes one such computation. Nothing is replaced
-because of its name: code that might be the computation is run on small random inputs, and its results are compared.
+would depend on the number of tokens or on values. Nothing is replaced because of its name: candidates are run on small
+random inputs, and their results are compared with a reference.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ import torch
 from torch import Tensor, nn
 
 _TOLERANCE = 1e-4
-_MOST_ELEMENTS = 2**24  # of a parameter of a small copy
+_MOST_ELEMENTS = 2**24  # elements of a parameter of a small copy
 Code = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A function of a model's code: `owner.name`, of a class of modules or of a modeling file.
+    """A function of a model's code: `owner.name`, where the owner is a module class or a modeling file.
 
-    function: what it is without its decorators. module: a module of the class, on meta; None for a file's function.
+    function: the function without its decorators. module: an instance of the class, on meta; None for a file's
+    function.
     """
 
     owner: Any
@@ -47,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class CodeTrial:
-    """One run of the code on small inputs, beside the reference of `args` and `options`. same: whether they agree."""
+    """One run of the code on small inputs, and the arguments of the reference. same: whether the results must agree."""
 
     code: Callable[[], Any]
     args: tuple[Any, ...] = ()
@@ -57,15 +59,15 @@ class CodeTrial:
 
 @dataclass(frozen=True)
 class Substitution:
-    """A computation that modeling files write out, and what a trace has in its place.
+    """A computation that modeling files write out, and its replacement in a trace.
 
     find: whether a candidate is worth a trial, by its parameters and by the parts of its module.
-    small: trials of a candidate on small inputs, of random numbers of the generator; at least one.
+    small: trials of a candidate on small inputs, at least one; random numbers come from the generator.
     reference: what the code must compute in every trial; if the code returns a tuple, its first values.
-    replacement: functions for a candidate, by the names in its owner that they are put in place of; they leave traced
-    ops. One that gives a tensor where the code gives a tuple has None behind it, for final states and the like.
+    replacement: the functions that replace a candidate, by the names in its owner; they leave traced ops. If one
+    returns a tensor where the code returns a tuple, the rest of the tuple (final states and the like) becomes None.
 
-    What `find`, `small` and `reference` raise means that the candidate is something else.
+    An exception in `find`, `small` or `reference` means that the candidate does not match.
     """
 
     find: Callable[[Candidate], bool]
@@ -76,13 +78,13 @@ class Substitution:
 
 @contextlib.contextmanager
 def substituted(model: nn.Module, substitutions: Sequence[Substitution]) -> Iterator[None]:
-    """Put replacements in the place of what is recognised in the code of `model`, while the context is open."""
+    """A context in which recognised functions in the code of `model` are replaced."""
     found = [(candidate, _functions(candidate, substitutions)) for candidate in candidates(model)]
     replaced = {candidate.owner for candidate, functions in found if functions}
     patches = [(candidate.owner, name, code) for candidate, functions in found for name, code in functions.items()]
     for candidate, functions in found:
         if not functions and replaced.intersection(getattr(candidate.owner, "__mro__", ())[1:]):
-            kept = getattr(candidate.owner, candidate.name)  # which it may inherit from a class that is recognised
+            kept = getattr(candidate.owner, candidate.name)  # it may inherit the replaced one from a recognised class
             patches.append((candidate.owner, candidate.name, kept))
     with contextlib.ExitStack() as stack:
         for owner, name, code in patches:
@@ -91,7 +93,8 @@ def substituted(model: nn.Module, substitutions: Sequence[Substitution]) -> Iter
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:
-    """The methods of the classes of a model's modules, each once, and the functions that their files know."""
+    """The methods of the classes of a model's modules, each once, and the functions in the namespaces of their
+    files."""
     modules = {type(module): module for module in model.modules()}
     for cls, module in modules.items():
         for name, value in {"forward": cls.forward, **vars(cls)}.items():
@@ -104,12 +107,12 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
 
 
 def recognised_as(candidate: Candidate, substitutions: Sequence[Substitution]) -> Substitution | None:
-    """The first substitution whose reference gives what a candidate gives; None if there is none."""
+    """The first substitution whose reference agrees with a candidate; None if none does."""
     return next((each for each in substitutions if _values_of(candidate, each)), None)
 
 
 def _functions(candidate: Candidate, substitutions: Sequence[Substitution]) -> Mapping[str, Code]:
-    """What takes the place of functions of a candidate's owner, by name; empty where nothing does."""
+    """The replacements of functions of a candidate's owner, by name; empty if nothing matches."""
     for each in substitutions:
         if count := _values_of(candidate, each):
             return {name: _with_rest(code, count) for name, code in each.replacement(candidate).items()}
@@ -117,7 +120,7 @@ def _functions(candidate: Candidate, substitutions: Sequence[Substitution]) -> M
 
 
 def _values_of(candidate: Candidate, substitution: Substitution) -> int:
-    """How many values a candidate gives; 0 where it is not what the substitution is of."""
+    """The number of values that a candidate returns; 0 if it does not match the substitution."""
     count = 0
     with torch.device("cpu"), torch.no_grad():
         try:
@@ -128,7 +131,7 @@ def _values_of(candidate: Candidate, substitution: Substitution) -> int:
                 if _agree(found, _tuple(substitution.reference(*trial.args, **trial.options))) != trial.same:
                     return 0
                 count = len(found)
-        except Exception:  # a model's own code, on inputs that it was not made for
+        except Exception:  # a model's own code, on inputs that it was not written for
             return 0
     return count
 
@@ -145,7 +148,7 @@ def _agree(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
 
 
 def _with_rest(code: Code, count: int) -> Code:
-    """The code, with None for the values behind the first, where the replaced function gives more than one."""
+    """The code, with None for all values after the first if the replaced function returns several."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         out = code(*args, **kwargs)
@@ -155,10 +158,10 @@ def _with_rest(code: Code, count: int) -> Code:
 
 
 def small_copy(module: nn.Module, sizes: Mapping[int, int], generator: torch.Generator) -> Any:
-    """A copy of a module with other sizes and random weights; ValueError if a weight is large all the same.
+    """A copy of a module with other sizes and random weights. ValueError if a weight is still large.
 
-    sizes: what becomes of the numbers of its attributes and of its weights' axes, but for the first of three axes,
-    which counts experts.
+    sizes: new values of integer attributes and of the weights' axes, by the old values. The first axis of a
+    three-dimensional weight, which counts experts, is kept.
     """
     small = copy.deepcopy(module)
     for part in small.modules():

@@ -32,7 +32,7 @@ from .rescaled import weights_as_stored
 from .selection import SELECTION
 from .substitution import Substitution, substituted
 
-# Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
+# Not decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
     "linear",
     "silu",
@@ -47,9 +47,9 @@ KEPT_ATEN = (
     "_safe_softmax",
 )
 
-# Code that is replaced because of what it computes. The other contexts of a trace are no replacements of a computation:
-# `tracing_interfaces` answers what transformers asks its registries and what torch loses on meta, `one_sequence` is
-# about indexing, `rescaled` about weights, `longest_sequence` is a number.
+# Code that is replaced because of what it computes. The other contexts of a trace replace no computation:
+# `tracing_interfaces` is about registries and meta tensors, `one_sequence` about indexing, `rescaled` about weights,
+# and `longest_sequence` sets a number.
 SUBSTITUTIONS: tuple[Substitution, ...] = (*RECURRENCES, *EXPERTS, LIGHTNING, SELECTION)
 SHORTEST = 3
 _LARGEST_SHORTEST = 8
@@ -57,10 +57,10 @@ _LARGEST_SHORTEST = 8
 
 class _Forward(nn.Module):
     """The traced signature: (input_ids[1, T], position_ids[1, T], and rows[1, T, ...] of each declared input) ->
-    logits[1, T, vocab], or hidden states[1, T, H] of a model without LM head, or [1, labels] of one that scores a text.
+    logits[1, T, vocab]; hidden states[1, T, H] for a model without LM head; [1, labels] for a model that scores a text.
 
-    The model makes its own positions, as it does for any caller: some count from another number than 0, and a given
-    position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
+    The model computes its own positions: some models do not count from 0, and given position_ids would hide that. The
+    result of its `arange` becomes the graph's `positions` input.
     """
 
     def __init__(self, model: nn.Module, kinds: LayerKinds | None, declared: Sequence[BatchArray] = ()) -> None:
@@ -85,7 +85,7 @@ class _Forward(nn.Module):
 
 @contextlib.contextmanager
 def _without_logged_errors() -> Iterator[None]:
-    """torch logs the traceback of an op that fails on meta, which is then told in a line of ours."""
+    """A context in which torch does not log the traceback of an op that fails on meta; icc reports it in one line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -95,15 +95,15 @@ def _without_logged_errors() -> Iterator[None]:
 
 
 def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
-    """Keep torch.export from noting with every node where in the model's code it comes from: icc does not read it."""
+    """A context in which torch.export does not store a stack trace with every node: icc does not read them."""
     return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as one exported program, in which layers like another are only named: `repeats` tells of them.
+    """A model as one exported program. Layers equal to a traced one are only named in it, and described by `repeats`.
 
-    shortest: tokens of the shortest sequence that it is known to be the same for.
+    shortest: length in tokens of the shortest sequence for which the program is known to be right.
     """
 
     program: ExportedProgram
@@ -118,16 +118,16 @@ def export(
     declared: Sequence[BatchArray] = (),
     shortest: int = SHORTEST,
 ) -> Traced:
-    """Trace `model` (on meta) for 3..max_tokens tokens; raises TraceError with the first line of the reason.
+    """Trace `model` (on meta) for `shortest` to `max_tokens` tokens. TraceError with the first line of the reason.
 
-    Where the code only asks for a few tokens more, it is traced for as many. What a causal model makes of its first
-    tokens is the same whatever follows, so that shorter sequences are right as well; of others it is not known.
+    If the code requires a few tokens more, it is traced from that number on. The results of a causal model for its
+    first tokens do not depend on later ones, so shorter sequences are right, too; for other models this is not known.
 
-    With `kinds`, one layer of each kind is traced; None: all. declared: more arguments of the model, by their names
-    there, which have one row per token.
+    kinds: one layer of each kind is traced; None: all layers. declared: further arguments of the model, by their
+    parameter names, with one row per token.
     """
-    # A size of 1 is a case of its own, that of all tokens but one too; and so is, to code that slices a table of
-    # max_tokens rows, the whole table.
+    # Sizes that code may treat specially are left out: one token, one token but the last, and max_tokens, which is a
+    # whole table for code that slices tables.
     tokens = torch.export.Dim("tokens", min=shortest, max=max(max_tokens, 16) - 1)
     ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
     own = [torch.zeros(1, 13, *kind.shape, dtype=kind.dtype, device="meta") for kind in map(input_type, declared)]
@@ -174,7 +174,7 @@ def export(
 
 
 def _reason(error: Exception) -> str:
-    """The line of torch.export's message that says something."""
+    """The informative line of torch.export's message, reworded."""
     lines = [" ".join(line.split()) for line in str(error).split("\n") if line.strip()]
     if type(error).__name__ == "GuardOnDataDependentSymNode":
         return "the code branches by a value that it computes from the tokens"
@@ -189,7 +189,7 @@ def _reason(error: Exception) -> str:
 
 
 def _mixing_module(model: nn.Module) -> UnsupportedModel | None:
-    """The refusal of a model whose layers mix neighbouring tokens, if a convolution shows it."""
+    """The refusal of a model with a convolution over neighbouring tokens; None if it has none."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1:
             return UnsupportedModel(

@@ -1,4 +1,4 @@
-"""The ops that a trace has where icc replaces code of a model, and the same recurrences computed with numbers."""
+"""The ops that replace code of a model in a trace, and the same recurrences computed with numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ...ops import OPS
 
-NAME = "icc"  # of the implementation that transformers looks up, and of the namespace of traced ops
+NAME = "icc"  # name of the implementation in transformers' registries, and of the namespace of traced ops
 ops = torch.ops.icc_trace
 
 
 def traced(fake: Callable[..., Tensor]) -> None:
-    """Declare icc_trace::<function name> by the shape of its result. The op can be traced, and nothing can run it."""
+    """Declare the op icc_trace::<function name>; the function makes a result [..] of its shape. The op can be traced
+    but not run."""
     name = f"{NAME}_trace::{fake.__name__}"
     torch.library.define(name, torch.library.infer_schema(fake, mutates_args=()))
     torch.library.register_fake(name, fake)
@@ -39,8 +40,8 @@ def attention(
 ) -> Tensor:
     """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv].
 
-    bias[.., T, T] is added to the scores, sinks[Hq] are a score more of each head, of no key. None: without. index[1,
-    T, T]: of the visible keys, only the `picked` best by it are read.
+    bias[.., T, T] is added to the scores; sinks[Hq] are one further score per head, without a key. None: no bias, no
+    sinks. index[1, T, T]: only the `picked` visible keys with the highest values are read; None: all.
     """
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
@@ -78,8 +79,8 @@ def channel_scan(x: Tensor, decay: Tensor | None, maximum: bool, start: float) -
 
 @dataclass(frozen=True)
 class SequenceOps:
-    """The ops that replacements are written over: either traced, or computed. Signatures are those of the functions
-    above; `product` is `expert_linear` without a bias."""
+    """The ops that replacements call: either TRACED or COMPUTED. Signatures are those of the functions above; `product`
+    is `expert_linear` without a bias."""
 
     product: Callable[[Tensor, Tensor, Tensor], Tensor]
     conv: Callable[..., Tensor]
@@ -89,8 +90,8 @@ class SequenceOps:
 
 
 def _computed(name: str, tokens_last: bool = False) -> Callable[..., Tensor]:
-    """The reference of an icc op for one sequence [1, T, ..], or [1, .., T] with `tokens_last`. Weights come with their
-    axes turned then, too: [C, K] for [K, C]."""
+    """The reference of an icc op for one sequence [1, T, ..]. tokens_last: values are [1, .., T], and weights are
+    transposed, [C, K] for [K, C]."""
 
     def rows(value: Any) -> Any:
         if not isinstance(value, Tensor):

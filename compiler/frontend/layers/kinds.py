@@ -1,10 +1,10 @@
-"""Tracing one layer of each kind, however deep the model is.
+"""Traces one layer of each kind, however deep the model is.
 
-A layer is a child of a module list. While a model is traced, the first layer of a kind runs between marks, and what it
-reads from its modules is recorded. A later layer that is built alike, is called alike and holds equal values wherever
-the first one looked would compute the same from other tensors and weights, whatever else differs, such as its index. It
-does not run: an op `repeated` per result stands in the exported program, and replay.py puts copies of the first layer's
-nodes in its place.
+A layer is a child of a module list. While a model is traced, the first layer of a kind runs between marks, and the
+attributes that it reads from its modules are recorded. A later layer with the same structure, an equal call and equal
+values of all recorded attributes would compute the same from other tensors and weights, whatever else differs, such as
+its index. It does not run: the exported program has an op `repeated` for each of its results, and replay.py puts copies
+of the first layer's nodes in its place.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class NotRepeatable(TraceError):
 class RepeatedLayer:
     """A layer at `path` that equals the traced layer of its kind at `source`.
 
-    kind: the number of the kind. renames: its weights' names by those of the traced layer. slots: inputs in which it
-    differs from the traced layer; these are the inputs of the op `repeated`.
+    kind: the number of the kind. renames: its weights' names by those of the traced layer. slots: numbers of the inputs
+    that are not those of the traced layer; these are the inputs of the op `repeated`.
     """
 
     kind: int
@@ -52,7 +52,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _layers(model: nn.Module) -> Iterator[_Layer]:
-    """The layers that can be told apart: none of their modules is also somewhere else in the model."""
+    """The layers none of whose modules is used elsewhere in the model."""
     places = Counter(state_id(module) for _, module in model.named_modules(remove_duplicate=False))
     for path, parent in model.named_modules():
         if isinstance(parent, nn.ModuleList) and len(parent) > 1:
@@ -63,7 +63,7 @@ def _layers(model: nn.Module) -> Iterator[_Layer]:
 
 
 class _Layer:
-    """A layer of the model: its modules and tensors by relative path, and how it is built."""
+    """A layer of the model: its modules and tensors by relative path, and its structure."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path = path
@@ -77,9 +77,9 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The first layer of a kind: how it was called, what it read, and the pattern of its outcome.
+    """The first layer of a kind: its call, the attributes it read, and the pattern of its results.
 
-    `written`: it wrote to a result after making it.
+    written: whether it wrote to a result after creating it.
     """
 
     number: int
@@ -91,7 +91,7 @@ class _Kind:
 
 
 class LayerKinds:
-    """The kinds of layers met while `model` is traced, and the `repeats` of them."""
+    """The kinds of layers found while `model` is traced, and their `repeats`."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Weight]) -> None:
         self.repeats: list[RepeatedLayer] = []
@@ -109,8 +109,8 @@ class LayerKinds:
         self.repeats, self._kinds, self._marked = [], [], 0
 
     def scout(self, run: Callable[[], Any]) -> None:
-        """Find the repeats by a run of the model outside torch.export, for `emptied`. Raises IccError where icc refuses
-        the model; none are found where only torch.export can run it."""
+        """Find the repeats for `emptied` by running the model outside torch.export. Raises IccError if icc refuses the
+        model. None are found if only torch.export can run it."""
         self.start()
         try:
             with self.intercepted():
@@ -122,7 +122,7 @@ class LayerKinds:
 
     @contextlib.contextmanager
     def intercepted(self) -> Iterator[None]:
-        """Run the first layer of each kind between marks, and no other, while the context is open."""
+        """A context in which the first layer of each kind runs between marks, and repeated layers do not run."""
         classes = {type(layer.modules[""]) for layer in self._layers.values()}
         originals = {cls: cls.forward for cls in classes}
         with contextlib.ExitStack() as stack:
@@ -132,8 +132,7 @@ class LayerKinds:
 
     def check(self, graph: torch.fx.Graph) -> None:
         """NotRepeatable unless the exported program can be cut between the marks."""
-        # Where a tensor was written to through a view of it, the export shows that where the tensor is used next, which
-        # may be in the next layer.
+        # The export shows a write through a view of a tensor at the tensor's next use, which may be in the next layer.
         through_views = kinds_that_write_through_views(graph)
         for kind in self._kinds:
             if kind.written and kind.number in through_views:
@@ -141,9 +140,9 @@ class LayerKinds:
 
     @contextlib.contextmanager
     def emptied(self) -> Iterator[None]:
-        """Take away the modules and weights of repeated layers that no other layer shares, while the context is open.
+        """A context in which repeated layers have no modules and weights, except those shared with other layers.
 
-        Nothing uses them, and torch.export takes time for every module and tensor that it finds.
+        Nothing uses these, and torch.export takes time for every module and tensor that it finds.
         """
         repeated = {repeat.path for repeat in self.repeats}
         layers = [layer for layer in self._layers.values() if layer.path in repeated]
@@ -198,7 +197,7 @@ class LayerKinds:
         return given.settle(outcome)
 
     def _repeat(self, kind: _Kind, layer: _Layer, given: LayerCall) -> Any:
-        """The results of a layer that does not run."""
+        """The results of a repeated layer, which does not run."""
         source = kind.layer
         renames = {
             f"{source.path}.{name}": f"{layer.path}.{name}"
@@ -228,7 +227,7 @@ class LayerKinds:
         )
 
     def _tensors_alike(self, a: Tensor, b: Tensor) -> bool:
-        """Whether one may take the other's place: the same tensor, or two that are tied to nothing."""
+        """Whether a tensor [..] may replace another: they are the same, or both are untied."""
         if a is b:
             return True
         names = [*self._aliases[id(a)], *self._aliases[id(b)]]

@@ -1,4 +1,4 @@
-"""The marks around a traced layer, and the op that stands for a layer like it."""
+"""The marks around a traced layer, and the op that stands for an equal layer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def leave(x: Tensor, kind: int, slot: int) -> Tensor:
 def repeated(inputs: list[Tensor], like: Tensor, repeats: list[int], slots: list[int]) -> Tensor:
     """The result `slots[0]` of the layer `repeats[0]`, which is not traced, in the form of `like`.
 
-    inputs: where it differs from the first layer of its kind. With several numbers, each layer is given that result of
-    the one before it, and differs in nothing else.
+    inputs: those that differ from the inputs of the first layer of its kind. With several numbers, each layer reads the
+    given result of the one before it, and differs in nothing else.
     """
     raise NotImplementedError("only traced, never run")
 
@@ -52,7 +52,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Left:
-    """A result of the layer's own; `like` is the mark."""
+    """A result that is no input; `like` is the mark, of the result's shape."""
 
     slot: int
     like: Tensor
@@ -64,10 +64,10 @@ def enter_all(tensors: list[Tensor], kind: int) -> list[Tensor]:
 
 
 def leave_all(outcome: Any, entered: list[Tensor], kind: int) -> Any:
-    """The outcome of the first layer of a kind as a pattern, which `resolved` makes results of. Raises Opaque. entered:
-    what `enter_all` gave, of any shape."""
+    """The outcome of the first layer of a kind as a pattern for `resolved`. Raises Opaque. entered: the result of
+    `enter_all`, of any shape."""
     known: dict[int, Any] = {id(t): _Given(slot) for slot, t in enumerate(entered)}
-    left: list[Tensor] = []  # keeps the tensors alive, so that their ids stay theirs
+    left: list[Tensor] = []  # keeps the tensors alive, so that their ids are not reused
 
     def mark(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -84,8 +84,8 @@ def leave_all(outcome: Any, entered: list[Tensor], kind: int) -> Any:
 
 
 def resolved(pattern: Any, tensors: list[Tensor], own: Callable[[int, Tensor], Tensor]) -> Any:
-    """The outcome of a layer that was given `tensors`, of any shape; `own(slot, like)` makes each result that is none
-    of them."""
+    """The outcome of a layer with the inputs `tensors`, of any shape; `own(slot, like)` makes each result that is no
+    input."""
     made: dict[int, Tensor] = {}
 
     def resolve(leaf: Any) -> Any:
@@ -101,7 +101,7 @@ def resolved(pattern: Any, tensors: list[Tensor], own: Callable[[int, Tensor], T
 
 
 def kinds_that_write_through_views(graph: torch.fx.Graph) -> set[int]:
-    """The kinds whose layer, in a program that is not decomposed yet, writes to a tensor by way of a view of it."""
+    """The kinds whose layer, in a program that is not decomposed yet, writes to a tensor through a view of it."""
     found: set[int] = set()
     kind: Any = None
     for node in graph.nodes:
@@ -122,7 +122,7 @@ def _written(node: torch.fx.Node) -> list[Any]:
 
 
 def _is_view(node: Any) -> bool:
-    """Whether a node may be a view of another; what an op writes to is also what it returns."""
+    """Whether a node may be a view of another; the result of an in-place op is the operand that it writes to."""
     schema = getattr(getattr(node, "target", None), "_schema", None)
     while schema is not None and schema.is_mutable and schema.returns:
         node = _written(node)[0]
@@ -131,9 +131,9 @@ def _is_view(node: Any) -> bool:
 
 
 def join_repeated(graph: torch.fx.Graph) -> None:
-    """Make one node of layers that are not traced and only hand a result to the next, with nothing in between.
+    """Join the nodes of consecutive repeated layers, each of which only passes a result to the next, into one node.
 
-    Decomposing a program takes memory and time for every node, whatever it does.
+    Decomposing a program takes memory and time for every node.
     """
     for node in list(graph.nodes):
         if node.target is not REPEATED or len(node.args[0]) != 1:

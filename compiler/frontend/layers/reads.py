@@ -1,4 +1,5 @@
-"""Which attributes of modules some code reads, and whether it writes any: all that its outcome can depend on."""
+"""Records the attributes of modules that some code reads, and whether it writes any: its result can depend on nothing
+else."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from unittest import mock
 from torch import Tensor, nn
 
 _WRITERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module"})
-# these say nothing beyond how a module is built
+# these are part of a module's structure
 _STRUCTURE = frozenset({"__dict__", "__class__", "_modules", "_parameters", "_buffers"})
 
 
 @dataclass
 class Reads:
-    """Names of attributes by the `state_id` of the module. wrote: whether any module was changed."""
+    """Names of the attributes that were read, by the `state_id` of the module. wrote: whether any module was
+    changed."""
 
     names: dict[int, set[str]] = field(default_factory=dict)
     wrote: bool = False
@@ -30,13 +32,13 @@ class Reads:
 
 
 def state_id(module: nn.Module) -> int:
-    """The identity of a module's state, which the stand-ins of torch.export share with the module."""
+    """The identity of a module's state, which torch.export's proxies share with the module."""
     return id(object.__getattribute__(module, "__dict__"))
 
 
 @contextlib.contextmanager
 def recorded_reads() -> Iterator[Reads]:
-    """Record what code reads from modules while the context is open."""
+    """A context that records the attributes that code reads from modules."""
     reads = Reads()
     read, write = nn.Module.__getattribute__, nn.Module.__setattr__
 
@@ -46,7 +48,7 @@ def recorded_reads() -> Iterator[Reads]:
         return read(self, name)
 
     def writing(self: nn.Module, name: str, value: Any) -> None:
-        reads.wrote |= name not in ("__dict__", "__class__")  # which torch.export gives its stand-ins
+        reads.wrote |= name not in ("__dict__", "__class__")  # torch.export sets these of its proxies
         write(self, name, value)
 
     with (
@@ -57,9 +59,8 @@ def recorded_reads() -> Iterator[Reads]:
 
 
 def same_state(names: set[str], a: dict[str, Any], b: dict[str, Any], twins: dict[int, nn.Module]) -> bool:
-    """Whether code that reads `names` from a module finds the same in state `b` as in `a`.
-
-    `twins` gives for the modules that belong to `a` those that belong to `b`, by id.
+    """Whether code that reads `names` from a module finds the same values in state `b` as in `a`. twins: the module of
+    `b` for each module of `a`, by the latter's id.
     """
     return all((n in a) == (n in b) and _equal(a.get(n), b.get(n), twins) for n in names)
 
@@ -82,4 +83,4 @@ def _equal(a: Any, b: Any, twins: dict[int, nn.Module]) -> bool:
     try:
         return (a == b) is True
     except (RuntimeError, ValueError, TypeError):
-        return False  # values that do not compare, such as arrays
+        return False  # values that cannot be compared, such as arrays

@@ -1,8 +1,8 @@
-"""Copies of a traced layer's nodes in the place of the layers like it: the other half of kinds.py.
+"""Copies a traced layer's nodes in place of equal layers: the other half of kinds.py.
 
 The nodes that the first layer of a kind emitted are copied with other inputs and weights. Converting the layer itself
-would emit the same nodes, as long as the conversion looked at nothing but what is equal in both layers. Where that
-cannot be shown, NotRepeatable asks for a trace of every layer.
+would emit the same nodes, if the conversion depends only on values that are equal in both layers. If that cannot be
+shown, NotRepeatable requests a trace of every layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .marks import ENTER, LEAVE, REPEATED
 
 @dataclass(frozen=True)
 class _Input:
-    """A value that the first layer of a kind is given: what it is in the export, outside the layer and inside."""
+    """An input of the first layer of a kind: its value, and its nodes in the export outside and inside the layer."""
 
     value: Any
     source: fx.Node
@@ -36,7 +36,8 @@ class _Input:
 
 @dataclass
 class _LayerRegion:
-    """What the first layer of a kind emitted, its inputs and its results by slot, and the results of its copies."""
+    """The nodes that the first layer of a kind emitted, its inputs and its results by slot, and the results of its
+    copies."""
 
     before: fx.Node
     last: fx.Node | None = None
@@ -47,18 +48,17 @@ class _LayerRegion:
 
 
 class Replay:
-    """The CallFollower of the marks around traced layers, and of the layers that the program only names."""
+    """The CallFollower of the marks around traced layers, and of repeated layers."""
 
     def __init__(self, repeats: Sequence[RepeatedLayer]) -> None:
         self._repeats = repeats
         self._regions: dict[int, _LayerRegion] = {}
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The value that a mark marks, or the results of copied nodes for layers that the program only names; None of
-        any other node. Raises NotRepeatable.
+        """The value at a mark, or the results of copied nodes for repeated layers; None for any other node. Raises
+        NotRepeatable.
 
-        It is asked before operands are checked: a layer may hand on a value without a token-major form that nobody
-        uses.
+        It is called before operands are checked: a layer may pass on an unused value without a token-major form.
         """
         if node.target is REPEATED:
             return self._repeated(conv, node)
@@ -76,8 +76,8 @@ class Replay:
         return value
 
     def check(self) -> None:
-        """NotRepeatable if a value leaves a copied layer by another way than its results. It is called when all is
-        converted."""
+        """Raise NotRepeatable if a value inside a copied layer, other than its results, is used outside. Called after
+        all nodes are converted."""
         for region in self._regions.values():
             inside = set(region.nodes)
             shown = {value.node for value in region.results.values() if isinstance(value, TracedValue)}
@@ -85,7 +85,7 @@ class Replay:
                 raise NotRepeatable("a value inside a layer is used outside")
 
     def _repeated(self, conv: Conversion, node: fx.Node) -> Any:
-        """The result of layers that were not traced; the first result that is asked for copies the nodes of a layer."""
+        """The result of layers that were not traced. The first request for a result of a layer copies its nodes."""
         sources, _, numbers, slots = node.args
         given = [(conv.values[source], source in conv.static.nodes) for source in sources]  # type: ignore[union-attr, index]
         result = None
@@ -104,7 +104,8 @@ class Replay:
 def _replay(
     conv: Conversion, repeat: RepeatedLayer, region: _LayerRegion, given: dict[int, tuple[Any, bool]]
 ) -> dict[int, Any]:
-    """The results of a layer; `given` has (value, static) for the slots where its inputs are not those of the first."""
+    """The results of a layer, by slot. given: (value, static) for each slot whose input differs from the first
+    layer's."""
     used = {slot: new for slot, new in given.items() if slot in region.inputs}
     bad = next((value for value, _ in used.values() if isinstance(value, Unrepresentable)), None)
     if bad is not None:
@@ -128,7 +129,7 @@ def _replay(
 
 
 def _same_to_the_conversion(conv: Conversion, old: _Input, new: Any, static: bool) -> bool:
-    """Whether converting a layer would do the same with `new` in the place of an input of the first layer."""
+    """Whether converting a layer would emit the same nodes with `new` in place of an input of the first layer."""
     if not isinstance(old.value, TracedValue) or not isinstance(new, TracedValue):
         return False
     if old.value.dims != new.dims or type_of(old.value.node) != type_of(new.node):
@@ -175,7 +176,7 @@ def _copy(conv: Conversion, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat
 
 
 def _operand(conv: Conversion, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """What a copied node uses: a copy, or something that all layers share."""
+    """The operand of a copied node: a copy, or a node that all layers share."""
     if node in copies:
         return copies[node]
     if node.op == "placeholder" or (node.op == "get_attr" and not conv.is_lifted(str(node.target))):

@@ -1,7 +1,7 @@
 """The operands and results of a layer: tensors and plain values, in tuples, lists and mappings.
 
-A value of any other kind might hide something that the layer reads or writes. A call with such a value is `Opaque` and
-left alone.
+A value of any other kind might hide state that the layer reads or writes. A call with such a value is `Opaque`, and its
+layer is not cut out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PLAIN = (NoneType, bool, int, float, str, torch.dtype, torch.device, MaskSpec, A
 
 
 class Opaque(Exception):
-    """A value whose content cannot be known."""
+    """A value whose content cannot be inspected."""
 
 
 def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
-    """A copy of `value` with `fn` applied to everything in it that is no tuple, list or mapping."""
+    """A copy of `value` with `fn` applied to every leaf: everything in it that is no tuple, list or mapping."""
     if type(value) is tuple:
         return tuple(mapped(v, fn) for v in value)
     if type(value) is list:
@@ -38,7 +38,7 @@ def mapped(value: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a value, of any shape, in order; one that is there twice comes twice."""
+    """The tensors in a value, of any shape, in order; with duplicates."""
     found: list[Tensor] = []
     mapped(value, lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None)
     return found
@@ -47,8 +47,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 class LayerCall:
     """The arguments of a call of a layer.
 
-    tensors: its tensors, each once, in the order in which they are met. description: everything else; two calls with
-    equal descriptions differ only in what their tensors hold. Raises Opaque.
+    tensors: its tensors, each once, in order of first appearance. description: everything else; two calls with equal
+    descriptions differ only in the values of their tensors. Raises Opaque.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -70,7 +70,8 @@ class LayerCall:
         return layer(*args, **kwargs), lent
 
     def settle(self, outcome: Any) -> Any:
-        """Give the caller's lists and mappings the content of `outcome`, as `run` returns it, and return its result."""
+        """Copy the content of lists and mappings in `outcome`, as returned by `run`, into the caller's, and return its
+        result."""
         result, lent = outcome
         for mine, theirs in zip(self._lent, lent, strict=True):
             mine.clear()
@@ -95,8 +96,7 @@ class LayerCall:
 
 
 def _writable(value: Any) -> list[Any]:
-    """The lists and mappings in `value`, which a layer that is given it can write to. Raises Opaque for one inside
-    another."""
+    """The lists and mappings in `value`, which a layer can write to. Raises Opaque for one inside another."""
     if type(value) is tuple:
         return [c for v in value for c in _writable(v)]
     if isinstance(value, (list, MutableMapping)):

@@ -1,5 +1,5 @@
-"""The layer behind a model's last one that guesses the token after the next (multi-token prediction): what a source has
-of it, and how checkpoints name that."""
+"""Finds the layer for multi-token prediction in a source: a layer after the model's last one that guesses the token
+after the next. Checkpoints name its weights in several ways."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 LAYER, NORM = "layer.", "norm."
 PARTS = ("enorm.", "hnorm.", "eh_proj.")
 
-# How checkpoints name what there is besides the decoder layer's own weights: the part of a name behind the layer's
-# prefix -> ours. "" leaves a weight out: it is the model's own embedding or LM head once more.
+# Names of the weights beside those of the decoder layer: the part after the layer's prefix in checkpoints -> our name.
+# "" leaves a weight out: it is a copy of the model's own embedding or LM head.
 _BEHIND_THE_LAST = {
     "enorm.": "enorm.",
     "hnorm.": "hnorm.",
@@ -39,13 +39,14 @@ _OF_ITS_OWN = {
     "norm.": NORM,
     "layers.0.": LAYER,
 }
-_FURTHER = re.compile(r"layers\.\d+\.")  # layers behind the first
+_FURTHER = re.compile(r"layers\.\d+\.")  # further prediction layers, which are not read
 
 
 @dataclass(frozen=True)
 class LayerAhead:
-    """model: of that layer alone, on meta, with the model's embedding and LM head. weights: its own by qualified name.
-    parts: "enorm.weight" and "hnorm.weight" [H], "eh_proj.weight" [H, 2 H], and whatever else there is."""
+    """model: a model of that layer alone, on meta, with the model's embedding and LM head. weights: those of `model`,
+    by qualified name. parts: "enorm.weight" and "hnorm.weight" [H], "eh_proj.weight" [H, 2 H], and any unknown
+    weights."""
 
     model: Any
     weights: dict[str, Weight]
@@ -53,8 +54,9 @@ class LayerAhead:
 
 
 def find_layer(tensors: Mapping[str, Weight], num_layers: int) -> dict[str, Weight] | None:
-    """The weights of the first such layer of a checkpoint, by the names that this module has for them: "enorm.",
-    "hnorm.", "eh_proj.", "norm." and, of the decoder layer, "layer.", or by their own. None where there is none."""
+    """The weights of the first such layer of a checkpoint, by the names of this module: "enorm.", "hnorm.", "eh_proj.",
+    "norm." and, for the decoder layer, "layer."; unknown weights keep their own names. None if there is no such
+    layer."""
     behind = re.compile(rf"(?:.*\.)?layers\.{num_layers}\.")
     found: dict[str, Weight] = {}
     for name, tensor in tensors.items():
@@ -77,16 +79,16 @@ def find_layer(tensors: Mapping[str, Weight], num_layers: int) -> dict[str, Weig
 
 
 def norm_name(model: Any) -> str:
-    """What the decoder calls its last norm. UsageError if not exactly one name fits."""
+    """The name of the decoder's last norm. UsageError if not exactly one name fits."""
     names = [name for name, _ in model.get_decoder().named_children() if "norm" in name]
     if len(names) != 1:
-        raise UsageError("--spec mtp: the model's last norm does not show")
+        raise UsageError("--spec mtp: the model's last norm cannot be identified")
     return names[0]
 
 
 def one_layer(config: Any) -> Any:
-    """The configuration of a model whose only layer is built as the checkpoint's extra one is: with attention over all
-    tokens, and experts where the model has any."""
+    """The configuration of a model whose only layer is built like the checkpoint's extra one: with attention over all
+    tokens, and with experts if the model has any."""
     text = deepcopy(config.get_text_config())
     kinds = {
         "layer_types": getattr(text, "mtp_layer_types", None) or ["full_attention"],
@@ -101,7 +103,7 @@ def one_layer(config: Any) -> Any:
 
 
 def layer_of_checkpoint(source: ModelSource) -> LayerAhead | None:
-    """What a checkpoint whose tensors have transformers' names brings; None where that is nothing."""
+    """The layer of a checkpoint whose tensors have transformers' names; None if it has no such layer."""
     found = find_layer(source.tensors, source.config.get_text_config().num_hidden_layers)
     if found is None:
         return None
@@ -121,5 +123,5 @@ def layer_of_checkpoint(source: ModelSource) -> LayerAhead | None:
 
 
 def _path(model: nn.Module, part: nn.Module) -> str:
-    """The name of a module of a model."""
+    """The qualified name of a module of a model."""
     return next(name for name, module in model.named_modules() if module is part)

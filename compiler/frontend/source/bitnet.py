@@ -1,7 +1,7 @@
 """Checkpoints of BitNet b1.58: weights of -1, 0 and 1 with one scale per matrix (Ma et al. 2024, arXiv:2402.17764).
 
-As transformers stores them: row r of the file holds four rows of the matrix, of N / 4 * i + r in bits 2 i and 2 i + 1.
-Rows of activations are rounded as for any 8-bit product here, where the model's own code gives each row one scale.
+transformers stores four rows of the matrix in row r of the file: row N / 4 * i + r in bits 2 i and 2 i + 1. Activations
+are quantized as for any 8-bit product here, while the model's own code uses one scale per row.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _AGAIN = "download the checkpoint again"
 
 
 def with_signs(tensors: Mapping[str, Weight], divides: bool) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of each packed matrix and its scale, by which values are divided if
-    `divides`, else multiplied. TensorError for tensors that do not fit."""
+    """The checkpoint with one handle in place of each packed matrix and its scale. divides: codes are divided by the
+    scale, else multiplied. TensorError for tensors that do not fit each other."""
     found = dict(tensors)
     for name, codes in tensors.items():
         scale = tensors.get(f"{name}_scale")
@@ -50,7 +50,7 @@ class TernaryMatrix(QuantizedWeight):
     def __post_init__(self) -> None:
         shape, kind = self.codes.shape, str(self.codes.dtype).removeprefix("torch.")
         k = shape[-1] if shape else 0
-        # of more values, steps on GPUs are larger, and spill
+        # with larger groups, the inner steps of GPU kernels grow, and registers spill
         group = next((size for size in GROUPS if k and k % size == 0), 0)
         if len(shape) != 2 or not group or self.codes.dtype != torch.uint8 or prod(self.scale.shape) != 1:
             raise TensorError(
@@ -63,7 +63,7 @@ class TernaryMatrix(QuantizedWeight):
         self.format = ternary(group)
 
     def parts(self) -> Parts:
-        """The codes, one more than what they stand for, and the scale for each group; see QuantizedWeight."""
+        """The codes, each one more than its value, and the scale for each group; see QuantizedWeight."""
         packed, (n, k) = self.codes.load(), self.shape
         codes = torch.cat([packed >> 2 * i & 3 for i in range(4)])
         if bool((codes == 3).any()):
@@ -71,5 +71,5 @@ class TernaryMatrix(QuantizedWeight):
         scale = self.scale.load().to(torch.float32).reshape(1, 1)
         scale = scale.reciprocal() if self.divides else scale
         if not bool(torch.isfinite(scale).all()):
-            raise TensorError(f"{self.name}_scale", "is no number that weights can have", _AGAIN)
+            raise TensorError(f"{self.name}_scale", "is no valid scale", _AGAIN)
         return {"codes": codes, "scales": scale.expand(n, k // self.format.group).contiguous()}

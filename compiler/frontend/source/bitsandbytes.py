@@ -1,7 +1,7 @@
 """Checkpoints of bitsandbytes: NF4 and FP4 in blocks of a flattened matrix, and LLM.int8's rows of integers.
 
 (Dettmers et al. 2023, arXiv:2305.14314; 2022, arXiv:2208.07339.) Scales of 4-bit blocks may be quantized themselves:
-8-bit codes of a table, a scale per 256 of them, and an offset. They are stored as the float32 that they stand for.
+8-bit codes into a table, one scale per 256 codes, and an offset. The engine stores them as float32 values.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _AGAIN, _DAMAGED = "download the checkpoint again", "the checkpoint is damaged"
 _STATE = "quant_state.bitsandbytes__"
 _MADE = {"nf4": nf4, "fp4": fp4}
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", *(_STATE + kind for kind in _MADE))
-_MOST_FACTS = 1 << 16  # bytes of a state
+_MOST_FACTS = 1 << 16  # bytes of a quant_state tensor
 
 
 def with_states(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of each matrix, by the name of its weight, and what is stored beside it.
+    """The checkpoint with one handle in place of each matrix and its further tensors, by the name of the weight.
 
-    TensorError where that is missing or damaged, UnsupportedModel for a table or a layout that icc does not read.
+    TensorError if a tensor is missing or damaged, UnsupportedModel for a table or a layout that icc does not read.
     """
     taken: set[str] = set()
     found: dict[str, Weight] = {}
@@ -58,7 +58,8 @@ def _tensor(tensors: Mapping[str, Weight], name: str) -> Weight:
 
 @dataclass(frozen=True)
 class _State:
-    """What the JSON in a quant_state tensor says. nested: scales that share a scale; 0 where they are plain."""
+    """The content of the JSON in a quant_state tensor. nested: number of scales that share a scale; 0 if scales are not
+    quantized."""
 
     kind: str
     blocksize: int
@@ -91,9 +92,9 @@ def _state(name: str, tensors: Mapping[str, Weight]) -> _State:
 
 @dataclass
 class BlockwiseMatrix(QuantizedWeight):
-    """A matrix [N, K] whose elements, row after row, are in blocks with a scale each.
+    """A matrix [N, K] whose elements, flattened row by row, form blocks with one scale each.
 
-    Where a block does not divide a row its scale is stored for smaller groups.
+    If rows are not divisible into blocks, a block's scale is stored for each of several smaller groups.
     """
 
     name: str
@@ -108,7 +109,7 @@ class BlockwiseMatrix(QuantizedWeight):
     def __post_init__(self) -> None:
         self.state = _state(self.name, self.tensors)
         self.shape = n, k = self.state.shape
-        self.codes = as_bytes(self.codes)  # bnb_4bit_quant_storage may call them floats
+        self.codes = as_bytes(self.codes)  # with bnb_4bit_quant_storage their dtype may be a float type
         if prod(self.codes.shape) * 2 != n * k:
             raise TensorError(self.name, f"has {prod(self.codes.shape)} bytes for a 4-bit matrix [{n}, {k}]", _AGAIN)
         blocks = -(-n * k // self.state.blocksize)
@@ -160,9 +161,9 @@ def _alike(stored: Tensor, table: Tensor) -> bool:
 
 @dataclass
 class Int8Matrix(QuantizedWeight):
-    """A matrix [N, K] of integers, whose rows reach `scales` [N] at 127.
+    """A matrix [N, K] of int8: `scales` [N] holds the value for which 127 stands in each row.
 
-    Which columns LLM.int8 multiplies in 16 bits is a matter of activations; here it is none."""
+    LLM.int8 multiplies columns with outliers in the activations in 16 bits; icc multiplies none so."""
 
     name: str
     codes: Weight

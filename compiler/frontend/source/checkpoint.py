@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint directories: which tensors there are and where, checked before anything is read.
+"""Hugging Face checkpoint directories: the names and places of their tensors, checked before any tensor is read.
 
 Tensors are lazy: `CheckpointTensor.load` returns a view of the mapped file. Pickle is never read.
 """
@@ -33,7 +33,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,  # codes: float8.py reads them with their scales
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
-    "I16": torch.int16,  # from here: of tensors that no model reads, but that lie beside others
+    "I16": torch.int16,  # from here: dtypes of tensors that models do not read, but checkpoints may have
     "U16": torch.uint16,
     "U32": torch.uint32,
     "U64": torch.uint64,
@@ -51,7 +51,8 @@ def mapped(path: Path) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(path: Path, which: tuple[int, ...]) -> Tensor:
-    """The file that is at the path now: another that takes its place has other numbers."""
+    """A mapped file, as uint8 [bytes]. which: identifies the file now at the path, so that a new file is mapped
+    again."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapping, dtype=torch.uint8)
@@ -70,7 +71,7 @@ class CheckpointTensor(Weight):
     checked: bool = field(default=False, compare=False)
 
     def load(self) -> Tensor:
-        """The tensor in its own type and `shape`, a view of the mapped file."""
+        """The tensor in its own dtype and `shape`, a view of the mapped file."""
         raw = mapped(self.path)[self.start : self.end]
         if self.start % self.dtype.itemsize:
             raw = raw.clone()
@@ -90,7 +91,7 @@ class CheckpointTensor(Weight):
 
 
 def as_bytes(weight: Weight) -> Weight:
-    """A stored tensor as bytes [n], whatever its type is."""
+    """A stored tensor of any dtype as bytes, uint8 [n]."""
     if isinstance(weight, CheckpointTensor):
         return replace(weight, shape=(weight.end - weight.start,), dtype=torch.uint8)
     return Constant(weight.load().contiguous().reshape(-1).view(torch.uint8))

@@ -1,4 +1,4 @@
-"""From checkpoint tensors to the model's parameters: transformers' own renamings and conversions, done lazily.
+"""Maps checkpoint tensors to the model's parameters by transformers' own renamings and conversions, lazily.
 
 transformers 5 keeps, per model type, an ordered list of renamings and converters (merged experts, split or fused
 projections). The same list is applied here to handles instead of tensors; a converter runs when its result is loaded.
@@ -20,8 +20,8 @@ from ...errors import CheckpointError, TensorError
 from ...weights.handles import Constant, GatheredRows, QuantizedWeight, SortedColumns, Transposed, Weight
 from .linear_experts import JoinedExperts, joined
 
-_MOST_PARTS = 8  # of a matrix whose columns lie in orders of their own
-_ROWS = 4096  # that are compared at once
+_MOST_PARTS = 8  # parts of a matrix with different column orders
+_ROWS = 4096  # rows that are compared at once
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _ConverterGroup:
     model: nn.Module
 
     def convert(self, on_meta: bool) -> dict[str, Tensor]:
-        """Run the conversion; on meta only shapes and dtypes come out."""
+        """Run the conversion. Returns the results by key, of any shape; on_meta: only their shapes and dtypes."""
         converter = deepcopy(self.converter)
         for key, pattern, weight in self.sources:
             converter.add_tensor(self.first_key, key, pattern, _reader(weight, on_meta))
@@ -58,7 +58,7 @@ class Converted(Weight):
     dtype: torch.dtype
 
     def load(self) -> Tensor:
-        """The value of this result, in its shape; the conversion runs now."""
+        """The value of this result, in its shape. Runs the conversion."""
         return self.group.convert(on_meta=False)[self.key]
 
 
@@ -70,18 +70,19 @@ def model_weights(
 ) -> dict[str, Weight]:
     """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
 
-    `computed` holds the buffers that no checkpoint stores. `unplaced` takes the tensors that the model has no place
-    for, each with the name of the parameter that it would be; None: they are not told. Raises TensorError for a missing
-    or misshapen tensor.
+    computed: the buffers that no checkpoint stores. unplaced: filled with the tensors that the model has no parameter
+    for, each with the name of the parameter that it would be; None: they are not reported. Raises TensorError if a
+    tensor is missing or has a wrong shape.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
     return completed(model, _rename_and_convert(model, tensors, expected, unplaced), computed)
 
 
 def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """`found`, handles by the names of the model's parameters, with computed buffers and tied parameters.
+    """`found`, handles by the names of the model's parameters, completed with computed buffers and tied parameters.
 
-    Raises TensorError for a missing or misshapen tensor. Towers of which the checkpoint has nothing are left out.
+    Raises TensorError if a tensor is missing or has a wrong shape. Image and audio towers without any tensor in the
+    checkpoint are left out.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
     absent = _absent_towers(model, found)
@@ -110,8 +111,8 @@ def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str,
 
 
 def _absent_towers(model: nn.Module, found: Mapping[str, Weight]) -> tuple[str, ...]:
-    """How names begin of the parts beside the decoder, in a model that also sees or hears, of which nothing was found:
-    a text does not need them."""
+    """The name prefixes of the modules beside the decoder of a multimodal model for which no tensor was found. Text
+    does not need them."""
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_decoder") or not {*config.sub_configs} - {"text_config"}:
         return ()
@@ -160,7 +161,7 @@ def _rename_and_convert(
                 groups.setdefault(whole, made).sources.append((name, "", tensors[key]))
             elif unplaced is not None:
                 unplaced[key] = name
-            continue  # a tensor that the model does not use, as transformers does
+            continue  # skip a tensor that the model does not use, as transformers does
         if pattern is None:
             found[name] = tensors[key]
             continue
@@ -181,9 +182,10 @@ def _rename_and_convert(
 
 
 def _stored(group: _ConverterGroup, results: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """The results of a conversion that puts rows of quantized matrices elsewhere, as they are stored.
+    """The results of a conversion that only moves rows of quantized matrices, still quantized; empty for other
+    conversions.
 
-    Found by running it on matrices of one column that hold the numbers of their rows.
+    This is found by running it on matrices of one column that hold their row numbers.
     """
     weights = [weight for _, _, weight in group.sources]
     pieces = [weight.source if isinstance(weight, SortedColumns) else weight for weight in weights]
@@ -200,7 +202,7 @@ def _stored(group: _ConverterGroup, results: Mapping[str, Tensor]) -> dict[str, 
     probe.sources = [(k, p, Constant(n)) for (k, p, _), n in zip(group.sources, numbers, strict=True)]
     try:
         moved = probe.convert(on_meta=False)
-    except Exception:  # it looks at columns, too
+    except Exception:  # it reads columns, too
         return {}
     found: dict[str, Weight] = {}
     for name, rows in moved.items():
@@ -216,8 +218,8 @@ def _stored(group: _ConverterGroup, results: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _orders(weights: list[Weight], starts: list[int], given: GatheredRows) -> Tensor | None:
-    """The orders of the columns of rows that come from `weights`, whose rows begin at `starts`, as SortedColumns has
-    them. None where they change within parts of a matrix."""
+    """The column orders of gathered rows of `weights`, in the form of SortedColumns: [K] or [.., parts, K]. starts: the
+    first row of each weight. None if a matrix has more than a few parts with different orders."""
     n, k = given.shape[-2:]
     orders = [weight.order if isinstance(weight, SortedColumns) else torch.arange(k) for weight in weights]
     known: dict[bytes, int] = {}
@@ -231,12 +233,12 @@ def _orders(weights: list[Weight], starts: list[int], given: GatheredRows) -> Te
 
 
 def _constant(values: Tensor) -> bool:
-    """Whether they are the same along the last axis."""
+    """Whether values [.., N] are equal along the last axis."""
     return bool((values == values[..., :1]).all())
 
 
 def follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:
-    """Give tied parameters the handle of their source, whichever of the two the checkpoint stores.
+    """Give tied parameters one handle, whichever of them the checkpoint stores.
 
     If the checkpoint stores both with different values, each keeps its own and the model is not tied there, as in
     transformers (`PreTrainedModel.tie_weights`).
@@ -253,7 +255,7 @@ def follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, 
 
 
 def _equal(one: Weight, other: Weight) -> bool:
-    """Whether two handles have the same values. They are loaded where neither shape nor format tells them apart."""
+    """Whether two handles have the same values. They are loaded only if their shapes and formats are equal."""
     if one is other:
         return True
     formats = [weight.format if isinstance(weight, QuantizedWeight) else None for weight in (one, other)]
@@ -264,7 +266,7 @@ def _equal(one: Weight, other: Weight) -> bool:
 
 
 def _untie(model: nn.Module, name: str) -> None:
-    """A parameter of its own, on meta, in place of one that is shared."""
+    """Replace a shared parameter by one of its own, on meta."""
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     setattr(module, own, nn.Parameter(torch.empty_like(module.get_parameter(own)), requires_grad=False))

@@ -1,8 +1,7 @@
-"""Checkpoints whose matrices are 4-bit floats (E2M1) with scales beside them, in any of the layouts that quantizers
-write.
+"""Checkpoints with matrices of 4-bit floats (E2M1) and separate scales, in all layouts that quantizers write.
 
 MXFP4: a power of two per 32 values; gpt-oss (`*_blocks`, `*_scales`) and compressed-tensors (mxfp4-pack-quantized).
-NVFP4: an 8-bit float per 16 values and one float32 for all; ModelOpt (`weight_scale_2` multiplies) and compressed-
+NVFP4: an 8-bit float per 16 values and one float32 per tensor; ModelOpt (`weight_scale_2` multiplies) and compressed-
 tensors (nvfp4-pack-quantized, `weight_global_scale` divides).
 """
 
@@ -28,9 +27,9 @@ _REFUSED = ("weight_zero_point", "pre_quant_scale", "weight_g_idx")
 
 
 def with_floats(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of each matrix of 4-bit floats and its scales.
+    """The checkpoint with one handle in place of each matrix of 4-bit floats and its scales.
 
-    TensorError where scales are missing or do not fit their matrix; UnsupportedModel for what changes the values in
+    TensorError if scales are missing or do not fit their matrix; UnsupportedModel for tensors that change the values in
     another way.
     """
     taken: set[str] = set()
@@ -57,7 +56,7 @@ def _tensor(tensors: Mapping[str, Weight], name: str) -> Weight:
 
 
 def _blocks(name: str, blocks: Weight, scales: Weight) -> E2m1Matrix:
-    """Experts [E, N, blocks, bytes]: transformers transposes each."""
+    """The matrices of experts stored as [E, N, blocks, bytes]; transformers transposes each matrix."""
     if len(blocks.shape) < 3 or blocks.shape[:-1] != scales.shape or {blocks.dtype, scales.dtype} != {torch.uint8}:
         raise _misfit(f"{name}_scales", scales, blocks)
     *lead, n, groups, size = blocks.shape
@@ -77,7 +76,7 @@ def _layer(layer: str, codes: Weight, tensors: Mapping[str, Weight]) -> E2m1Matr
         return E2m1Matrix(layer, codes, scales, None, MXFP4_FORMAT, shape)
     one = whole[0] or whole[1]
     groups = scales.shape[-1] if scales.shape[:-1] == (*lead, n) else 0
-    if one is None or scales.dtype != _E4M3 or not groups or k % (16 * groups):  # ModelOpt has groups of 32, too
+    if one is None or scales.dtype != _E4M3 or not groups or k % (16 * groups):  # ModelOpt also has groups of 32
         raise _misfit(f"{layer}.weight_scale", scales, codes)
     if one.shape not in ((), (1,), (*lead, 1), tuple(lead)) or not one.dtype.is_floating_point:
         raise _misfit(f"{layer}.{'weight_scale_2' if whole[0] else 'weight_global_scale'}", one, codes)
@@ -85,7 +84,7 @@ def _layer(layer: str, codes: Weight, tensors: Mapping[str, Weight]) -> E2m1Matr
 
 
 def nvfp4_of(k: int) -> TableFormat:
-    """NVFP4 for rows of K values, a multiple of 16; the scale of the tensor is stored once for up to 512 of them."""
+    """NVFP4 for rows of K values, a multiple of 16. The scale of the tensor is stored once per up to 512 values."""
     return nvfp4(next(size for size in (512, 256, 128, 64, 32, 16) if k % size == 0))
 
 
@@ -98,8 +97,7 @@ def _misfit(what: str, scales: Weight, codes: Weight) -> TensorError:
 class E2m1Matrix(QuantizedWeight):
     """A matrix [N, K], or matrices of experts [E, N, K], of 4-bit floats.
 
-    one: the scale of the whole tensor, None if there is none; the scales of groups are divided by it if `divides`, else
-    multiplied.
+    one: the scale of the whole tensor, or None. divides: the scales of groups are divided by it, else multiplied.
     """
 
     name: str
@@ -127,10 +125,10 @@ class E2m1Matrix(QuantizedWeight):
         return {"codes": codes, "scales": self._rows(self.one.load()), "group_scales": each}
 
     def _rows(self, one: Tensor) -> Tensor:
-        """The scale of the tensor, for each of the format's blocks: float32 [..., N, K / size]."""
+        """The scale of the tensor `one`, repeated for each block of the format: float32 [..., N, K / size]."""
         *lead, n, k = self.shape
         value = one.to(torch.float32).reshape(*(lead if one.numel() > 1 else [1] * len(lead)), 1, 1)
         value = value.reciprocal() if self.divides else value
         if not bool(torch.isfinite(value).all()):
-            raise TensorError(self.name, "has a scale of the tensor that is no number", "the checkpoint is damaged")
+            raise TensorError(self.name, "has a tensor scale that is NaN or Inf", "the checkpoint is damaged")
         return value.expand(*lead, n, k // self.format.size).contiguous()

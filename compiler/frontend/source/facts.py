@@ -1,4 +1,4 @@
-"""What a configuration and its weights say of a model: the graph's ModelInfo."""
+"""Derives the graph's ModelInfo from a configuration and its weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TYPES = "token_type_ids"  # transformers' name
 
 
 def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> ModelInfo:
-    """The facts of a model on meta, by its configuration.
+    """The facts of a model on meta, from its configuration.
 
-    Its dtype is the type of most of the checkpoint's matrices; bfloat16 where these come quantized.
+    dtype: that of most of the checkpoint's matrices; quantized matrices count as bfloat16.
     """
     text = config.get_text_config()
     parameters = {id(p): p.numel() for p in model.parameters()}
@@ -43,8 +43,8 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
 
 
 def _padding(model: nn.Module, text: Any) -> int | None:
-    """The token that fills batches up: as the module of embeddings has it, which may not be as the configuration says
-    (MPNet), or else as that says."""
+    """The id of the padding token, from the embedding module, which may differ from the configuration (MPNet), or else
+    from the configuration; None if neither has one."""
     with contextlib.suppress(NotImplementedError, AttributeError):
         own = getattr(model.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
         if isinstance(own, int):
@@ -53,9 +53,9 @@ def _padding(model: nn.Module, text: Any) -> int | None:
 
 
 def completed_info(graph: Graph, predicts: bool = True) -> ModelInfo:
-    """The facts of a graph's model, with those that no configuration tells taken from the graph.
+    """The facts of a graph's model. Facts that the configuration lacks are taken from the graph.
 
-    predicts: whether the graph ends with logits of tokens.
+    predicts: whether the graph's output is logits over tokens.
     """
     info = graph.info
     rows, *_, hidden = next((type_of(node.args[1]).shape for node in token_lookups(graph)), (0, 0))  # type: ignore[arg-type]
@@ -68,21 +68,21 @@ def completed_info(graph: Graph, predicts: bool = True) -> ModelInfo:
 
 
 def token_lookups(graph: Graph) -> list[fx.Node]:
-    """The calls that look up the rows of the tokens, in tables of embeddings."""
+    """The calls that look up rows of embedding tables by token ids."""
     embedding, tokens = OPS["embedding"].overload, graph.input("token_ids")
     return [node for node in graph.nodes if node.target is embedding and _viewed(node.args[0]) is tokens]
 
 
 def _viewed(node: Any) -> Any:
-    """What a node is a view of."""
+    """The node that a node is a view of, through any number of views."""
     while isinstance(node, fx.Node) and node.target is torch.ops.aten.view.default:
         node = node.args[0]
     return node
 
 
 def unused_positions(model: nn.Module) -> int:
-    """How many positions no token ever has: models that count from behind the padding token's number leave these
-    out."""
+    """The number of leading positions that no token has: some models count positions from after the padding token's
+    id."""
     for path, module in model.named_modules():
         if (
             isinstance(module, nn.Embedding)
@@ -94,7 +94,7 @@ def unused_positions(model: nn.Module) -> int:
 
 
 def pair_inputs(model: nn.Module, config: Any) -> tuple[BatchArray, ...]:
-    """The inputs of a model for pairs of texts besides token ids: types of tokens where it has several, else ()."""
+    """The further inputs of a model for pairs of texts: token type ids if it has several types, else ()."""
     takes = TYPES in inspect.signature(model.forward).parameters
     count = int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0)
     return (BatchArray(TYPES, ("T",)),) if takes and count > 1 else ()

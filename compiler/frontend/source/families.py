@@ -1,4 +1,5 @@
-"""What transformers says of model types, read from its source: importing it takes seconds, a refusal should not."""
+"""Reads transformers' tables of model types from its source files, because importing it takes seconds and a refusal
+should not."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Families:
-    """The model types of the installed transformers, by the kinds of classes that it has for them.
+    """The model types of the installed transformers, by the kinds of classes that exist for them.
 
     known: types with any class.
-    causal: types that generate, each with the name of its class.
+    causal: types that generate text, each with the name of its class.
     masked: types that fill in masked tokens.
-    seq2seq: types that read one text and write another, unless that class is also the one in `causal`.
+    seq2seq: encoder-decoder types, unless the class is also the one in `causal`.
     sorting: types that classify texts.
-    plain: types with a class that ends with hidden states.
+    plain: types with a class whose output is hidden states.
     reading: types whose encoder can be built alone.
     seeing: types that read images besides text.
     """
@@ -36,8 +37,8 @@ class Families:
 
 @functools.cache
 def families() -> Families | None:
-    """Read the tables of the installed transformers. None where it is not installed, or keeps its tables in another
-    form than version 5 does."""
+    """Read the tables of the installed transformers. None if it is not installed, or if its tables have another form
+    than version 5's."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -57,7 +58,7 @@ def families() -> Families | None:
 
 
 def _tables(file: Path) -> dict[str, dict[str, Any]]:
-    """The tables `NAME = OrderedDict([(key, value), ...])` of a module, but for those that are not plain values."""
+    """The tables `NAME = OrderedDict([(key, value), ...])` of a module whose keys and values are literals."""
     found: dict[str, dict[str, Any]] = {}
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         match statement:

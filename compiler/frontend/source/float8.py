@@ -1,9 +1,8 @@
-"""Checkpoints whose matrices are 8-bit floats (E4M3) with scales beside them, in any of the layouts that quantizers
-write.
+"""Checkpoints with matrices of 8-bit floats (E4M3) and separate scales, in all layouts that quantizers write.
 
 Hugging Face's `fp8` (DeepSeek-V3, Qwen3-FP8), vLLM's and FBGEMM's, compressed-tensors (float-quantized) and ModelOpt
-differ in what they call the scales, and in how many there are: one, one per output channel, or one per block. Static
-scales of activations are left out: where products round their rows, each row has a scale of its own.
+differ in the names of the scales and in their number: one, one per output channel, or one per block. Static scales of
+activations are ignored: products that quantize their rows compute a scale for each row.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from ...weights.handles import QuantizedWeight, Weight
 
 E4M3 = torch.float8_e4m3fn
 _FLOATS = (E4M3, torch.float8_e5m2)
-_SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")  # of `layer.weight`
-_SUFFIXES = ("_scale_inv", "_scale")  # of a parameter that is no layer's weight
+_SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")  # names of the scales of `layer.weight`
+_SUFFIXES = ("_scale_inv", "_scale")  # suffixes of the scales of other parameters
 _AGAIN = "download the checkpoint again"
 
 
 def with_scales(tensors: Mapping[str, Weight], block: tuple[int, int] | None, alone: bool = False) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of each matrix of 8-bit floats and its scales.
+    """The checkpoint with one handle in place of each matrix of 8-bit floats and its scales.
 
-    block: rows and columns of a block, where the configuration says so. alone: see `Float8`. TensorError where scales
-    are missing or do not fit their matrix.
+    block: rows and columns of a block; None if the configuration does not say. alone: see `Float8`. TensorError if
+    scales are missing or do not fit their matrix.
     """
     taken: set[str] = set()
     found: dict[str, Weight] = {}
@@ -45,7 +44,7 @@ def with_scales(tensors: Mapping[str, Weight], block: tuple[int, int] | None, al
 
 
 def refuse_bare(tensors: Mapping[str, Weight]) -> None:
-    """UnsupportedModel names a tensor of 8-bit floats that nothing scales."""
+    """Raise UnsupportedModel for a tensor of 8-bit floats without scales."""
     for name, weight in tensors.items():
         if weight.dtype in _FLOATS:
             raise UnsupportedModel(
@@ -55,7 +54,7 @@ def refuse_bare(tensors: Mapping[str, Weight]) -> None:
 
 
 def _scales_of(name: str, tensors: Mapping[str, Weight]) -> str:
-    """The name of a matrix' scales."""
+    """The name of the scales of a matrix. TensorError if there are none."""
     layer, _, last = name.rpartition(".")
     names = [f"{layer}.{scale}" for scale in _SCALES] if last == "weight" else []
     names += [name + suffix for suffix in _SUFFIXES]
@@ -75,7 +74,7 @@ class Float8Layer(QuantizedWeight):
     block: tuple[int, int] | None = None
     alone: bool = False
     format: Float8 = field(init=False)
-    rows: int = field(init=False)  # that share a scale
+    rows: int = field(init=False)  # rows that share a scale
     shape: tuple[int, ...] = field(init=False)
     dtype: torch.dtype = field(init=False, default=torch.float32)
     given: ClassVar[bool] = True
@@ -87,7 +86,8 @@ class Float8Layer(QuantizedWeight):
         self.format = Float8(group if width > 1 else 0, self.alone)
 
     def parts(self) -> Parts:
-        """The codes and the scales; see QuantizedWeight. TensorError where they do not fit each other."""
+        """The codes and the scales; see QuantizedWeight. TensorError if either holds NaN, or if they do not fit each
+        other."""
         codes = self.codes.load().view(torch.uint8)
         if bool(((codes & NAN) == NAN).any()):
             raise TensorError(self.name, "holds NaN", "the checkpoint is damaged")
@@ -101,7 +101,7 @@ class Float8Layer(QuantizedWeight):
         return {"codes": codes, "scales": spread.contiguous()}
 
     def _grid(self) -> tuple[int, int]:
-        """Rows and columns of the scales of one matrix."""
+        """Numbers of rows and columns of the scales of one matrix."""
         lead, given = self.shape[:-2], self.scales.shape
         if prod(given) == 1:
             return 1, 1
@@ -116,7 +116,7 @@ class Float8Layer(QuantizedWeight):
         return height, width
 
     def _blocks(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of a block."""
+        """Numbers of rows and columns of a block."""
         *_, n, k = self.shape
         if self.block is not None:
             rows, columns = self.block
@@ -134,7 +134,7 @@ class Float8Layer(QuantizedWeight):
 
 
 def _floats(scales: Tensor) -> Tensor:
-    """The values as float32, exactly. Bytes are exponents, 2^(e - 127)."""
+    """Scales [..] as float32, exactly. A uint8 e means 2^(e - 127)."""
     if scales.dtype == torch.uint8:
         return torch.ldexp(torch.ones(scales.shape), scales.to(torch.int32) - 127)
     return scales.to(torch.float32)

@@ -1,8 +1,9 @@
-"""Checkpoints of HQQ, as transformers and hqq itself save them: codes, and a scale and a zero per group.
+"""Checkpoints of HQQ, as saved by transformers and by hqq itself: codes, and a scale and a zero per group.
 
 (Badri and Shaji 2023, "Half-Quadratic Quantization", github.com/dropbox/hqq.) A value is scale (code - zero), where the
-zero may be no whole number; scale times zero is stored, as a half float. Groups lie one below the other in the file,
-[N K / group, group], and equal parts of those rows share the bits of an item, the first the highest ones.
+zero need not be an integer; the engine stores scale times zero, as float16. In the file each group is a row, [N K /
+group, group]. The rows are cut into equal parts, and each item packs one code of every part, that of the first part in
+the highest bits.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _PARTS = (
 
 
 def with_zeros(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of the tensors of each layer, by the name of its weight. TensorError where
-    some are missing or do not fit, UnsupportedModel for what is grouped or stored otherwise."""
+    """The checkpoint with one handle in place of the tensors of each layer, by the name of its weight. TensorError if
+    tensors are missing or do not fit, UnsupportedModel for other groupings or storage."""
     found = dict(tensors)
     for name in tensors:
         layer, _, last = name.rpartition(".")
@@ -44,7 +45,7 @@ def with_zeros(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
 
 @dataclass
 class HqqMatrix(QuantizedWeight):
-    """A matrix [N, K] of codes of 1 to 8 bits; those of one bit are stored in two."""
+    """A matrix [N, K] of codes of 1 to 8 bits; the engine stores 1-bit codes in 2 bits."""
 
     layer: str
     tensors: Mapping[str, Weight]
@@ -62,7 +63,7 @@ class HqqMatrix(QuantizedWeight):
         if axis != 1 or coded or kind is None or self.bits not in _ITEMS or group <= 0 or group % STEP:
             raise UnsupportedModel(
                 f"layer {self.layer!r} is HQQ of {self.bits} bits in groups of {group} along axis {axis}"
-                + (", with scales that are quantized or codes that are called floats" if coded else ""),
+                + (", with scales that are quantized or codes that are stored as floats" if coded else ""),
                 f"icc reads 1, 2, 3, 4 and 8 bits in groups of a multiple of {STEP} along axis 1, with plain scales of "
                 "float16 or bfloat16",
             )
@@ -95,7 +96,7 @@ class HqqMatrix(QuantizedWeight):
         return int(value.load().item())
 
     def parts(self) -> Parts:
-        """The codes, scales and what is taken off; see QuantizedWeight."""
+        """The codes, scales and offsets that are subtracted; see QuantizedWeight."""
         (n, k), group = self.shape, self.format.group
         codes = _rows(self._part("W_q").load(), self.bits)[: n * k // group].reshape(n, k)
         scales, zeros = (self._part(name).load().to(torch.float32).reshape(n, -1) for name in ("scale", "zero"))
@@ -103,6 +104,6 @@ class HqqMatrix(QuantizedWeight):
 
 
 def _rows(items: Tensor, bits: int) -> Tensor:
-    """Rows of codes, uint8, of which equal parts share items."""
+    """Unpack `items` [rows / n, group], each of n codes, into codes uint8 [rows, group]; see the module."""
     per = _ITEMS[bits][1]
     return torch.cat([(items >> bits * (per - 1 - i)) & (2**bits - 1) for i in range(per)]).to(torch.uint8)

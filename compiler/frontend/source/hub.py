@@ -1,4 +1,5 @@
-"""Models by their name on the Hugging Face hub, through huggingface_hub: its cache, its progress bars, its settings."""
+"""Downloads models by their name on the Hugging Face hub, through huggingface_hub with its cache, progress bars and
+settings."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "*.model")
 _LEFT_OUT = ("consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*.onnx_data")
-_PATIENCE = 3.0  # seconds for a connection, before the cache is all there is
+_PATIENCE = 3.0  # seconds to wait for a connection before only the cache is used
 _OTHERWISE = "give a checkpoint directory, or fill the cache where there is a network: hf download ORG/NAME"
 T = TypeVar("T")
 
 
 def is_hub_name(path: Path) -> bool:
-    """Whether a MODEL that is not here reads like ORG/NAME or ORG/NAME@REVISION."""
+    """Whether a MODEL is no existing path and has the form ORG/NAME or ORG/NAME@REVISION."""
     return _NAME.fullmatch(str(path)) is not None and not path.exists()
 
 
 def fetch_config(path: Path) -> Path:
     """The local copy of a hub model's config.json, in the snapshot of its revision.
 
-    HubError where it cannot be had; CheckpointError or UnsupportedModel, which say what the repository holds instead,
-    where it has no config.json.
+    HubError if it cannot be downloaded; CheckpointError or UnsupportedModel, which say what the repository holds
+    instead, if it has no config.json.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -48,8 +49,7 @@ def fetch_config(path: Path) -> Path:
 
 
 def fetch(path: Path, cached: bool = False) -> Path:
-    """The directory with those files of a hub model that a compile reads; they are downloaded unless they are in the
-    cache.
+    """The directory with the files of a hub model that a compile reads; files that are not in the cache are downloaded.
 
     cached: never download, and raise HubError instead.
     """
@@ -79,7 +79,7 @@ def _parts(path: Path) -> tuple[str, str | None]:
 
 
 def _offline() -> str:
-    """Why nothing can be downloaded; "" if it can. The library would try for half a minute."""
+    """Why nothing can be downloaded; "" if it can. The library itself would retry for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -96,7 +96,7 @@ def _offline() -> str:
 
 
 def _told(download: Callable[[], T], path: Path, offline: str) -> T:
-    """What `download` gives; HubError in words for what huggingface_hub raises."""
+    """The result of `download`. Errors of huggingface_hub are raised as HubError with a plain message."""
     from huggingface_hub import errors
 
     try:

@@ -1,6 +1,6 @@
-"""What is at a path, told from names, first bytes and config.json: a checkpoint, or why not and what to do.
+"""Identifies what is at a path from names, first bytes and config.json: a checkpoint, or why not and what to do.
 
-Nothing heavy is imported here, and no weight is looked at, so that a mistake is answered at once.
+Nothing heavy is imported here and no weight is read, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model that was found at a path, which is one of three things.
+    """A model at a path, of one of three kinds.
 
-    A checkpoint directory, with its config.json as it stands there. A GGUF file, with what its header says. An ONNX
-    file, with the config.json beside it.
+    A checkpoint directory: config is its config.json, unchanged. A GGUF file: config holds what its header says. An
+    ONNX file: config is the config.json beside it.
     """
 
     path: Path
@@ -39,14 +39,14 @@ class FoundModel:
 
     @property
     def is_file(self) -> bool:
-        """Whether the model is one file, which itself says what the model computes."""
+        """Whether the model is a GGUF or ONNX file, which itself describes the computation."""
         return self.is_gguf or self.is_onnx
 
 
 def find_checkpoint(path: Path) -> FoundModel:
     """The checkpoint at `path`: its directory, its config.json, a GGUF or ONNX file, or a directory with one of them.
 
-    CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
+    CheckpointError if there is none; UnsupportedModel for a kind of model file that icc does not read.
     """
     path = path.parent if path.name == CONFIG and path.is_file() else path
     if path.is_file():
@@ -74,7 +74,8 @@ def find_checkpoint(path: Path) -> FoundModel:
 
 
 def knows(path: Path) -> bool:
-    """Whether a directory is a checkpoint, or a kind of model that `find_checkpoint` refuses by its name."""
+    """Whether a path is a checkpoint directory, or one of another kind that `find_checkpoint` recognises and
+    refuses."""
     if not path.is_dir():
         return False
     names = sorted(p.name for p in path.iterdir())
@@ -84,7 +85,7 @@ def knows(path: Path) -> bool:
 def no_checkpoint(where: str, names: Iterable[str], path: Path | None = None) -> IccError:
     """The error for a directory, here or on the hub, that has no config.json but files of these names.
 
-    path: the directory, None if it is not here, for what stands in its files.
+    path: the directory, so that its files can be read; None if it is not local.
     """
     names = list(names)
     shown = [name for name in names if not Path(name).name.startswith((".", "_"))]
@@ -111,7 +112,7 @@ def no_checkpoint(where: str, names: Iterable[str], path: Path | None = None) ->
 
 
 def _other_kind(where: str, names: list[str], path: Path | None) -> IccError | None:
-    """The refusal of what is known to be something else than a checkpoint."""
+    """The refusal of a known kind of directory that is no checkpoint; None for an unknown kind."""
     plain = {name for name in names if "/" not in name}
     if "engine.json" in plain:
         return _engine(where)
@@ -128,16 +129,26 @@ _GGUF = "give one of them; of a model on the hub: hf download ORG/NAME FILE"
 _ONNX = "give one of them, or the Hugging Face checkpoint that it was exported from"
 
 
-_ONNX_TAGS = (b"\x08", b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42", b"\x72")  # of a ModelProto
+_ONNX_TAGS = (
+    b"\x08",
+    b"\x12",
+    b"\x1a",
+    b"\x22",
+    b"\x28",
+    b"\x32",
+    b"\x3a",
+    b"\x42",
+    b"\x72",
+)  # of a ModelProto's fields
 
 
 def is_onnx(path: Path) -> bool:
-    """Whether a file is an ONNX model by its name: protobuf messages have no mark of their own."""
+    """Whether a file is an ONNX model, by its name: protobuf messages have no magic number."""
     return path.suffix.lower() == ".onnx"
 
 
 def _onnx(path: Path) -> FoundModel:
-    """An ONNX file; what it holds is found out when it is read. It begins with the tag of a field."""
+    """An ONNX file, checked only to begin with the tag of a field. CheckpointError if it does not."""
     try:
         with path.open("rb") as file:
             start = file.read(1)
@@ -158,22 +169,22 @@ def onnx_files(path: Path) -> Path:
 
 
 def onnx_config(files: Path) -> dict[str, Any]:
-    """The configuration beside an ONNX model: config.json, or else genai_config.json; {} if there is neither. What it
-    says of the text model overrules the rest."""
+    """The configuration beside an ONNX model: config.json, or else genai_config.json; {} if there is neither. Its
+    fields of the text model override the others."""
     found = read_object(files / CONFIG) if (files / CONFIG).is_file() else genai_config(files)
     text = found.get("text_config")
     return {**found, **text} if isinstance(text, dict) else found
 
 
 def _onnx_models(names: list[str]) -> list[str]:
-    """The file to take of several: that which is called model.onnx, as exporters call the whole model in 32 bits, or as
-    older ones called it."""
+    """The preferred file of several: exporters call the whole float32 model model.onnx, or had other names for it
+    earlier. All files if none has such a name."""
     known = ("model", "decoder_model_merged", "decoder_model")
     return next(([name] for stem in known for name in (f"{stem}.onnx", f"onnx/{stem}.onnx") if name in names), names)
 
 
 def _gguf(path: Path) -> FoundModel:
-    """A GGUF file, whose header must be whole; the refusal of any other file."""
+    """A GGUF file with a complete header. Raises the refusal of any other file."""
     from ....runtime.format.gguf import is_gguf
     from .gguf.split import open_container
 
@@ -188,8 +199,8 @@ def _gguf(path: Path) -> FoundModel:
 
 
 def _gguf_models(names: list[str]) -> list[str]:
-    """The GGUF files of a directory that are models: of one in several parts the first; no projectors of images and no
-    statistics of activations."""
+    """The GGUF models of a directory: for a model in several files the first; no image projectors and no activation
+    statistics."""
     others = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|mmproj|imatrix", re.IGNORECASE)
     return [name for name in names if name.endswith(".gguf") and "/" not in name and not others.search(name)]
 
@@ -255,7 +266,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; CheckpointError where it is damaged or something else."""
+    """The JSON object in a file. CheckpointError if it is damaged or is no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""For how many tokens a model can be compiled, by what its configuration says."""
+"""The sequence lengths that a model can be compiled for, from its configuration."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _POSITION_LIMITS = (
 
 
 def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: bool = False, meant: int = 0) -> int:
-    """How many tokens the longest sequence may have: `wanted`, or if that is None a default that is not more than the
-    model has positions for.
+    """The length in tokens of the longest sequence: `wanted`; None: a default, at most the model's number of positions.
 
-    config: transformers' configuration of the text model. unused: how many of its positions no token ever has. endless:
-    attention never sees larger distances than the model knows, so that rotary positions may go on. meant: the number of
-    tokens that the model is meant for, in place of the default; 0 if nothing says it. SequenceLengthError where
-    `wanted` is more than the model has.
+    config: transformers' configuration of the text model. unused: the number of its positions that no token has.
+    endless: attention never sees larger distances than the model knows, so that rotary positions may exceed its limit.
+    meant: the number of tokens that the model is meant for, which lowers the default; 0 if unknown. SequenceLengthError
+    if `wanted` exceeds the model's positions.
     """
     limit = position_limit(config)
     limit = limit - unused if limit is not None else None
@@ -39,18 +38,19 @@ def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: b
 
 
 def check_length(config: dict[str, Any], wanted: int | None, endless: bool = False) -> None:
-    """SequenceLengthError where config.json, as it stands, says that `wanted` tokens are too many; None never are."""
+    """Raise SequenceLengthError if the unchanged config.json says that `wanted` tokens are too many; None is never too
+    many."""
     text = config.get("text_config")
     sequence_length(SimpleNamespace(**(text if isinstance(text, dict) else config)), wanted, endless=endless)
 
 
 def _rotates(config: Any) -> bool:
-    """Whether positions are angles (or slopes), of which there are always more, and not rows of a table."""
+    """Whether positions are encoded by angles (or slopes), which have no limit, and not by rows of a table."""
     return any(name.startswith(("rope", "rotary", "alibi")) and value for name, value in vars(config).items())
 
 
 def position_limit(config: Any) -> int | None:
-    """How many positions the model has, by any of the names that configurations use; None if it does not say."""
+    """The number of the model's positions, under any of the names that configurations use; None if it does not say."""
     for name in _POSITION_LIMITS:
         found = getattr(config, name, None)
         if isinstance(found, int) and found > 0:

@@ -1,7 +1,8 @@
-"""Experts that a quantizer took apart: a layer for each of an expert's products, whatever the model itself calls them.
+"""Joins experts that a quantizer split into one linear layer per product of an expert, whatever the model's own names
+are.
 
-llm-compressor writes `experts.3.gate_proj`, `up_proj` and `down_proj` (and their biases) of all models, also of those
-whose own checkpoints, and so transformers' conversions, have other names (Mixtral's w1, w2, w3) or one tensor for all
+llm-compressor writes `experts.3.gate_proj`, `up_proj` and `down_proj` (and their biases) for all models, even if their
+own checkpoints, and therefore transformers' conversions, have other names (Mixtral's w1, w2, w3) or one tensor for all
 experts (Granite, Llama 4, gpt-oss).
 """
 
@@ -19,7 +20,7 @@ _OWN = re.compile(r"(.+)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
 
 def joined(name: str, expected: Mapping[str, Tensor]) -> str | None:
-    """The parameter of all experts that a tensor of one is a part of; None if it is part of none."""
+    """The parameter of all experts that one expert's tensor is a part of; None if it is part of none."""
     found = _OWN.fullmatch(name)
     if found is None:
         return None
@@ -30,10 +31,11 @@ def joined(name: str, expected: Mapping[str, Tensor]) -> str | None:
 
 @dataclass
 class JoinedExperts:
-    """The converter of one parameter of all experts, as transformers' are used: tensors are added, then it is run.
+    """The converter of one parameter of all experts, with the interface of transformers' converters: tensors are added,
+    then it is run.
 
-    expected: the parameter, [E, N, K] or, of transposed experts, [E, K, N]; of biases [E, N]. between: whether rows of
-    gate and up take turns there, as in gpt-oss.
+    expected: the parameter, [E, N, K] or, for transposed experts, [E, K, N]; [E, N] for biases. between: whether the
+    rows of gate and up are interleaved, as in gpt-oss.
     """
 
     target: str
@@ -52,13 +54,13 @@ class JoinedExperts:
         return cls(target, expected[target], transposed, not getattr(module, "is_concatenated", True))
 
     def add_tensor(self, first: str, key: str, pattern: str, value: Any) -> None:
-        """Take one expert's tensor, whose name in the checkpoint is `key`."""
+        """Add one expert's tensor, whose name in the checkpoint is `key`. value: loads it."""
         found = _OWN.fullmatch(key)
         assert found is not None
         self.parts[int(found[2]), found[3]] = value
 
     def convert(self, first: str, model: nn.Module, config: Any) -> dict[str, Tensor]:
-        """The value of the parameter, by the parameter's name."""
+        """The value of the parameter [E, ..], by the parameter's name."""
         return {self.target: torch.stack([self._expert(number) for number in range(len(self.expected))])}
 
     def _expert(self, number: int) -> Tensor:

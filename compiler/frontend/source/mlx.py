@@ -1,9 +1,9 @@
-"""Checkpoints that mlx_lm quantized: `weight`, `scales` and, of integers, `biases` of each layer.
+"""Checkpoints that mlx_lm quantized: `weight`, `scales` and, for integer codes, `biases` of each layer.
 
-(github.com/ml-explore/mlx, `mx.quantize`.) A value is scale code + bias, the scale and the bias of its group. With mode
-"mxfp4" or "mxfp8" it is a float of 4 or 8 bits times a power of two per 32, with "nvfp4" a float of 4 bits times an
-e4m3 per 16. Codes fill words of 32 bits from the lowest, and may lie in two of them. Layers may differ in bits and
-groups, which config.json says. A layer of all experts is a stack of theirs.
+(github.com/ml-explore/mlx, `mx.quantize`.) A value is scale code + bias, with one scale and one bias per group. In
+modes "mxfp4" and "mxfp8" it is a 4-bit or 8-bit float times a power of two per 32 values, in "nvfp4" a 4-bit float
+times an e4m3 per 16 values. Codes fill 32-bit words from the lowest bit, and may cross words. Layers may differ in bits
+and groups, which config.json says. The experts of a layer are stacked in one tensor.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _STACK = re.compile(r"(.+)\.(?:switch_mlp|switch_glu|experts)\.((?:gate|up|down)
 
 
 def with_biases(tensors: Mapping[str, Weight], packing: MlxPacking) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of the tensors of each quantized layer, by the name of its weight; experts
-    each with their own, as in `experts.3.up_proj.weight`.
+    """The checkpoint with one handle in place of the tensors of each quantized layer, by the name of its weight. Each
+    expert has its own handle, as in `experts.3.up_proj.weight`.
 
-    TensorError for tensors that do not fit each other, UnsupportedModel for what config.json says of no layer.
+    TensorError for tensors that do not fit each other, UnsupportedModel for a layer that config.json does not describe.
     """
     found = dict(tensors)
     for name in tensors:
@@ -47,7 +47,7 @@ def with_biases(tensors: Mapping[str, Weight], packing: MlxPacking) -> dict[str,
 
 
 def _experts(name: str, weight: Weight) -> dict[str, Weight]:
-    """A tensor, or of a stack of all experts that of each."""
+    """A tensor under its own name; or, for a stack of all experts, the tensor of each expert."""
     layer, _, last = name.rpartition(".")
     stack = _STACK.fullmatch(layer)
     if stack is None or len(weight.shape) != (3 if last == "weight" else 2):
@@ -56,7 +56,7 @@ def _experts(name: str, weight: Weight) -> dict[str, Weight]:
 
 
 def _at(weight: Weight, i: int) -> Weight:
-    """The part of expert i, of what all experts have in one tensor."""
+    """The part of expert i in a tensor of all experts."""
     if not isinstance(weight, AffineMatrix | E2m1Matrix | Float8Layer):
         return derive(lambda t: t[i], weight)
     codes, scales = _at(weight.codes, i), _at(weight.scales, i)
@@ -93,7 +93,7 @@ def _matrix(layer: str, parts: Mapping[str, Weight | None], stored: LayerBits) -
 
 
 def _bytes(words: Weight) -> Weight:
-    """Words of 32 bits as four bytes each, the lowest first."""
+    """32-bit words [.., n] as bytes, uint8 [.., 4 n], the lowest first."""
     *lead, count = words.shape
     if isinstance(words, CheckpointTensor):
         return replace(words, shape=(*lead, 4 * count), dtype=torch.uint8)
@@ -102,7 +102,7 @@ def _bytes(words: Weight) -> Weight:
 
 @dataclass
 class AffineMatrix(QuantizedWeight):
-    """A matrix [N, K], or those of experts [E, N, K], of codes with a scale and a bias per group.
+    """A matrix [N, K], or matrices of experts [E, N, K], of codes with a scale and a bias per group.
 
     codes: uint32 [.., N, K * bits / 32]. scales, biases: float16 or bfloat16 [.., N, K / group].
     """
@@ -129,7 +129,7 @@ class AffineMatrix(QuantizedWeight):
         self.format = with_offsets(self.bits, self.shape[-1] // self.scales.shape[-1], kind)
 
     def parts(self) -> Parts:
-        """The codes, scales and what is taken off; see QuantizedWeight."""
+        """The codes, scales and offsets that are subtracted; see QuantizedWeight."""
         codes = columns(self.codes.load().view(torch.int32), self.bits)
         scales, biases = (part.load().to(torch.float32) for part in (self.scales, self.biases))
         mins = half_offsets(biases.neg(), f"{self.layer}.biases")

@@ -1,4 +1,4 @@
-"""Building the model that transformers defines, on the meta device: shapes and code, no weights in memory."""
+"""Builds the model that transformers defines on the meta device: shapes and code, no weights in memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .packages import import_named
 
 
 def load_config(model_dir: Path) -> Any:
-    """The transformers config of a checkpoint directory; refuses unknown types and remote code. What packages have for
-    names in it is imported first. A dtype of "auto" says nothing: the files do."""
+    """The transformers config of a checkpoint directory. Refuses unknown types and remote code. Packages that register
+    classes for its names are imported first. A dtype of "auto" is dropped: the files state the dtype."""
     from transformers import AutoConfig
 
     try:
@@ -42,23 +42,23 @@ def load_config(model_dir: Path) -> Any:
 
 
 def _without_auto(facts: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without the dtypes, its own and those of its parts, that are "auto"."""
+    """A configuration without dtypes of "auto", also in its parts."""
     kept = {k: v for k, v in facts.items() if not (k in ("dtype", "torch_dtype") and v == "auto")}
     return {k: _without_auto(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
 
 def _builder(config: Any, task: str) -> Any:
-    """transformers' class of models that end as a task needs it: in logits, hidden states, or scores of a text. Of a
-    model that reads one text and writes another, the half that reads has the hidden states."""
+    """transformers' Auto class whose models have the output that a task needs: logits, hidden states, or scores of a
+    text. For an encoder-decoder model, the encoder gives the hidden states."""
     import transformers
 
     reads, kind = transformers.AutoModelForTextEncoding, type(config)
     writes = transformers.AutoModelForSeq2SeqLM._model_mapping
-    if task == "embed" and kind in writes and kind in reads._model_mapping:  # whether config.json says so or not
+    if task == "embed" and kind in writes and kind in reads._model_mapping:  # whatever is_encoder_decoder says
         return reads
     causal = transformers.AutoModelForCausalLM
     others = (transformers.AutoModelForImageTextToText, transformers.AutoModelForSeq2SeqLM)
-    if task == "generate":  # of one that also sees or hears, the code for a text alone
+    if task == "generate":  # for a multimodal model, its code for text alone
         seeing = (cls for cls in others if kind in cls._model_mapping and "text_config" in kind.sub_configs)
         return causal if kind in causal._model_mapping else next(seeing, causal)
     names = {"embed": "AutoModel", "rerank": "AutoModelForSequenceClassification"}
@@ -66,7 +66,8 @@ def _builder(config: Any, task: str) -> Any:
 
 
 def attention_implementation(config: Any, task: str = "generate") -> str:
-    """icc's attention function where the model's code asks an interface for one, else its own written-out attention."""
+    """The attention implementation: icc's if the model's code uses transformers' attention interface, else the model's
+    own."""
     import sys
 
     cls: Any = _builder(config, task)._model_mapping[type(config)]
@@ -79,9 +80,9 @@ def attention_implementation(config: Any, task: str = "generate") -> str:
 def build_meta_model(config: Any, written_out: bool = False, task: str = "generate") -> nn.Module:
     """The model of `config` for a task on meta, float32, with icc's attention and expert functions.
 
-    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. "embed" leaves
-    the LM head out: the model ends with its hidden states. "rerank": it ends with a score per label. UnsupportedModel
-    if transformers has no such model of the configuration, or cannot build it.
+    written_out: keep the model's own attention code, which the frontend then recognises by data flow. task: "embed"
+    omits the LM head, so that the output is hidden states; "rerank": the output is a score per label. UnsupportedModel
+    if transformers has no such model for the configuration, or cannot build it.
     """
     builder = _builder(config, task)
     if type(config) not in builder._model_mapping:
@@ -106,21 +107,21 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
         raise
     except Exception as error:
         if not written_out and isinstance(error, KeyError) and error.args == (NAME,):
-            return build_meta_model(config, True, task)  # a table of attention classes of its own
+            return build_meta_model(config, True, task)  # the model has its own table of attention classes
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UnsupportedModel(f"transformers cannot build {config.model_type!r}: {reason}") from error
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
             module.config._experts_implementation = NAME
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.device.type != "meta":  # made by a constructor that always allocates, such as FloatTensor
+            if parameter.device.type != "meta":  # such as of FloatTensor, which always allocates
                 setattr(module, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
     return model.eval()
 
 
 def linears_where(model: nn.Module, quantized: Callable[[str], bool]) -> nn.Module:
-    """`model` with a Linear in place of each Conv1D (GPT-2's, whose weights are [K, N]) that has quantized weights, as
-    these are stored [N, K]. `quantized` is asked by the names of weights."""
+    """`model` with a Linear in place of each Conv1D (GPT-2's, with weights [K, N]) whose weight is quantized, because
+    these are stored as [N, K]. quantized: whether the weight of a name is."""
     from transformers.pytorch_utils import Conv1D
 
     prefix = f"{model.base_model_prefix}."
@@ -136,8 +137,8 @@ def linears_where(model: nn.Module, quantized: Callable[[str], bool]) -> nn.Modu
 
 @contextlib.contextmanager
 def parts_that_can_be_built(text: Any) -> Iterator[None]:
-    """Leave out the parts of a model, other than that of `text`, that need a package that is not installed, such as
-    towers for images: nothing that only reads text calls them."""
+    """A context in which parts of a model that need a missing package, such as image towers, are left out, except the
+    part of `text`: no code for text calls them."""
     from transformers import AutoModel
 
     build = AutoModel.from_config
@@ -155,7 +156,7 @@ def parts_that_can_be_built(text: Any) -> Iterator[None]:
 
 
 def _without_pooler(cls: Any) -> dict[str, bool]:
-    """What leaves out the layer behind the hidden states that some encoders were trained with."""
+    """The option that omits the pooling layer after the hidden states with which some encoders were trained."""
     has = not isinstance(cls, tuple) and "add_pooling_layer" in inspect.signature(cls.__init__).parameters
     return {"add_pooling_layer": False} if has else {}
 
@@ -163,16 +164,16 @@ def _without_pooler(cls: Any) -> dict[str, bool]:
 def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Values of the buffers that no checkpoint stores (inverse frequencies and the like), computed on the CPU.
 
-    transformers computes them in `_init_weights` when it loads a model from meta, so that is what runs here, on the
-    modules that own such buffers, and on those around them where that has not set them; their parameters stay on meta
-    and are not touched.
+    transformers computes them in `_init_weights` when it loads a model from meta, so that method is run here on the
+    modules that own such buffers, and on enclosing modules for buffers that are still unset. Parameters stay on meta
+    and are not changed.
     """
     saved: dict[str, tuple[nn.Module, str, Tensor]] = {}
     for path, module in model.named_modules():
         for name in module._non_persistent_buffers_set:
             if (buffer := module._buffers.get(name)) is not None:
                 saved[f"{path}.{name}" if path else name] = module, name, buffer
-                unset = float("nan") if buffer.is_floating_point() else 0  # what nothing computes must not pass unseen
+                unset = float("nan") if buffer.is_floating_point() else 0  # NaN shows a buffer that nothing computed
                 module._buffers[name] = torch.full_like(buffer, unset, device="cpu")
     with torch.no_grad():
         for path in dict.fromkeys(name.rpartition(".")[0] for name in saved):
@@ -187,7 +188,7 @@ def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _around(name: str) -> list[str]:
-    """The paths of the modules around the one that owns a tensor, innermost first."""
+    """The paths of the modules that enclose a tensor's owner, innermost first."""
     parts = name.split(".")[:-2]
     return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
 

@@ -1,6 +1,7 @@
-"""Models and activations of other packages: modules that tell transformers of them, found as entry points icc.models.
+"""Imports models and activations of other packages: modules that register them with transformers, found as entry points
+icc.models.
 
-A name is what stands in config.json: a model type, or the name of an activation.
+An entry point's name is a value in config.json: a model type, or the name of an activation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ GROUP = "icc.models"
 
 
 def is_offered(model_type: str) -> bool:
-    """Whether a package has a module for a model type."""
+    """Whether an installed package has a module for a model type."""
     return model_type in extensions.names(GROUP)
 
 

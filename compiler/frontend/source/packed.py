@@ -1,9 +1,9 @@
-"""Checkpoints whose linear layers are packed integers with a scale and a zero per group.
+"""Reads checkpoints whose linear layers are packed integers with a scale and a zero per group.
 
 GPTQ, AWQ (gemm and gemv) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle
-by the name of its weight, whose values are (code - zero) scale as they are. What others make (8-bit and 4-bit floats,
-bitsandbytes, MLX, HQQ, BitNet) has files of its own. Layers of one compressed-tensors checkpoint may be of any of its
-kinds: what a layer's tensors are called and of which type they are says which.
+by the name of its weight, with the values (code - zero) scale. Other methods (8-bit and 4-bit floats, bitsandbytes,
+MLX, HQQ, BitNet) have their own files. Layers of one compressed-tensors checkpoint may be of any of its kinds, which
+the names and dtypes of a layer's tensors show.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _LAYERS: dict[type[Packing], type[PackedLayer]] = {
 
 
 def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
-    """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing, or
-    make a matrix without elements."""
+    """The checkpoint with one handle in place of each layer's packed tensors. TensorError if tensors are missing, or if
+    a matrix has no elements."""
     found = _unpacked(tensors, packing)
     for name, weight in found.items():
         if isinstance(weight, QuantizedWeight) and not prod(weight.shape):
@@ -60,7 +60,7 @@ def _unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weig
         case Float8Packing(block=block, alone=alone):
             return with_scales(tensors, block, alone)
         case E2m1Packing(block=block, alone=alone):
-            return with_scales(with_floats(tensors), block, alone)  # of some models layers are of 8 bits
+            return with_scales(with_floats(tensors), block, alone)  # some models have layers of 8 bits, too
         case CompressedPacking(block=block, alone=alone):
             return with_scales(with_floats(_with_integers(tensors, packing)), block, alone)
         case BitsandbytesPacking():
@@ -90,7 +90,7 @@ def _with_integers(tensors: Mapping[str, Weight], packing: Packing) -> dict[str,
 
 
 def _kind(name: str, tensors: Mapping[str, Weight], packing: Packing) -> type[PackedLayer] | None:
-    """How the layer is packed whose codes a tensor holds; None if the tensor holds no codes, or floats."""
+    """How a layer is packed, given the tensor with its codes; None if the tensor holds no codes, or codes of floats."""
     layer, _, last = name.rpartition(".")
     if not isinstance(packing, CompressedPacking):
         return _LAYERS[type(packing)] if last == "qweight" else None

@@ -1,7 +1,6 @@
-"""Linear layers of packed integers with a scale and a zero per group, as GPTQ, AWQ and compressed-tensors store them.
+"""Linear layers of packed integers with a scale and a zero per group, in the forms of GPTQ, AWQ and compressed-tensors.
 
-A class for each way says of which sizes a layer is, which shapes its tensors must have, and what codes, scales and
-zeros they hold.
+One class per form gives the sizes of a layer, the shapes that its tensors must have, and its codes, scales and zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .words import columns, fields
 
 _SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _AGAIN = "download the checkpoint again"
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the fields of a word are that hold columns 0 to 7
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the fields of a word that hold columns 0 to 7
 _CODES = ("qweight", "weight_packed", "weight")
 
 
@@ -35,7 +34,8 @@ _WORDS, _BYTES, _REALS = (torch.int32,), (torch.int8,), tuple(_SCALES)
 
 @dataclass
 class PackedLayer(QuantizedWeight):
-    """The weight [N, K] of one linear layer, its columns in `order` where groups do not lie in that of the inputs."""
+    """The weight [N, K] of one linear layer. order: the order of its columns, [K], if groups are not consecutive
+    inputs; else None."""
 
     layer: str
     tensors: Mapping[str, Weight]
@@ -53,25 +53,25 @@ class PackedLayer(QuantizedWeight):
         kind = _SCALES.get(scales.dtype)
         if kind is None or group % STEP or group == 0 or n == 0:
             raise TensorError(
-                self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has none such"
+                self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has no such format"
             )
         for name, (types, expected) in self.expected(n, k, groups).items():
             found = self.tensors.get(name)
             one = found is not None and groups == 1 and prod(found.shape) == 1 and name not in _CODES
             if found is not None and (found.dtype not in types or not (one or found.shape == expected)):
                 raise self._misfit(name, f"for a weight [{n}, {k}] with {groups} groups")
-        self.format = grouped(max(self.bits, 4), group, kind)  # fewer bits are stored in four
+        self.format = grouped(max(self.bits, 4), group, kind)  # the engine stores fewer bits in 4
         index = self.tensors.get("g_idx") or self.tensors.get("weight_g_idx")
         if index is not None:
             self.order = self._order(index, group)
 
     @abstractmethod
     def measured(self) -> tuple[tuple[int, int], Weight, int]:
-        """The sizes N and K, the scales, and how many groups a row has. TensorError if a tensor is missing."""
+        """The sizes N and K, the scales, and the number of groups of a row. TensorError if a tensor is missing."""
 
     @abstractmethod
     def expected(self, n: int, k: int, groups: int) -> Expected:
-        """The types and the shape that each tensor of a weight [n, k] may have."""
+        """The dtypes and the shape that each tensor of a weight [n, k] may have."""
 
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,12 +79,12 @@ class PackedLayer(QuantizedWeight):
 
     @property
     def bits(self) -> int:
-        """Bits of a code: what the tensors show where layers of a model may differ, else what the configuration says.
-        UnsupportedModel for GPTQ of another number of bits than GPTQ_BITS."""
+        """Bits of a code: from the tensors if layers of a model may differ, else from the configuration.
+        UnsupportedModel if GPTQ's is not in GPTQ_BITS."""
         return self.packing.bits
 
     def tensor(self, name: str) -> Weight:
-        """A packed tensor of the layer, by the end of its name. TensorError if it is missing."""
+        """A packed tensor of the layer, by the last part of its name. TensorError if it is missing."""
         if name not in self.tensors:
             raise TensorError(f"{self.layer}.{name}", "is missing from the checkpoint", _AGAIN)
         return self.tensors[name]
@@ -102,10 +102,11 @@ class PackedLayer(QuantizedWeight):
         return TensorError(f"{self.layer}.{name}", f"is {kind} {list(found.shape)} {where}", _AGAIN)
 
     def _order(self, index: Weight, group: int) -> Tensor | None:
-        """The columns group by group; None if they lie so. TensorError where groups are not all of one size."""
+        """The columns [K] sorted by group; None if they are in this order. TensorError if groups have different
+        sizes."""
         groups, k = index.load().to(torch.int64), self.shape[1]
         if groups.numel() and int(groups.min()) < 0 and bool((groups == -1).all()):
-            return None  # compressed-tensors: an index that was never filled in
+            return None  # compressed-tensors may write an index that was never filled in
         whole = groups.shape == (k,) and 0 <= int(groups.min()) and int(groups.max()) < k // group
         if not whole or not bool((torch.bincount(groups, minlength=k // group) == group).all()):
             raise TensorError(self.layer, f"has a g_idx that does not give each group {group} of {k} columns", _AGAIN)
@@ -113,7 +114,7 @@ class PackedLayer(QuantizedWeight):
         return None if torch.equal(order, torch.arange(k)) else order
 
     def parts(self) -> Parts:
-        """The codes, scales and zeros of groups; see QuantizedWeight."""
+        """The codes, and scales and zeros of groups; see QuantizedWeight."""
         codes, scales, zeros = self.read()
         if not bool(torch.isfinite(scales).all()):
             raise TensorError(f"scales of {self.layer}", "hold NaN or Inf", "the checkpoint is damaged")
@@ -123,7 +124,7 @@ class PackedLayer(QuantizedWeight):
 
 
 class GptqLayer(PackedLayer):
-    """GPTQ's: words along K, their zeros along N."""
+    """GPTQ: codes are packed in words along K, zeros along N."""
 
     packing: GptqPacking  # type: ignore[assignment]
 
@@ -156,7 +157,7 @@ class GptqLayer(PackedLayer):
 
 
 class AwqLayer(PackedLayer):
-    """AWQ's gemm: words along N, in the order of its kernel."""
+    """AWQ's gemm: codes are packed in words along N, in its kernel's order."""
 
     def measured(self) -> tuple[tuple[int, int], Weight, int]:
         k, words = self.sizes("qweight")
@@ -176,7 +177,7 @@ class AwqLayer(PackedLayer):
 
 
 class GemvLayer(PackedLayer):
-    """AWQ's gemv: rows of words in order, those of scales and zeros padded."""
+    """AWQ's gemv: codes are packed in words along K, in order; rows of scales and zeros are padded."""
 
     packing: GemvPacking  # type: ignore[assignment]
 
@@ -186,7 +187,7 @@ class GemvLayer(PackedLayer):
         return (n, words * 8), self.tensor("scales"), words * 8 // self.packing.group
 
     def expected(self, n: int, k: int, groups: int) -> Expected:
-        # words of zeros of a row: as many as it takes, in groups of 64 a multiple of 2 and in groups of 32 one of 4
+        # words of zeros per row: rounded up to a multiple of 2 in groups of 64, and of 4 in groups of 32
         multiple = max(128 * groups // k, 1)
         width = ceil(ceil(groups / 8) / multiple) * multiple
         return {"qweight": (_WORDS, (n, k // 8)), "qzeros": (_WORDS, (n, width)), "scales": (_REALS, (n, 8 * width))}
@@ -198,7 +199,7 @@ class GemvLayer(PackedLayer):
 
 
 class WordsLayer(PackedLayer):
-    """compressed-tensors' packed integers: codes and zeros without sign, 2^(bits - 1) more."""
+    """compressed-tensors' packed integers: codes and zeros are unsigned, with 2^(bits - 1) added."""
 
     @property
     def bits(self) -> int:
@@ -232,7 +233,7 @@ class WordsLayer(PackedLayer):
 
 
 class Int8Layer(PackedLayer):
-    """compressed-tensors' int8: codes and zeros with their sign, of whatever bits they have."""
+    """compressed-tensors' int8: codes and zeros are signed bytes, whatever their number of bits."""
 
     @property
     def bits(self) -> int:
@@ -256,11 +257,11 @@ class Int8Layer(PackedLayer):
 
 
 def _scales(layer: PackedLayer) -> tuple[Weight, int]:
-    """compressed-tensors' scales, and how many of them a row has; one may be all that there is."""
+    """compressed-tensors' scales, and their number per row; a layer may have a single scale."""
     scales = layer.tensor("weight_scale")
     return scales, 1 if prod(scales.shape) == 1 else layer.sizes("weight_scale")[1]
 
 
 def _every_row(values: Tensor, n: int) -> Tensor:
-    """Scales or zeros [N, groups], also of a layer that has one of them."""
+    """Scales or zeros [N, groups]; a single one is expanded to [N, 1]."""
     return values.reshape(1, 1).expand(n, 1) if values.numel() == 1 else values

@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint are packed, by what its config.json says; packed.py reads them."""
+"""Finds how the weights of a checkpoint are packed from its config.json; packed.py reads them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .packings import (
 )
 
 GPTQ_BITS = (2, 3, 4, 8)
-# scales that quantizers found for activations and KV caches, which are left: rows and caches get their own
+# scales that quantizers found for activations and KV caches; ignored, as rows and caches get their own
 OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|q|k|v|kv|prob)(_global)?_(scale|zero_point)(_inv)?$")
 
 
 def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
-    """How a checkpoint is packed, by its config.json; None if it is not. UnsupportedModel names what icc cannot
-    read; CheckpointError if what config.json says of it is damaged."""
+    """How a checkpoint is packed, from its config.json; None if it is not. UnsupportedModel names a method that icc
+    cannot read; CheckpointError if its description in config.json is damaged."""
     facts = _stated(config) or _beside(path)
     if facts is None:
         return None
@@ -41,7 +41,7 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         if _only_cache(method, facts):
             return None
         packing = made(facts) if made else None
-    except (TypeError, AttributeError, ValueError) as error:  # a fact is of another type than its kind has
+    except (TypeError, AttributeError, ValueError) as error:  # a fact has a wrong type
         raise CheckpointError(
             f"the quantization_config of {path} is not one of {method}: {error}", "download its config.json again"
         ) from error
@@ -57,7 +57,7 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
 
 
 def _only_cache(method: str, facts: Mapping[str, Any]) -> bool:
-    """Whether nothing but the KV cache is quantized, which is a matter of `--kv-cache`."""
+    """Whether only the KV cache is quantized, which `--kv-cache` decides."""
     if method == "compressed-tensors":
         return bool(facts.get("kv_cache_scheme")) and not _groups(facts)
     return method == "modelopt" and bool(facts.get("kv_cache_quant_algo")) and not facts.get("quant_algo")
@@ -65,7 +65,7 @@ def _only_cache(method: str, facts: Mapping[str, Any]) -> bool:
 
 def _gptq(facts: Mapping[str, Any]) -> Packing | None:
     kind, bits = facts.get("checkpoint_format") or "gptq", facts.get("bits")
-    kind = "marlin" if facts.get("is_marlin_format") else kind  # its older name
+    kind = "marlin" if facts.get("is_marlin_format") else kind  # an older key
     return GptqPacking(bits, kind == "gptq") if kind in ("gptq", "gptq_v2") and bits in GPTQ_BITS else None
 
 
@@ -76,15 +76,15 @@ def _awq(facts: Mapping[str, Any]) -> Packing | None:
     if version == "gemv":
         group = facts.get("q_group_size", facts.get("group_size", 128))
         return GemvPacking(4, group) if group in (32, 64, 128) else None
-    return AwqPacking(4) if version in ("gemm", "exllama", "ipex") else None  # which are kernels for gemm's order
+    return AwqPacking(4) if version in ("gemm", "exllama", "ipex") else None  # kernels for gemm's order
 
 
 def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
-    """AutoRound's formats, which are GPTQ's, AWQ's and compressed-tensors'; only `auto_gptq` stores zeros one less."""
+    """AutoRound's formats, which are GPTQ's, AWQ's and compressed-tensors'; only `auto_gptq` stores zeros minus one."""
     form = str(facts.get("packing_format") or facts.get("backend") or "auto_round").rpartition(":")[2]
     if facts.get("bits") not in GPTQ_BITS:
         return None
-    if form == "llm_compressor":  # integers and floats, as the tensors say
+    if form == "llm_compressor":  # integers or floats, as the tensors show
         known = facts["bits"] in (4, 8)
         return CompressedPacking(facts["bits"], alone=facts.get("act_bits", 16) > 8) if known else None
     if facts.get("data_type") not in (None, "int"):
@@ -95,7 +95,7 @@ def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
     return GptqPacking(facts["bits"], known[form]) if form in known else None
 
 
-_LAYOUTS = {  # of compressed-tensors: what codes its formats have
+_LAYOUTS = {  # formats of compressed-tensors -> types and bits of their codes
     "pack-quantized": {("int", 4), ("int", 8)}, "int-quantized": {("int", bits) for bits in range(1, 9)},
     "naive-quantized": {("int", 8), ("float", 8)}, "float-quantized": {("float", 8)}, "mxfp8-quantized": {("float", 8)},
     "nvfp4-pack-quantized": {("float", 4)}, "mxfp4-pack-quantized": {("float", 4)},
@@ -104,7 +104,7 @@ _LAYOUTS = {  # of compressed-tensors: what codes its formats have
 
 
 def _compressed(facts: Mapping[str, Any]) -> Packing | None:
-    """Groups of layers, each in a format of its own or in that of all; a layer's tensors say which it is of."""
+    """Groups of layers, each in its own format or in the common one; a layer's tensors show its format."""
     groups, bits = _groups(facts), 8
     sparse = (facts.get("sparsity_config") or {}).get("format") or "dense"
     if not groups or sparse != "dense" or facts.get("transform_config"):
@@ -124,7 +124,7 @@ def _groups(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fp8(facts: Mapping[str, Any]) -> Packing | None:
-    """Hugging Face's own, and what AutoFP8 wrote under the same name."""
+    """Hugging Face's own fp8, and AutoFP8's of the same name."""
     known = facts.get("fmt") in (None, "e4m3", "float8_e4m3fn") and facts.get("expert_dtype") in (None, "fp8")
     return Float8Packing(8, block=_one_block([facts.get("weight_block_size")])) if known else None
 
@@ -141,7 +141,8 @@ def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
 
 
 def _quark(facts: Mapping[str, Any]) -> Packing | None:
-    """AMD's Quark: 8-bit floats per tensor and channel, and MXFP4; layers may have a configuration of their own."""
+    """AMD's Quark: 8-bit floats with scales per tensor or channel, and MXFP4; layers may have their own
+    configuration."""
     if (facts.get("export") or {}).get("weight_format") not in (None, "real_quantized"):
         return None
     parts = [facts.get("global_quant_config") or {}, *(facts.get("layer_quant_config") or {}).values()]
@@ -159,11 +160,11 @@ def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:
     return BitsandbytesPacking(8 if eight else 4)
 
 
-_MLX_FLOATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and group
+_MLX_FLOATS = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # (bits, values per group)
 
 
 def _mlx(facts: Mapping[str, Any]) -> Packing | None:
-    """mlx_lm's: bits, groups and mode of all layers, and those of some by their names; false for one that is not
+    """mlx_lm: bits, group and mode of all layers, and exceptions by layer name; false for a layer that is not
     quantized."""
 
     def stored(of: Mapping[str, Any]) -> LayerBits | None:
@@ -181,14 +182,15 @@ def _mlx(facts: Mapping[str, Any]) -> Packing | None:
 
 
 def _bitnet(facts: Mapping[str, Any]) -> Packing | None:
-    """BitNet's packed weights, not those that are rounded at each use or read behind a norm of the layer's own."""
+    """BitNet's packed weights. None if weights are quantized at each use, or if layers have their own norm."""
     if facts.get("quantization_mode") == "online" or facts.get("use_rms_norm"):
         return None
     return BitnetPacking(2, facts.get("linear_class", "bitlinear") == "bitlinear")
 
 
 def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
-    """The block that all state, [rows, columns] or "rows x columns"; None where they state none, or several."""
+    """The (rows, columns) that all state, as [rows, columns] or "rows x columns"; None if they state none or
+    several."""
     try:
         found = {tuple(size.lower().split("x") if isinstance(size, str) else size or ()) for size in stated}
         ((rows, columns),) = [[int(size) for size in block] for block in found]
@@ -206,7 +208,8 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
 
 
 def _beside(path: Path) -> Mapping[str, Any] | None:
-    """What ModelOpt's hf_quant_config.json says, if there is one; CheckpointError where that is not JSON."""
+    """The content of ModelOpt's hf_quant_config.json; None if there is none or it quantizes no weights. CheckpointError
+    if it is damaged."""
     file = path / "hf_quant_config.json"
     if not file.is_file():
         return None
@@ -220,16 +223,16 @@ def _beside(path: Path) -> Mapping[str, Any] | None:
 
 
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json says of quantization, wherever it stands."""
+    """The quantization section of config.json, wherever it is; None if there is none."""
     text, own = config.get("text_config"), config.get("quantization")
     named = config.get("quantization_config")
     if isinstance(own, dict) and "bits" in own and (not named or named == own):
-        return {"quant_method": "mlx", **own}  # mlx_lm writes a key of its own, and the same under the other name
-    found = config.get("quantization_config") or config.get("compression_config")  # the older name
+        return {"quant_method": "mlx", **own}  # mlx_lm writes its own key, and a copy under the common one
+    found = config.get("quantization_config") or config.get("compression_config")  # an older key
     found = found or (text.get("quantization_config") if isinstance(text, dict) else None)
     if not found:
         return None
     if not isinstance(found, dict):
         return {"quant_method": str(found)}
-    inner = found.get("quantization")  # as hf_quant_config.json has it
+    inner = found.get("quantization")  # the form of hf_quant_config.json
     return {**found, **inner} if isinstance(inner, dict) else found

@@ -1,4 +1,4 @@
-"""The kinds of packed checkpoints: a class for each, with what the configuration says of it."""
+"""The kinds of packed checkpoints: one class per kind, with the facts from the configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerBits:
-    """How an MLX layer is stored: bits of a code, values of a group along K, and what codes mean."""
+    """How an MLX layer is stored: bits of a code, values per group along K, and the mode (affine or a float format)."""
 
     bits: int
     group: int
@@ -17,7 +17,7 @@ class LayerBits:
 
 @dataclass(frozen=True)
 class Packing:
-    """How the weights of a checkpoint are packed: a class for each kind, with what the configuration says of it.
+    """How the weights of a checkpoint are packed: one class per kind, with the facts from the configuration.
 
     bits: bits of a code.
     """
@@ -27,7 +27,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class GptqPacking(Packing):
-    """GPTQ's columns of words. one_less: zeros are stored one smaller (v1)."""
+    """GPTQ's columns of words. one_less: zeros are stored minus one (v1)."""
 
     one_less: bool = False
 
@@ -39,15 +39,15 @@ class AwqPacking(Packing):
 
 @dataclass(frozen=True)
 class GemvPacking(Packing):
-    """AWQ's rows of words in order, padded. group: values of a group, which the tensors do not tell."""
+    """AWQ's rows of words in order, padded. group: values per group, which the tensors do not show."""
 
     group: int
 
 
 @dataclass(frozen=True)
 class ScaledPacking(Packing):
-    """What may hold 8-bit floats. block: rows and columns that share a scale, None if the configuration does not say.
-    alone: whether it says that only weights, and no activations, are 8-bit floats."""
+    """A checkpoint that may hold 8-bit floats. block: rows and columns that share a scale; None if the configuration
+    does not say. alone: whether only weights, and no activations, are 8-bit floats."""
 
     block: tuple[int, int] | None = None
     alone: bool = False
@@ -70,17 +70,17 @@ class CompressedPacking(ScaledPacking):
 
 @dataclass(frozen=True)
 class BitsandbytesPacking(Packing):
-    """bitsandbytes' tables of 4 bits, or rows of 8 bits."""
+    """bitsandbytes' 4-bit tables, or 8-bit rows."""
 
 
 @dataclass(frozen=True)
 class MlxPacking(Packing):
-    """MLX's words. layers: how a layer is stored, by its name where the configuration says so; by "" how others are."""
+    """MLX's words. layers: how layers named in the configuration are stored, and, under "", all others."""
 
     layers: Mapping[str, LayerBits]
 
     def of_layer(self, name: str) -> LayerBits:
-        """How a layer is stored."""
+        """How the layer of that name is stored."""
         return self.layers.get(name) or self.layers[""]
 
 
@@ -93,4 +93,4 @@ class BitnetPacking(Packing):
 
 @dataclass(frozen=True)
 class HqqPacking(Packing):
-    """HQQ's codes, whose layers tell their own bits."""
+    """HQQ's codes; each layer states its own bits."""

@@ -1,7 +1,7 @@
-"""How a chat template puts a query and a document together, for a model that is asked whether they match.
+"""Finds how a chat template joins a query and a document, for a model that is asked whether they match.
 
-Such a template knows the roles "query" and "document" (sentence-transformers 6; Qwen3-Reranker). What it writes around
-the two texts is found by having it write marks in their places, so that an engine needs no template to join texts.
+Such a template knows the roles "query" and "document" (sentence-transformers 6; Qwen3-Reranker). The text around them
+is found by rendering the template with marks in their places, so that an engine needs no template to join texts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _QUERY, _DOCUMENT = " \ue000query\ue001 ", " \ue000document\ue001 "
 
 
 def texts_around(model_dir: Path, prompt: str = "") -> tuple[str, ...]:
-    """What comes before the query, between it and the document, and behind; () where there is no chat template.
+    """The texts before the query, between it and the document, and after the document; () if there is no chat template.
 
-    prompt: the system's message. UnsupportedModel where the template does more with the texts than to quote them once.
+    prompt: the system message. UnsupportedModel if the template does anything but quote each text once.
     """
     from transformers import AutoTokenizer
 
@@ -28,7 +28,9 @@ def texts_around(model_dir: Path, prompt: str = "") -> tuple[str, ...]:
         raise UnsupportedModel(f"{model_dir}: transformers reads no tokenizer there ({reason})") from error
     if not tokenizer.chat_template:
         return ()
-    found = [_written(tokenizer, prompt, parts) for parts in (False, True)]  # plain strings, or lists of parts
+    found = [
+        _written(tokenizer, prompt, parts) for parts in (False, True)
+    ]  # messages as plain strings, and as lists of parts
     whole = next((text for text in found if text.count(_QUERY) == text.count(_DOCUMENT) == 1), "")
     before, _, rest = whole.partition(_QUERY)
     between, is_behind, after = rest.partition(_DOCUMENT)
@@ -41,10 +43,10 @@ def texts_around(model_dir: Path, prompt: str = "") -> tuple[str, ...]:
 
 
 def _written(tokenizer: Any, prompt: str, parts: bool) -> str:
-    """What the template makes of the marks; "" if it cannot take them so."""
+    """The template rendered with the marks; "" if it fails for this form of messages."""
     messages = [("system", prompt)] * bool(prompt) + [("query", _QUERY), ("document", _DOCUMENT)]
     given = [{"role": role, "content": [{"type": "text", "text": t}] if parts else t} for role, t in messages]
     try:
         return str(tokenizer.apply_chat_template(given, tokenize=False))
-    except Exception:  # whatever a template may raise
+    except Exception:  # a template may raise anything
         return ""

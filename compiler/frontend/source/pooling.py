@@ -1,4 +1,4 @@
-"""How a checkpoint wants hidden states pooled: what sentence-transformers wrote beside it."""
+"""Reads how hidden states are pooled from the files that sentence-transformers wrote beside a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ....runtime.format.manifest import Pooling as Kind
 from ...errors import CheckpointError, UnsupportedModel
 
-# by sentence-transformers' names of today; older files have a flag for each, in this order
+# by sentence-transformers' current names; older files have a flag for each, in this order
 _MODES: dict[str, Kind] = {
     "cls": "cls",
     "max": "max",
@@ -28,7 +28,7 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_HINT = "say it with --pooling"
+_HINT = "give it with --pooling"
 _ACTIVATIONS = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -38,15 +38,15 @@ _ACTIVATIONS = {
     "SiLU": "silu",
 }
 _NAMES = {"Dense": "dense", "LayerNorm": "layer_norm", "Normalize": "normalize"}
-_NOTHING = ("Dropout",)  # when nobody trains
+_NOTHING = ("Dropout",)  # has no effect in inference
 _VECTOR = "sentence_embedding"
-_ENDLESS = 10**9  # tokens; tokenizers without a limit say so with more
+_ENDLESS = 10**9  # tokens; tokenizers without a limit state a larger number
 
 
 @dataclass(frozen=True)
 class LayerBehind:
-    """A layer behind the pooling: its kind (see TailLayer), the directory of its weights, the function that its result
-    goes through, and whether its input is added to the result."""
+    """A layer after the pooling: its kind (see TailLayer), the directory of its weights, its activation function, and
+    whether its input is added to the result."""
 
     kind: Literal["dense", "layer_norm", "normalize"]
     path: Path
@@ -56,13 +56,13 @@ class LayerBehind:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How hidden states become one vector, as sentence-transformers' files say it.
+    """How hidden states become one vector, from sentence-transformers' files.
 
-    kinds: poolings whose vectors are put one behind the other; () where nothing says it. normalize: vectors are scaled
-    to length 1 at the end. layers: those between pooling and scaling. prompted: whether tokens of a prompt are pooled,
-    too. max_tokens: tokens of the longest text that the model is meant for, 0 if nothing says it. prompts: prompts by
-    name. default_prompt: the name of the one that is used where none is asked for, "" for none. lower_case: whether
-    texts are put into lower case, whatever the tokenizer says.
+    kinds: poolings whose vectors are concatenated; () if not stated. normalize: whether vectors are scaled to length 1
+    at the end. layers: those between pooling and scaling. prompted: whether tokens of a prompt are pooled, too.
+    max_tokens: tokens of the longest text that the model is meant for, 0 if not stated. prompts: prompts by name.
+    default_prompt: the name of the prompt that is used if none is asked for, "" for none. lower_case: whether texts are
+    lower-cased, whatever the tokenizer says.
     """
 
     kinds: tuple[Kind, ...] = ()
@@ -75,25 +75,27 @@ class Pooling:
     lower_case: bool = False
 
     def settled(self, looks_ahead: bool) -> tuple[Kind, ...]:
-        """Which hidden states count: where nothing says it, the mean if tokens see later ones, or else the last."""
+        """The kinds of pooling; if not stated, the mean if tokens see later ones, else the last token."""
         return self.kinds or (("mean",) if looks_ahead else ("last",))
 
     def in_graph(self, looks_ahead: bool) -> bool:
-        """Whether the graph gives what is pooled: one token's row, or the mean where that is of a whole sequence."""
+        """Whether the graph can compute the pooling: it is one token's row, or the mean of a whole sequence with
+        attention in both directions."""
         kinds = self.settled(looks_ahead)
         return self.prompted and (kinds in (("cls",), ("last",)) or (looks_ahead and kinds == ("mean",)))
 
     def dense(self, looks_ahead: bool) -> tuple[LayerBehind, ...]:
-        """The first layers, as many as the graph computes, which are those that take a row of it."""
+        """The layers after the pooling that the graph computes: the leading dense layers, if the graph computes the
+        pooling."""
         plain = takewhile(lambda layer: layer.kind == "dense" and not layer.adds_input, self.layers)
         return tuple(plain) if self.in_graph(looks_ahead) else ()
 
 
 def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
-    """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count, unless it is None.
+    """The pooling of a checkpoint. kind: overrides the kind of pooling in its files; None: theirs.
 
-    modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, then others.
-    Without it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
+    modules.json lists the modules that sentence-transformers runs in order: Transformer, Pooling, then others. Without
+    it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
     """
     kinds = () if kind is None else (kind,)
     listing = model_dir / "modules.json"
@@ -126,7 +128,7 @@ def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
 
 
 def _folder(model_dir: Path, module: dict[str, Any]) -> Path:
-    """Where the files of a module lie."""
+    """The folder of a module's files. CheckpointError if it is outside the checkpoint."""
     name = str(module.get("path", ""))
     path = model_dir / name
     if not path.resolve().is_relative_to(model_dir.resolve()):
@@ -168,14 +170,14 @@ def _layer(name: str, folder: Path) -> LayerBehind:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """How texts become tokens; older files are named after the model's type."""
+    """The settings of tokenization; {} if there are none. Older files are named after the model's type."""
     found = sorted(folder.glob("sentence_*_config.json"))
     return read_json(found[0], dict) if found else {}
 
 
 def max_tokens(model_dir: Path, folder: Path) -> int:
-    """Tokens of the longest text that a model is meant for, whose Transformer lies in `folder`; 0 if nothing says
-    it."""
+    """The number of tokens of the longest text that a model is meant for; 0 if not stated. folder: that of its
+    Transformer module."""
     found = _settings(folder).get("max_seq_length")
     path = model_dir / "tokenizer_config.json"
     if found is None and path.is_file():
@@ -184,7 +186,7 @@ def max_tokens(model_dir: Path, folder: Path) -> int:
 
 
 def read_prompts(model_dir: Path) -> tuple[dict[str, str], str]:
-    """The prompts by name, and the name of the one that is used where none is asked for, "" for none."""
+    """The prompts by name, and the name of the default prompt, "" for none."""
     path = model_dir / "config_sentence_transformers.json"
     config = read_json(path, dict) if path.is_file() else {}
     prompts = config.get("prompts")
@@ -195,7 +197,7 @@ def read_prompts(model_dir: Path) -> tuple[dict[str, str], str]:
 
 
 def read_json(path: Path, kind: type) -> Any:
-    """A file that holds an array or object, by `kind`. CheckpointError if it does not."""
+    """The JSON array or object in a file. kind: list or dict. CheckpointError if the file holds anything else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -1,4 +1,5 @@
-"""What config.json alone tells icc not to compile: encoders, models of unknown types, weights that are quantized."""
+"""Refuses what config.json alone shows that icc cannot compile: encoders, unknown model types, unknown
+quantizations."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ _HEADLESS = ("Model", "ForSequenceClassification", "ForTokenClassification", "Fo
 
 
 def check_config(path: Path, config: dict[str, Any], task: str = "generate") -> Packing | None:
-    """How the weights of the checkpoint in `path` are packed; None where they are not.
+    """How the weights of the checkpoint in `path` are packed; None if they are not.
 
-    config: its config.json. task: "generate", "embed" or "rerank". UnsupportedModel where config.json says that icc
-    cannot compile the checkpoint for the task. What it does not say (operations, sizes that do not go together) is
-    refused when the model is built and traced.
+    config: its config.json. task: "generate", "embed" or "rerank". UnsupportedModel if config.json shows that icc
+    cannot compile the checkpoint for the task. Other problems (operations, inconsistent sizes) are refused when the
+    model is built and traced.
     """
     packing = packing_of(config, path)
     _check_type(path, config, task)
@@ -31,15 +32,14 @@ def check_config(path: Path, config: dict[str, Any], task: str = "generate") -> 
 
 
 def check_layers(path: Path, config: Any) -> None:
-    """UnsupportedModel for a configuration of transformers that has no layers: all that are in the checkpoint would be
-    left out without a word."""
+    """Raise UnsupportedModel for a configuration without layers: the checkpoint's layers would be dropped silently."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(layers, int) and layers < 1:
         raise UnsupportedModel(f"{path / 'config.json'}: {layers} layers: a model has one at least")
 
 
 def check_head(path: Path, config: dict[str, Any]) -> None:
-    """UnsupportedModel for a checkpoint that has no LM head and so cannot generate, if its config.json says so."""
+    """Raise UnsupportedModel if config.json shows that the checkpoint has no LM head and cannot generate text."""
     names = [str(name) for name in config.get("architectures") or []]
     headless = names and names[0].endswith(_HEADLESS) and "LMHead" not in names[0]  # GPT2LMHeadModel has one
     if headless and config.get("tie_word_embeddings") is False:
@@ -50,7 +50,7 @@ def check_head(path: Path, config: dict[str, Any]) -> None:
 
 
 def check_scores(path: Path, config: dict[str, Any]) -> None:
-    """UnsupportedModel for a checkpoint that has no head to sort texts with, or one that tells more than two kinds."""
+    """Raise UnsupportedModel for a checkpoint without a classification head, or with more than two labels."""
     names = [str(name) for name in config.get("architectures") or []]
     if names and not names[0].endswith("ForSequenceClassification"):
         if read_words(path) is not None:
@@ -62,15 +62,13 @@ def check_scores(path: Path, config: dict[str, Any]) -> None:
     labels = config.get("id2label") or config.get("num_labels") or 1
     labels = len(labels) if isinstance(labels, dict) else labels
     if labels not in (1, 2):
-        raise UnsupportedModel(
-            f"{path} tells {labels} kinds of texts from one another", "--task rerank is for one or two labels"
-        )
+        raise UnsupportedModel(f"{path} has {labels} labels", "--task rerank is for one or two labels")
 
 
 def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
     kind, tables = config["model_type"], families()
     if tables is None or (kind not in tables.known and ("transformers" in sys.modules or is_offered(kind))):
-        return  # it knows more types than its tables say, those that were or will be registered: the frontend asks it
+        return  # types may be registered that the tables lack: the frontend asks transformers itself
     if kind not in tables.known:
         own_code = bool(config.get("auto_map"))
         raise UnsupportedModel(
@@ -81,7 +79,7 @@ def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
         return
     if task == "embed" and kind in tables.reading:
         return
-    part = isinstance(config.get("text_config"), dict)  # what hears or sees beside a decoder, which is what is compiled
+    part = isinstance(config.get("text_config"), dict)  # a multimodal model, whose decoder is compiled
     pair = kind in tables.seq2seq and config.get("is_encoder_decoder") is not False and not part
     if config.get("is_encoder_decoder") or pair:
         raise UnsupportedModel(f"model type {kind!r} is an encoder-decoder, not a causal language model", _TASKS)

@@ -1,4 +1,4 @@
-"""How a checkpoint's scores of text pairs are made: what sentence-transformers' CrossEncoder wrote beside it."""
+"""Reads how a checkpoint scores text pairs from the files that sentence-transformers' CrossEncoder wrote beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .pooling import max_tokens, read_json, read_prompts
 
 @dataclass(frozen=True)
 class Words:
-    """The tokens whose logits behind a text are its score: that of `yes`, less that of `no` unless that is None."""
+    """The tokens whose logits after a text make its score: logit(yes) - logit(no), or logit(yes) if `no` is None."""
 
     yes: int
     no: int | None
@@ -20,11 +20,11 @@ class Words:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How the score of a pair of texts is made.
+    """How the score of a pair of texts is computed.
 
-    function: what makes a score of the model's number. max_tokens: tokens of the longest pair that the model is meant
-    for, 0 if nothing says it. words: the tokens whose logits are the number; None where the model ends with a number.
-    prompt: the system's message to a model that is asked for these words.
+    function: turns the model's number into the score. max_tokens: tokens of the longest pair that the model is meant
+    for, 0 if not stated. words: the tokens whose logits give the number; None if the model's output is the number.
+    prompt: the system message to a model that answers with these words.
     """
 
     function: Literal["sigmoid", "identity"] = "sigmoid"
@@ -34,9 +34,9 @@ class Scoring:
 
 
 def read_scoring(model_dir: Path) -> Scoring:
-    """How a checkpoint's scores are made; UnsupportedModel for modules, prompts or functions that icc lacks.
+    """How a checkpoint's scores are computed. UnsupportedModel for modules, prompts or functions that icc lacks.
 
-    Versions 6, 4 and 3 of sentence-transformers have the function's name in three places, of which the newest counts.
+    Versions 6, 4 and 3 of sentence-transformers store the function's name in three places; the newest one counts.
     """
     words, others = read_words(model_dir), [name for name, _ in _modules(model_dir)[1:] if name != _BY_WORDS]
     if others:
@@ -60,8 +60,8 @@ def read_scoring(model_dir: Path) -> Scoring:
 
 
 def read_words(model_dir: Path) -> Words | None:
-    """The words whose logits tell a score; None if the checkpoint's modules.json does not say that they do.
-    CheckpointError if it says so and names no tokens."""
+    """The words whose logits give a score; None if modules.json has no such module. CheckpointError if it has one that
+    names no tokens."""
     folder = next((folder for name, folder in _modules(model_dir) if name == _BY_WORDS), None)
     if folder is None:
         return None

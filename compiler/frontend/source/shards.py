@@ -1,4 +1,4 @@
-"""Which files hold a checkpoint's weights, by their names and the shard index."""
+"""Finds the files with a checkpoint's weights by their names and the shard index."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _AGAIN = "download the checkpoint again"
 
 
 def weight_files(model_dir: Path) -> tuple[list[Path], list[str] | None]:
-    """The safetensors files of a checkpoint directory, and the tensors in their order where an index lists them.
+    """The safetensors files of a checkpoint directory, and the tensor names of its index in order; None without an
+    index.
 
-    A whole file goes before an index, as in transformers: it was saved beside shards of an earlier model.
-    CheckpointError naming the file that is missing or wrong.
+    A single file is preferred to an index, as in transformers: it was saved beside shards of an earlier model.
+    CheckpointError names the file that is missing or wrong.
     """
     index, single = model_dir / INDEX, model_dir / SINGLE
     if single.is_file():

@@ -1,4 +1,5 @@
-"""ModelSource: where a model comes from. A kind of file or directory is one class here or in a file beside this."""
+"""ModelSource: where a model is read from. Each kind of file or directory has one class, here or in a file beside
+this."""
 
 from __future__ import annotations
 
@@ -41,30 +42,30 @@ class ModelSource(Protocol):
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
 
-        Raises TensorError for one that is missing or misshapen.
+        Raises TensorError if one is missing or has a wrong shape.
         """
         ...
 
     @property
     def unread(self) -> Sequence[str]:
-        """The tensors that `weights` found no place for in its model, of which the user should hear."""
+        """The names of tensors that `weights` found no parameter for and that should be reported to the user."""
         ...
 
     @property
     def told(self) -> str:
-        """What the user should hear of the other files; "" for nothing."""
+        """A message for the user about the other files; "" for none."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, Weight]:
-        """What the checkpoint holds, by its own names; empty where these are not those that transformers reads."""
+        """The checkpoint's tensors by their own names; empty if these are not names that transformers reads."""
         ...
 
     def layer_ahead(self) -> LayerAhead | None:
-        """The layer that predicts the token after the next one; None where the source has none."""
+        """The layer for multi-token prediction; None if the source has none."""
         ...
 
-    layered: bool  # whether layers are modules that are alike, of which one of each kind may be traced
+    layered: bool  # whether layers are modules, so that one of each kind may be traced for all
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """The model on meta; see `build_meta_model`."""
@@ -105,7 +106,7 @@ class CheckpointDirectory:
         return self._texts.told
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See ModelSource; names and layouts are converted as transformers does when it loads the checkpoint."""
+        """See ModelSource. Names and layouts are converted as by transformers when it loads the checkpoint."""
         unplaced: dict[str, str] = {}
         found = model_weights(model, self.tensors, computed_buffers(model), unplaced)
         text = self.config.get_text_config()
@@ -126,10 +127,10 @@ class CheckpointDirectory:
 
 
 def open_source(path: Path, task: str = "generate") -> ModelSource:
-    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads for the task."""
+    """The source at a path. CheckpointError or UnsupportedModel if there is none that icc can read for the task."""
     found = find_checkpoint(path)
     if found.is_onnx:
-        from .onnx.source import OnnxFile  # needs the package onnx, which nothing else here does
+        from .onnx.source import OnnxFile  # needs the package onnx
 
         return OnnxFile(found.path)
     return GgufFile(found.path, task) if is_gguf(found.path) else CheckpointDirectory(found.path, task)

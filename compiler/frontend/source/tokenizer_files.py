@@ -1,8 +1,8 @@
-"""The files of a checkpoint that texts need, where tokenizer.json is not all that there is of its tokenizer.
+"""The files of a checkpoint for texts, with a complete tokenizer.json.
 
-Older checkpoints have vocab.json and merges.txt, or a SentencePiece model, of which transformers makes one. Beside a
-tokenizer.json, tokenizer_config.json may name added tokens that it lacks. Its `add_bos_token` and `add_eos_token` mean
-nothing there, as in transformers 5: tokenizer.json says what goes around a text.
+Older checkpoints have vocab.json and merges.txt, or a SentencePiece model, which transformers converts.
+tokenizer_config.json may name added tokens that tokenizer.json lacks. Its `add_bos_token` and `add_eos_token` are
+ignored beside a tokenizer.json, as in transformers 5: that file defines the tokens around a text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from .identify import read_object
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
-# of other libraries, the first that is there
+# files of other libraries; the first that exists is read
 OTHERS = (
     "tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
@@ -28,8 +28,8 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True)
 class TextFiles:
-    """path: a directory with the files of a checkpoint besides its weights, tokenizer.json among them if one could be
-    made. told: what the user should hear of it; "" for nothing. It may be temporary: it goes with this object."""
+    """path: a directory with the files of a checkpoint besides its weights, including tokenizer.json if one could be
+    made. It may be temporary, and is then deleted with this object. told: a message for the user; "" for none."""
 
     path: Path
     told: str = ""
@@ -37,13 +37,13 @@ class TextFiles:
 
 
 def other_tokenizer(folder: Path) -> str:
-    """The name of a tokenizer's file that is no tokenizer.json; "" if the directory has none."""
+    """The name of a tokenizer's file other than tokenizer.json; "" if the directory has none."""
     return next((name for name in OTHERS if (folder / name).is_file()), "")
 
 
 def text_files(folder: Path) -> TextFiles:
-    """The directory itself where its tokenizer.json says all; else one with links to its files and a tokenizer.json
-    that does. CheckpointError for a tokenizer.json that is damaged."""
+    """The directory itself if its tokenizer.json is complete; else one with links to its files and a complete
+    tokenizer.json. CheckpointError if tokenizer.json is damaged."""
     if (folder / TOKENIZER).is_file():
         config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
         whole = _completed(folder / TOKENIZER, config)
@@ -57,7 +57,7 @@ def text_files(folder: Path) -> TextFiles:
 
 
 def _beside(folder: Path, made: dict[str, bytes]) -> TextFiles:
-    """A directory with these files, and with links to what else is in `folder`."""
+    """A temporary directory with these files, and with links to all other entries of `folder`."""
     temporary = tempfile.TemporaryDirectory(prefix="icc-texts-")
     path = Path(temporary.name)
     for name, content in made.items():
@@ -69,7 +69,7 @@ def _beside(folder: Path, made: dict[str, bytes]) -> TextFiles:
 
 
 def _converted(folder: Path, other: str) -> tuple[dict[str, bytes], str]:
-    """The files that transformers writes of another library's tokenizer, and why there are none."""
+    """The files that transformers writes for another library's tokenizer; {} and the reason if it cannot."""
     from transformers import AutoTokenizer
     from transformers import logging as their_logging
 
@@ -84,7 +84,7 @@ def _converted(folder: Path, other: str) -> tuple[dict[str, bytes], str]:
             found = {name: file.read_bytes() for name in _WRITTEN if (file := Path(scratch) / name).is_file()}
     except MemoryError:
         raise
-    except Exception as error:  # whatever a file of another library makes transformers say
+    except Exception as error:  # any error of transformers about the file
         return {}, " ".join(str(error).split())[:200] or type(error).__name__
     finally:
         their_logging.set_verbosity(before)
@@ -94,7 +94,7 @@ def _converted(folder: Path, other: str) -> tuple[dict[str, bytes], str]:
 
 
 def _completed(file: Path, config: dict[str, Any]) -> bytes | None:
-    """A tokenizer.json with what tokenizer_config.json says beyond it; None where that is nothing."""
+    """A tokenizer.json completed from tokenizer_config.json; None if nothing is to be added."""
     stated = config.get("added_tokens_decoder")
     if not isinstance(stated, dict) or not stated:
         return None
@@ -103,14 +103,14 @@ def _completed(file: Path, config: dict[str, Any]) -> bytes | None:
         more = _with_added(facts, stated)
     except MemoryError:
         raise
-    except Exception:  # of a file that is no tokenizer: whoever reads it says so
+    except Exception:  # no tokenizer: its reader reports the error
         return None
     return json.dumps(facts, ensure_ascii=False).encode() if more else None
 
 
 def _with_added(facts: dict[str, Any], stated: dict[str, Any]) -> bool:
-    """Add to a tokenizer.json the tokens stated by id that it lacks; whether there were any. One whose id is taken, or
-    leaves a gap, is left out: tokenizers gives ids in order."""
+    """Add the tokens `stated` by id that a tokenizer.json lacks, and return whether there were any. A token whose id is
+    taken or leaves a gap is skipped: the tokenizers library assigns ids in order."""
     added = facts.get("added_tokens")
     if not isinstance(added, list):
         return False
@@ -138,6 +138,6 @@ def _ids(facts: dict[str, Any]) -> dict[str, int]:
 
 
 def _text(token: Any) -> str:
-    """The text of a token, which is a text or has it as `content`."""
+    """The text of a token, given as a string or as an object with `content`; "" for anything else."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else ""

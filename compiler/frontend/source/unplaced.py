@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that the model's code has no place for: which of them the user should hear of."""
+"""Finds the tensors of a checkpoint without a parameter in the model's code that should be reported to the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from .ahead import find_layer
 
 _SHOWN = 3
 _MAX_NAME = 80
-_BUFFERS = (r"\.inv_freq$", r"(^|\.)position_ids$", r"\.masked_bias$")  # stored by older versions, computed now
+_BUFFERS = (
+    r"\.inv_freq$",
+    r"(^|\.)position_ids$",
+    r"\.masked_bias$",
+)  # stored by older versions of transformers, computed now
 
 
 def worth_telling(
@@ -23,13 +27,13 @@ def worth_telling(
     task: str,
     sees: bool = False,
 ) -> list[str]:
-    """The names of tensors without a place that may change what the model computes.
+    """The names of tensors without a parameter that may change what the model computes.
 
-    Left out are those that transformers passes over in silence, too, and the layer that --spec mtp reads. Where the
-    task is not "generate", what stands outside of the model's own modules is a head of another task.
+    Tensors that transformers also ignores silently are left out, and so is the layer that --spec mtp reads. If the task
+    is not "generate", tensors outside the model's own modules belong to a head of another task, and are left out.
 
-    places: for each tensor without a place, the name of the parameter that it would be. sees: the checkpoint has parts
-    beside the model of text, whose tensors have first names of their own.
+    places: for each such tensor, the name of the parameter that it would be. sees: the model is multimodal, and tensors
+    of its other parts differ in the first part of their names.
     """
     text = {name.split(".")[0] for name in tensors.keys() - places.keys()} if sees else set()
     harmless = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
@@ -49,7 +53,7 @@ def worth_telling(
 
 
 def in_words(names: list[str]) -> str:
-    """What a compile says of them, in one line."""
+    """One line about these tensors for the user."""
     shown = [repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..") for name in names[:_SHOWN]]
     more = ", .." if len(names) > _SHOWN else ""
     what = "1 tensor of the checkpoint is" if len(names) == 1 else f"{len(names)} tensors of the checkpoint are"

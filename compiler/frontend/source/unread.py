@@ -1,4 +1,4 @@
-"""A model of which only the configuration is at hand: shapes and types, for plans of a compile without its weights."""
+"""A model of which only the configuration is available: shapes and dtypes, to plan a compile without its weights."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from .source import ModelSource, open_source
 
 @dataclass
 class UnreadWeight(Weight):
-    """A weight of which only shape and type are known. It loads as zeros that take no memory."""
+    """A weight of which only shape and dtype are known. It loads as zeros that take no memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def load(self) -> Tensor:
-        """Zeros of the shape, one number in memory."""
+        """Zeros of the shape, expanded from one number in memory."""
         return torch.zeros(1, dtype=self.dtype).expand(self.shape) if self.shape else torch.zeros((), dtype=self.dtype)
 
 
 class ConfigOnly:
-    """A directory with config.json. Weights are as the model's code has them, floats in the configuration's type."""
+    """A directory with config.json. Weights have the shapes of the model's code; floats have the configuration's
+    dtype."""
 
     layered = True
     unread: Sequence[str] = ()
@@ -66,13 +67,13 @@ class ConfigOnly:
         return found
 
     def layer_ahead(self) -> LayerAhead | None:
-        """See ModelSource; a configuration does not say what it is."""
+        """See ModelSource. None: a configuration does not describe this layer."""
         return None
 
 
 def planned_source(path: Path, task: str = "generate") -> ModelSource:
-    """The checkpoint in a directory where its files are there, whose headers know each weight's type; else what its
-    config.json says."""
+    """The checkpoint in a directory if its files exist, whose headers state each weight's dtype; else its config.json
+    alone."""
     try:
         return open_source(path, task)
     except IccError:
@@ -82,7 +83,7 @@ def planned_source(path: Path, task: str = "generate") -> ModelSource:
 
 
 def _stated_dtype(config: Any) -> torch.dtype:
-    """The type that the configuration says its weights have; float32 where it says nothing, as transformers has it."""
+    """The dtype of weights that the configuration states; float32 if it states none, as in transformers."""
     for part in (config, config.get_text_config()):
         found = getattr(part, "dtype", None)
         found = getattr(torch, found, None) if isinstance(found, str) else found

@@ -1,4 +1,5 @@
-"""Codes in words of 32 bits, as GPTQ, AWQ, compressed-tensors and MLX pack them, and offsets as they are stored."""
+"""Unpacks codes from 32-bit words, as GPTQ, AWQ, compressed-tensors and MLX pack them, and rounds offsets to the stored
+float16."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from ...errors import TensorError
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
-    """Fields of int32 words from the low bits up, uint8 [..., words, fields]."""
+    """Fields of int32 words [..., words], lowest bits first: uint8 [..., words, fields]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8)
 
 
 def columns(words: Tensor, bits: int) -> Tensor:
-    """[R, C] words of fields along their last axis -> [R, C * 32 / bits]. A field may lie in two words."""
+    """int32 words [R, C] with fields along the last axis -> uint8 [R, C * 32 / bits]. A field may cross two words."""
     if 32 % bits == 0:
         return fields(words, bits).flatten(-2)
     starts = torch.arange(0, 32 * words.shape[-1], bits)
@@ -26,8 +27,8 @@ def columns(words: Tensor, bits: int) -> Tensor:
 
 
 def half_offsets(taken: Tensor, name: str) -> Tensor:
-    """What is taken off the values of groups, float32 of any shape, rounded to the half floats that are stored.
-    TensorError, by the name of the tensor that it comes of, if one is too large."""
+    """Offsets that are subtracted from the values of groups, float32 of any shape, rounded to float16. TensorError for
+    the tensor `name` if one is too large."""
     found = taken.to(torch.float16).to(torch.float32)
     if not bool(torch.isfinite(found).all()):
         raise TensorError(name, "gives offsets that no half float is near", "download the checkpoint again")

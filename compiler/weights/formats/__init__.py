@@ -1,1 +1,1 @@
-"""How weights are stored: one file per storage format."""
+"""The storage formats of weights: one file per family."""

@@ -18,8 +18,8 @@ _FP16_MAX, _FP16_TINY = 65504.0, 2.0**-24
 class GroupAffine(GroupFormat):
     """Parts: codes uint8 [..., N, K]; scales (fp16 values) and zeros uint8 [..., N, K / group].
 
-    Asymmetric; zero is always one of the levels. rows8: whether products of many rows may bring these to 8 bits, too
-    (W4A8), where a GPU has instructions for that; what is stored is the same.
+    Asymmetric; zero is always one of the levels. rows8: whether products of many rows may quantize the activations to 8
+    bits (W4A8), if a GPU has instructions for that; the stored data are the same.
     """
 
     bits: int
@@ -67,5 +67,5 @@ class GroupAffine(GroupFormat):
 
 
 def fp16_scale(scale: Tensor) -> Tensor:
-    """Scales of any shape as they are stored: positive float16 numbers, in float32."""
+    """Scales of any shape, rounded as they are stored: positive float16 values, in float32."""
     return scale.clamp(_FP16_TINY, _FP16_MAX).to(torch.float16).to(torch.float32)

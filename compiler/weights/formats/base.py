@@ -1,4 +1,4 @@
-"""What a storage format is: the arrays that hold a weight, and which float32 values they stand for.
+"""The base class of storage formats: which arrays hold a weight, and which float32 values they stand for.
 
 A format knows nothing of passes and back ends. How a back end lays its arrays out in memory is a `Layout` of the back
 end (see program/layout.py), one per format.
@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 Parts = dict[str, Tensor]
-"""The arrays of an encoded weight by name, as passes work with them: codes one to an element, scales in float32."""
+"""The arrays of an encoded weight by name, in the form that passes use: one code per element, scales in float32."""
 
 
 Ranges = tuple[tuple[int, int], ...]
-"""Elements [begin, end) of an axis, and then others."""
+"""Ranges [begin, end) of an axis, one after the other."""
 
 
 class Misfit(ValueError):
-    """A weight cannot be stored in a format; says why."""
+    """A weight cannot be stored in a format; the message says why."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array of an encoded weight. `dtype` is its element's type where it is held; `bits`, what an element needs."""
+    """One array of an encoded weight. dtype: of an element in memory. bits: that an element needs."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -37,98 +37,100 @@ class Array:
 
     @property
     def working(self) -> torch.dtype:
-        """The element type among `Parts`: narrow floats are float32 there."""
+        """The dtype in `Parts`, where 16-bit floats are float32."""
         return torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A weight in some format, and the signal-to-noise ratio of the values that it stands for."""
+    """A weight in some format, and the signal-to-noise ratio in dB of the values that it stands for."""
 
     parts: Parts
     snr_db: float
 
 
 class StorageFormat(ABC):
-    """How a weight [..., N, K] is stored. A value object: equal formats store alike, and hash alike."""
+    """How a weight [..., N, K] is stored. A value object: equal formats store in the same way."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As graph texts show it, such as q4g128; `find_format` reads it back."""
+        """The name in graph texts, such as q4g128; `find_format` reads it."""
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share what is stored beside the codes."""
+        """The numbers of rows and columns that share scales and the like."""
         return (1, 1)
 
     @property
     def row_group(self) -> int:
-        """Values of a row that share a scale where products read rows as int8."""
+        """The number of values of an activation row that share a scale in products that read int8 rows."""
         return self.block[1]
 
     @property
     def unsigned_rows(self) -> bool:
-        """Whether such products read rows as codes from 0 to 127 with a zero point per group, not from -127 to 127."""
+        """Whether such products read rows as codes from 0 to 127 with a zero point per group, instead of -127 to
+        127."""
         return False
 
     @property
     def serves_tables(self) -> bool:
-        """Whether a token embedding keeps its worth in it: rows are read one by one, and no sum averages errors."""
+        """Whether the format is accurate enough for token embeddings, whose rows are read singly, so that no sum
+        averages errors."""
         return False
 
     @abstractmethod
     def arrays(self, shape: Sequence[int]) -> dict[str, Array]:
-        """The arrays of a weight of `shape`, in the order in which they are named."""
+        """The arrays of a weight of `shape` by name, in their fixed order."""
 
     @abstractmethod
     def decode(self, parts: Parts) -> Tensor:
-        """The values that `parts` stand for, float32 [..., N, K]: the oracle of every kernel."""
+        """The values that `parts` stand for, float32 [..., N, K]: the reference of every kernel."""
 
     def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
-        """Store float `values` [..., N, K]. clip [..., N, blocks of K] bounds each block's range to that part of its
-        largest magnitude; None: to all of it. Misfit where a format is only read."""
+        """Store float `values` [..., N, K]. clip: [..., N, blocks of K], the share of each block's largest magnitude
+        that bounds its range; None: all of it. Misfit if the format can only be read."""
         raise Misfit(f"{self.name} is a format of files; nothing is encoded in it")
 
     def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:
-        """What `encode` would store of values, as float32 [..., N, K]. clip: as `encode` has it."""
+        """`values` [..., N, K] rounded as `encode` would store them, float32. clip: see `encode`."""
         return self.decode(self.encode(values, clip).parts)
 
     def coded_rows(self, rows: Tensor) -> Tensor:
-        """Activations [n, K] as products that read int8 rows see them, float32."""
+        """Activations [n, K], rounded as in products that read int8 rows, float32."""
         groups = torch.unflatten(rows, -1, (-1, self.row_group))
         scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
         return (groups / scale).round_().mul_(scale).flatten(-2)
 
     def fitted(self, k: int) -> StorageFormat:
-        """This format for rows of `k` values, in smaller blocks if need be; raises Misfit."""
+        """This format for rows of `k` values, with smaller blocks if necessary. Misfit if no blocks fit."""
         if k % self.block[1]:
             raise Misfit(f"K = {k} is not a multiple of {self.block[1]}")
         return self
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a weight of `shape`, whatever a back end adds."""
+        """The bytes of a weight of `shape`, without padding of a back end."""
         return sum(-(-prod(a.shape) * a.bits // 8) for a in self.arrays(shape).values())
 
     def bits_per_weight(self, shape: Sequence[int]) -> float:
-        """Scales and all."""
+        """Bits per weight, including scales."""
         return 8 * self.nbytes(shape) / max(1, prod(shape))
 
     def merges_with(self, other: StorageFormat) -> bool:
-        """Whether rows of one and of the other can be rows of one weight."""
+        """Whether rows in both formats can be rows of one weight."""
         return self == other
 
     def join(self, parts: Sequence[Parts]) -> Parts:
-        """The parts of weights joined along their first axis; they merge with each other."""
+        """The parts of weights joined along their first axis. Their formats must merge with each other."""
         return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
 
     def cut(self, parts: Parts, shape: Sequence[int], axis: int, ranges: Ranges) -> Parts:
-        """The parts of what has only these ranges of an axis of a weight of `shape`, as `cut_to` stores it. Misfit
-        where a range begins or ends within a block."""
+        """The parts, in the format `cut_to`, of only these ranges of an axis of a weight of `shape`. Misfit if a range
+        begins or ends within a block."""
         return {name: _cut(value, shape[axis], axis, ranges, self.name) for name, value in parts.items()}
 
     def cut_to(self, shape: Sequence[int], axis: int, ranges: Ranges) -> StorageFormat:
-        """How what `cut` gives is stored: as the whole. Misfit where it cannot be cut there."""
+        """The format of the result of `cut`: here that of the whole. Misfit if the weight cannot be cut there."""
         self._check_cut(self, shape, axis, ranges)
         return self
 
@@ -145,12 +147,13 @@ class StorageFormat(ABC):
             raise misfit
 
     def hold(self, parts: Parts, shape: Sequence[int]) -> Parts:
-        """The parts of a weight of `shape` in less memory, codes of 4 bits two to a byte; `release` undoes it."""
+        """The parts of a weight of `shape` in less memory: 4-bit codes two per byte, narrow floats. `release` undoes
+        it."""
         arrays = self.arrays(shape)
         return {name: _hold(value, arrays[name]) for name, value in parts.items()}
 
     def release(self, held: Parts, shape: Sequence[int]) -> Parts:
-        """What `hold` took."""
+        """The parts that `hold` was given."""
         arrays = self.arrays(shape)
         return {name: _release(value, arrays[name]) for name, value in held.items()}
 
@@ -159,7 +162,8 @@ class StorageFormat(ABC):
 
 
 def _cut(value: Tensor, size: int, axis: int, ranges: Ranges, name: str) -> Tensor:
-    """Ranges of an axis of `size` elements; an array that has one entry for all of them stays."""
+    """The ranges of an axis of `size` elements of an array [..]; an array with one entry for the whole axis is
+    unchanged."""
     entries = value.shape[axis]
     if entries == 1 < size:
         return value
@@ -183,5 +187,5 @@ def _release(value: Tensor, array: Array) -> Tensor:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """10 log10(signal / noise), at most 200: an exact copy, or nothing to copy, has no noise."""
+    """10 log10(signal / noise), at most 200, which also stands for no noise and for no signal."""
     return min(200.0, 10.0 * math.log10(signal / noise)) if noise > 0 and signal > 0 else 200.0

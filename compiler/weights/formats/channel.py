@@ -12,15 +12,15 @@ from torch import Tensor
 from .affine import GroupAffine, fp16_scale
 from .base import Misfit, Parts, Ranges
 
-_STEP = 16  # of K, which kernels take at a time
+_STEP = 16  # values of K that kernels read at once
 ZERO = 128
 
 
 @dataclass(frozen=True)
 class ChannelInt8(GroupAffine):
-    """w = (code - 128) scale, codes from 1 to 255: a group is a whole row.
+    """w = (code - 128) scale, with codes from 1 to 255. A group is a whole row.
 
-    Parts as those of `GroupAffine`: the zero points are all 128.
+    The parts are those of `GroupAffine`; all zero points are 128.
     """
 
     @property
@@ -28,13 +28,13 @@ class ChannelInt8(GroupAffine):
         return f"i8g{self.group}"
 
     def fitted(self, k: int) -> Self:
-        """With rows of `k` values for groups."""
+        """This format with rows of `k` values as groups. Misfit if `k` is not a multiple of 16."""
         if k % _STEP:
             raise Misfit(f"K = {k} is not a multiple of {_STEP}")
         return replace(self, group=k)
 
     def cut_to(self, shape: Sequence[int], axis: int, ranges: Ranges) -> ChannelInt8:
-        """What is left of a row keeps the row's scale."""
+        """The remaining part of a row keeps the row's scale."""
         if axis < len(shape) - 1:
             return self
         return replace(self, group=sum(end - begin for begin, end in ranges))

@@ -1,4 +1,4 @@
-"""Values as they are: f32, bf16, f16 and integers."""
+"""Formats without codes: f32, bf16, f16 and integers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DTYPES = {short: dtype for dtype, short in _SHORT.items()}
 
 
 def short_dtype(dtype: torch.dtype) -> str:
-    """f32, bf16, ...: the name used in graph text and program files."""
+    """f32, bf16, ...: the name of a dtype in graph texts and program files."""
     return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
 @dataclass(frozen=True)
 class Dense(StorageFormat):
-    """One part, "values", in the weight's shape and type. Weights of any rank."""
+    """One part, "values", in the weight's shape and dtype, for weights of any rank."""
 
     dtype: torch.dtype
 
@@ -50,7 +50,7 @@ class Dense(StorageFormat):
         return parts["values"].to(torch.float32)
 
     def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
-        """A conversion; `clip` has no meaning here."""
+        """Convert values [..]. clip: ignored."""
         stored = values.to(self.dtype)
         if stored is values:
             return Encoded({"values": stored}, decibels(0.0, 0.0))

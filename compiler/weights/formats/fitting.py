@@ -1,7 +1,7 @@
-"""Scales of block formats for given values: least squares over codes, weighted by how much each column counts.
+"""Fits scales of block formats to values: weighted least squares, with a weight per column.
 
-The searches are those of ggml's quantizers (make_qx_quants, make_qkx2_quants, iq4_nl; llama.cpp): try some scales about
-the one that spans the range, give each value its nearest level, and take the scale that is best for these codes.
+The searches are those of ggml's quantizers (make_qx_quants, make_qkx2_quants, iq4_nl; llama.cpp): try some scales near
+the one that spans the range, give each value its nearest level, and take the best scale for these codes.
 """
 
 from __future__ import annotations
@@ -20,48 +20,49 @@ from .grouped import GroupFormat
 if TYPE_CHECKING:
     from .blocks import BlockFormat
 
-_ELEMENTS = 1 << 18  # values of a chunk of rows, so that temporaries stay in a cache
+_ELEMENTS = 1 << 18  # values per chunk of rows, so that temporaries fit into a cache
 _INT = {"u4": 15, "u6": 63, "i8": 127}
 _F16_MAX = 65504.0
 
 
 def can_fit(form: BlockFormat) -> bool:
-    """Whether `fit_blocks` knows the format: not those that fit themselves, those with exponents, zeros or other than
-    integer scales of groups, or scales that are not half floats."""
+    """Whether `fit_blocks` supports the format. It does not support formats with their own `fit`, with exponents,
+    zeros, or scales other than float16, and those whose group scales are not integers."""
     scaled = form.scale == "f16" and not form.zeros and (form.group_scales == "none" or form.group_scales in _INT)
     return scaled and not isinstance(form, GroupFormat) and not (form.mins and form.group_scales == "i8")
 
 
 @dataclass(frozen=True)
 class BlockCoder:
-    """A block format as those see it who choose codes (see GroupFormat): levels per group, codes to and fro."""
+    """The interface of GroupFormat that code searches use, for a block format: levels per group, and conversion to
+    codes and back."""
 
     form: BlockFormat
 
     @property
     def group(self) -> int:
-        """Values along K that share what `levels` gives."""
+        """The number of values along K that share one entry of `levels`."""
         return self.form.group
 
     def levels(self, parts: Parts) -> tuple[Tensor, ...]:
-        """The scale of each group and, with minima, what is taken off: float32 [..., K / group]."""
+        """The scale of each group and, with minima, the minimum: float32 [..., K / group]."""
         scale, offset = self.form.levels_of(parts)
         return (scale,) if offset is None else (scale, offset)
 
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
-        """The nearest codes of values, as whole numbers in float32 of the same shape. levels: shapes that broadcast."""
+        """The nearest codes of `values`, as integers in float32 of the same shape. levels: of shapes that broadcast."""
         scale, *offset = levels
         shifted = values + offset[0] if offset else values
         return _nearest(self.form, shifted * _inverse(scale))
 
     def value(self, codes: Tensor, *levels: Tensor) -> Tensor:
-        """What codes stand for, float32 of the same shape. levels: shapes that broadcast."""
+        """The values of codes, float32 of the same shape. levels: of shapes that broadcast."""
         scale, *offset = levels
         found = _level(self.form, codes) * scale
         return found - offset[0] if offset else found
 
     def with_codes(self, codes: Tensor, fitted: Parts) -> Parts:
-        """The parts of a weight [..., N, K]."""
+        """All parts of a weight: codes [..., N, K] and the parts of `fit_blocks`."""
         return {"codes": codes.to(torch.uint8), **fitted}
 
     def decode(self, parts: Parts) -> Tensor:
@@ -70,8 +71,8 @@ class BlockCoder:
 
 
 def fit_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None = None) -> Parts:
-    """All parts but the codes, for float values [..., N, K]; importance [K] >= 0 of columns, None for equal. Misfit
-    where the format is only read."""
+    """All parts but the codes, for float values [..., N, K]. importance: [K] >= 0, the weights of columns; None: equal.
+    Misfit if the format can only be read."""
     if not can_fit(form):
         raise Misfit(f"{form.name} is a format of files; nothing is encoded in it")
     k, lead = values.shape[-1], values.shape[:-1]
@@ -83,7 +84,7 @@ def fit_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None = No
 
 
 def encode_blocks(form: BlockFormat, values: Tensor, importance: Tensor | None = None) -> Parts:
-    """The parts of float values [..., N, K], each value at its nearest level. importance: see `fit_blocks`."""
+    """The parts for float values [..., N, K], each rounded to its nearest level. importance: see `fit_blocks`."""
     coder, k = BlockCoder(form), values.shape[-1]
     fitted = fit_blocks(form, values, importance)
     rows = values.reshape(-1, k)
@@ -116,7 +117,7 @@ def _fit_rows(form: BlockFormat, values: Tensor, weights: Tensor) -> Parts:
 
 
 def _integers(values: Tensor, whole: Tensor, per: int, form: BlockFormat) -> Tensor:
-    """Scales of groups as integers times that of their block."""
+    """Scales of groups [R, groups] as integer multiples of `whole`, the scales of blocks; `per`: groups per block."""
     top = _INT[form.group_scales]
     found = (values * _inverse(whole.repeat_interleave(per, -1))).round()
     signed = form.group_scales == "i8"
@@ -124,15 +125,15 @@ def _integers(values: Tensor, whole: Tensor, per: int, form: BlockFormat) -> Ten
 
 
 def _ratios(bits: int) -> Sequence[float]:
-    """Which parts of the scale that spans the range are tried: fewer bits gain more by cutting off the ends."""
+    """The multiples to try of the scale that spans the range; with fewer bits it pays more to clip the extremes."""
     if bits <= 3:
         return (0.6, 0.68, 0.76, 0.82, 0.88, 0.94, 1.0, 1.07, 1.15)
     return (0.82, 0.87, 0.92, 0.96, 1.0, 1.04, 1.09) if bits == 4 else (0.94, 0.97, 1.0, 1.03)
 
 
 def _scaled(form: BlockFormat, x: Tensor, w: Tensor, ratios: Sequence[float]) -> Tensor:
-    """Scales [R, groups] of values x [R, groups, group] with weights w [groups, group]; of either sign, so that the
-    largest value meets the end of the levels that goes further."""
+    """Scales [R, groups] of values x [R, groups, group] with weights w [groups, group]; their sign maps the largest
+    value to the end of the levels with the larger magnitude."""
     at = x.abs().argmax(-1, keepdim=True)
     extreme = x.gather(-1, at)
     end = float(min(form.table) if form.table else -form.zero)
@@ -143,7 +144,7 @@ def _scaled(form: BlockFormat, x: Tensor, w: Tensor, ratios: Sequence[float]) ->
         level = _nearest_level(form, x * _inverse(scale))
         weighted = level * w
         both, own = (weighted * x).sum(-1), (weighted * level).sum(-1)
-        explained = both.square() * _inverse(own)  # of the energy, with the scale that is best for these codes
+        explained = both.square() * _inverse(own)  # the energy explained with the best scale for these codes
         better = explained > gain
         best = torch.where(better, both * _inverse(own), best)
         gain = torch.where(better, explained, gain)
@@ -151,7 +152,8 @@ def _scaled(form: BlockFormat, x: Tensor, w: Tensor, ratios: Sequence[float]) ->
 
 
 def _affine(x: Tensor, w: Tensor, top: int, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Scales and minima (what is taken off, not below zero) [R, groups], w = scale code - minimum."""
+    """Scales and minima (>= 0) [R, groups] of values x [R, groups, group] with weights w [groups, group], for w = scale
+    code - minimum."""
     low = x.amin(-1, keepdim=True).clamp(max=0.0)
     span = (x.amax(-1, keepdim=True) - low).clamp(min=0.0)
     wx = w * x
@@ -164,7 +166,7 @@ def _affine(x: Tensor, w: Tensor, top: int, ratios: Sequence[float]) -> tuple[Te
         sum_c, sum_cc, sum_xc = wc.sum(-1), (wc * code).sum(-1), (wx * code).sum(-1)
         scale = (total * sum_xc - sum_x * sum_c) * _inverse(total * sum_cc - sum_c.square())
         offset = (sum_x - scale * sum_c) / total
-        alone = offset > 0  # a minimum above zero cannot be stored
+        alone = offset > 0  # an offset above zero cannot be stored
         scale = torch.where(alone, sum_xc * _inverse(sum_cc), scale).clamp(min=0.0)
         offset = torch.where(alone, torch.zeros_like(offset), offset)
         loss = (w * (x - code * scale.unsqueeze(-1) - offset.unsqueeze(-1)).square_()).sum(-1)
@@ -183,7 +185,7 @@ def _inverse(values: Tensor) -> Tensor:
 
 
 def _nearest(form: BlockFormat, places: Tensor) -> Tensor:
-    """Codes, as whole numbers in float32, of values in units of a scale."""
+    """The nearest codes, as integers in float32, of values [..] in units of a scale."""
     if not form.table:
         return places.round().add_(form.zero).clamp_(0, 2**form.bits - 1)
     return _looked_up(_bins(form.table)[0], places)
@@ -197,7 +199,7 @@ def _level(form: BlockFormat, codes: Tensor) -> Tensor:
 
 
 def _nearest_level(form: BlockFormat, places: Tensor) -> Tensor:
-    """The level of the nearest code."""
+    """The level of the nearest code of values [..] in units of a scale."""
     if not form.table:
         return places.round().clamp_(-form.zero, 2**form.bits - 1 - form.zero)
     return _looked_up(_bins(form.table)[1], places)
@@ -205,8 +207,8 @@ def _nearest_level(form: BlockFormat, places: Tensor) -> Tensor:
 
 @cache
 def _bins(levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """For each half unit from -128 to 128 the nearest code and level: levels are whole numbers, so what is half way
-    between two of them begins a bin. Fifteen times as fast as a search."""
+    """The nearest code and level, [512] each, for each bin of half a unit from -128 to 128: levels are integers, so the
+    midpoint of two of them is a boundary of bins. 15 times as fast as a search."""
     table = torch.tensor(levels, dtype=torch.float32)
     codes = torch.bucketize(torch.arange(512) / 2 - 127.75, (table[1:] + table[:-1]) / 2)
     return codes.to(torch.float32), table[codes]

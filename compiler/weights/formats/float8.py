@@ -1,7 +1,9 @@
-"""8-bit floats of 4 exponent and 3 mantissa bits (E4M3, "FN": no infinities) with a scale per row or per block of it.
+"""8-bit floats with 4 exponent and 3 mantissa bits (E4M3, "FN": no infinities), and a scale per row or per block of a
+row.
 
-Micikevicius et al. 2022, "FP8 formats for deep learning". What checkpoints have per tensor, per output channel or per
-block of rows and columns (DeepSeek-V3: 128 x 128) is here per row and block of columns, which costs at most 3 %.
+Micikevicius et al. 2022, "FP8 formats for deep learning". Scales that checkpoints have per tensor, per output channel
+or per block of rows and columns (DeepSeek-V3: 128 x 128) are stored per row and block of columns, which costs at most 3
+%.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ from torch import Tensor
 from .base import Array, Encoded, Parts, StorageFormat, decibels
 
 TOP = 448.0  # the largest value
-NAN = 0x7F  # with any sign; there is no infinity
-_TINY = 2.0**-100  # a smaller scale would not leave normal numbers
-_ROWS = 1 << 22  # values that are rounded at a time
+NAN = 0x7F  # with either sign; there is no infinity
+_TINY = 2.0**-100  # with a smaller scale, values would not be normal numbers
+_ROWS = 1 << 22  # values that are rounded at once
 
 
 @dataclass(frozen=True)
 class Float8(StorageFormat):
-    """w = value(code) scale, in float32.
+    """w = value(code) scale, computed in float32.
 
-    group: values along K that share a scale, the last of a row perhaps fewer; 0 where a row has one for all. alone:
-    whether only weights are meant to be of 8 bits (W8A16), so that products do not round their rows to e4m3 where a GPU
-    has instructions for both.
+    group: number of values along K that share a scale, fewer at the end of a row; 0: one scale per row. alone: whether
+    only weights have 8 bits (W8A16), so that products do not round their rows to e4m3 even if a GPU has instructions
+    for it.
 
-    Parts: codes uint8 [..., N, K], the bits of the numbers; scales float32 [..., N, blocks of K].
+    Parts: codes uint8 [..., N, K], the bits of the floats; scales float32 [..., N, blocks of K].
     """
 
     group: int = 0
@@ -48,11 +50,11 @@ class Float8(StorageFormat):
         return True
 
     def fitted(self, k: int) -> Float8:
-        """Itself: it takes rows of any length."""
+        """This format: rows may have any length."""
         return self
 
     def blocks(self, k: int) -> int:
-        """Scales of a row of `k` values."""
+        """The number of scales of a row of `k` values."""
         return -(-k // self.group) if self.group else 1
 
     def arrays(self, shape: Sequence[int]) -> dict[str, Array]:
@@ -66,7 +68,8 @@ class Float8(StorageFormat):
         return e4m3_values(parts["codes"]).mul_(self._spread(parts["scales"], parts["codes"].shape[-1]))
 
     def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
-        """To the nearest number, ties to even, so that the largest magnitude of a block is the largest number."""
+        """Round to nearest, ties to even, with scales that map the largest magnitude of a block to the largest
+        number."""
         k = values.shape[-1]
         rows = values.reshape(-1, k)
         clips = None if clip is None else clip.reshape(len(rows), -1)
@@ -89,17 +92,17 @@ class Float8(StorageFormat):
         return Encoded(parts, decibels(signal, noise))
 
     def _peaks(self, rows: Tensor) -> Tensor:
-        """The largest magnitude of each block."""
+        """The largest magnitude of each block of rows [n, K]: [n, blocks of K]."""
         if not self.group:
             return rows.abs().amax(-1, keepdim=True)
         return torch.stack([piece.abs().amax(-1) for piece in torch.split(rows, self.group, -1)], -1)
 
     def _spread(self, scales: Tensor, k: int) -> Tensor:
-        """The scale of every value, or one that broadcasts to all of a row."""
+        """Scales [.., blocks of K], repeated to [.., K], or one per row that broadcasts."""
         scales = scales.to(torch.float32)
         return scales.repeat_interleave(self.group, -1)[..., :k] if self.group else scales
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
-    """What codes stand for, float32 of the same shape; a new tensor."""
+    """The values of codes, float32 of the same shape; a new tensor."""
     return codes.contiguous().view(torch.float8_e4m3fn).to(torch.float32)

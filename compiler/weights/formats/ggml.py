@@ -1,6 +1,6 @@
-"""The block formats of ggml: what they are, and how their bytes in a file become parts.
+"""The block formats of ggml, and the conversion of their bytes in a file to parts.
 
-Byte layouts are those of ggml-common.h (llama.cpp); `gguf.quants.dequantize` is the oracle of every value.
+Byte layouts are those of ggml-common.h (llama.cpp); `gguf.quants.dequantize` is the reference of every value.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def parts_of(form: BlockFormat, blocks: Tensor) -> Parts:
 
 
 def block_bytes(form: BlockFormat) -> int:
-    """Bytes of a block in a file."""
+    """The bytes of a block in a file."""
     return _BYTES[form.kind]
 
 
 def file_bits(name: str) -> float:
-    """Bits per weight of a format in a file; none of another checkpoint's format."""
+    """Bits per weight of a format in a file; infinity for a format that is not ggml's."""
     form = GGML_FORMATS.get(name)
     return 8 * _BYTES[name] / max(form.size, 64 if name == "nvfp4" else 0) if form else float("inf")
 
@@ -66,12 +66,13 @@ _BYTES = {
 
 
 def _half(block: np.ndarray, at: int) -> np.ndarray:
-    """float16 at a byte of each block, as float32."""
+    """The float16 at byte `at` of each block [.., bytes], as float32 [.., 1]."""
     return np.ascontiguousarray(block[..., at : at + 2]).view(np.float16).astype(np.float32)
 
 
 def _fields(packed: np.ndarray, width: int, bits: int) -> np.ndarray:
-    """Fields of `bits` of each `width` bytes: first the lowest of all of them, then the next. [..., values]"""
+    """Fields of `bits` bits of each `width` bytes: first the lowest fields of all these bytes, then the next. [...,
+    values]"""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     fields = packed.reshape(*packed.shape[:-1], -1, 1, width) >> shifts & np.uint8(2**bits - 1)
     return fields.reshape(*packed.shape[:-1], -1)
@@ -86,7 +87,7 @@ def _q4_1(b: np.ndarray) -> Arrays:
 
 
 def _fifth_bit(b: np.ndarray, at: int) -> np.ndarray:
-    """Bit i of the four bytes there is the highest of code i."""
+    """The highest bits of codes: bit i of the four bytes at `at` of each block [.., bytes] belongs to code i."""
     return np.unpackbits(np.ascontiguousarray(b[..., at : at + 4]), axis=-1, bitorder="little") << np.uint8(4)
 
 
@@ -120,8 +121,8 @@ def _q3_k(b: np.ndarray) -> Arrays:
 
 
 def _k_scales(b: np.ndarray) -> Arrays:
-    """What q4_k and q5_k have beside codes: two half floats, then twelve bytes with 6 bits of eight scales and eight
-    minima."""
+    """The parts of q4_k and q5_k blocks [.., bytes] beside codes: two float16, then twelve bytes with 6 bits each for
+    eight scales and eight minima."""
     scale, low, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
     top = np.uint8(0x30)
     return {

@@ -1,8 +1,8 @@
-"""Formats of ggml whose codes stand for whole groups of values: each value's own code is stored instead.
+"""Formats of ggml whose codes stand for whole groups of values; the engine stores a code per value instead.
 
 IQ1, IQ2 and IQ3 choose groups of values from grids, whose entries are a few numbers with a sign; TQ are ternary, NVFP4
-is a table. As codes of 2 to 4 bits with the file's own scales they stand for the same float32 values, in kernels that
-there are, for up to 1.8 more bits per weight than in the file.
+is a table. Codes of 2 to 4 bits with the file's own scales stand for the same float32 values, and existing kernels read
+them, for up to 1.8 more bits per weight than in the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLE_FORMATS = (
 
 
 def codes_of_table(form: BlockFormat, blocks: np.ndarray) -> Arrays:
-    """The parts of file blocks [..., bytes]; the values are those of the `gguf` package."""
+    """The parts of file blocks [..., bytes]; the `gguf` package computes the values."""
     import gguf
 
     if form.kind == "nvfp4":
@@ -57,12 +57,12 @@ def _half(b: np.ndarray, at: int) -> np.ndarray:
 
 
 def _nibbles(b: np.ndarray) -> np.ndarray:
-    """The low half of each byte, and the high one behind it."""
+    """The low half of each byte, followed by the high half: [.., n] -> [.., 2 n]."""
     return np.stack([b & np.uint8(15), b >> np.uint8(4)], -1).reshape(*b.shape[:-1], -1)
 
 
 def _odd(scales: np.ndarray) -> np.ndarray:
-    """2 s + 1."""
+    """2 s + 1 for scales s [..], as int8."""
     return (2 * scales.astype(np.int16) + 1).astype(np.int8)
 
 
@@ -91,7 +91,8 @@ def _iq1_s(b: np.ndarray) -> Arrays:
 
 
 def _iq1_m(b: np.ndarray) -> Arrays:
-    """The scale is in the upper four bits of four words, three bits for each group in the lower ones."""
+    """Blocks [.., bytes]: the scale is in the upper four bits of four words; the lower bits hold three bits per
+    group."""
     words = _words(b[..., 48:], np.uint16)
     bits = np.bitwise_or.reduce((words & np.uint16(0xF000)) >> np.array([12, 8, 4, 0], np.uint16), axis=-1)
     own = words[..., None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)
@@ -104,7 +105,7 @@ def _last_half(b: np.ndarray) -> Arrays:
 
 
 def _nvfp4(b: np.ndarray) -> Arrays:
-    """Four unsigned e4m3 scales, then 16 values each; levels are doubled."""
+    """Blocks [.., bytes]: four unsigned e4m3 scales, then 16 values for each; levels are doubled."""
     scale = b[..., :4].astype(np.int32)
     exponent, mantissa = scale >> 3 & 15, (scale & 7).astype(np.float32)
     raw = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))

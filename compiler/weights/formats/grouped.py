@@ -1,4 +1,4 @@
-"""Formats that round every value on its own, to one of the levels that its group of values has."""
+"""Formats that round every value independently, to one of the levels of its group of values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from ...quantization import GROUPS
 from .base import Encoded, Misfit, Parts, StorageFormat, decibels
 
-# rows are rounded in blocks of this many values, so that temporaries stay small beside the largest weight
+# rows are rounded in chunks of this many values, so that temporaries are small compared to the largest weight
 _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
 class GroupFormat(StorageFormat):
-    """Codes, and per `group` values along K what a code means there. Its part "codes" has a code per value.
+    """A code per value in the part "codes", and per `group` values along K further parts that define the codes' values.
 
-    Whoever rounds (to nearest, by AWQ, by GPTQ) asks for four things: `fit` chooses what is stored per group, `levels`
-    reads that as float32 arrays with an entry per group, and `code` and `value` go from values to codes and back,
-    element by element, with levels that broadcast.
+    All ways to round (to nearest, AWQ, GPTQ) use four methods: `fit` chooses the parts per group, `levels` reads them
+    as float32 arrays with an entry per group, and `code` and `value` convert values to codes and back, element by
+    element, with levels that broadcast.
     """
 
     group: int
@@ -34,29 +34,30 @@ class GroupFormat(StorageFormat):
 
     @abstractmethod
     def fit(self, groups: Tensor, clip: Tensor | None = None) -> Parts:
-        """All parts but the codes, for values [..., K / group, group]; clip [..., K / group] as `encode` has it."""
+        """All parts but the codes, for values [..., K / group, group]. clip: [..., K / group], see `encode`; None: no
+        clipping."""
 
     @abstractmethod
     def levels(self, parts: Parts) -> tuple[Tensor, ...]:
-        """What `code` and `value` need of a weight's parts, float32 [..., K / group] each."""
+        """The levels for `code` and `value` from a weight's parts, float32 [..., K / group] each."""
 
     @abstractmethod
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
-        """The nearest codes of values, as whole numbers in float32 of the same shape; a new tensor."""
+        """The nearest codes of `values`, as integers in float32 of the same shape; a new tensor."""
 
     @abstractmethod
     def value(self, codes: Tensor, *levels: Tensor) -> Tensor:
-        """What codes stand for, float32 of the same shape; a new tensor."""
+        """The values of codes, float32 of the same shape; a new tensor."""
 
     def fitted(self, k: int) -> Self:
-        """With the largest group up to this one's that divides K."""
+        """This format with the largest group, up to its own, that divides `k`. Misfit if none does."""
         group = next((g for g in GROUPS if g <= self.group and k % g == 0), 0)
         if not group:
             raise Misfit(f"K = {k} is not a multiple of {GROUPS[-1]}")
         return replace(self, group=group)
 
     def with_codes(self, codes: Tensor, fitted: Parts) -> Parts:
-        """The parts of a weight whose groups were fitted so, with codes [..., N, K] that someone chose."""
+        """All parts of a weight: the given codes [..., N, K] and the parts of `fit`."""
         arrays = self.arrays(codes.shape)
         return {name: value.to(arrays[name].working) for name, value in {"codes": codes, **fitted}.items()}
 
@@ -70,7 +71,7 @@ class GroupFormat(StorageFormat):
         return self.value(self.code(grouped, *levels), *levels).flatten(-2)
 
     def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
-        """Round to nearest, some rows at a time."""
+        """Round values [..., N, K] to nearest, in chunks of rows. clip: [..., N, K / group]; None: no clipping."""
         k, lead = values.shape[-1], values.shape[:-1]
         rows = values.reshape(-1, k // self.group, self.group)
         clips = None if clip is None else clip.reshape(rows.shape[:2])
@@ -92,5 +93,5 @@ class GroupFormat(StorageFormat):
 
 
 def per_group(shape: Sequence[int], group: int) -> tuple[int, ...]:
-    """The shape of an array with an entry per group of a weight [..., K]."""
+    """The shape of an array with one entry per group of a weight [..., K]."""
     return (*shape[:-1], shape[-1] // group)

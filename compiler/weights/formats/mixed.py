@@ -1,9 +1,9 @@
-"""Block formats of our own, for weights that are to get the bits that pay (`--quant auto`).
+"""icc's own block formats, for the choice of bits per weight by `--quant auto`.
 
-They are ggml's ideas with blocks that fit any width: integer scales per small group under one float16 scale per block
-of some hundred values (k-quants), and tables of levels that lie as weights do, densely about zero (IQ4_NL and
-ik_llama.cpp's IQ2_K and IQ3_K, whose tables these are). s: whole-number levels about zero; n: levels of a table; a:
-levels from a minimum of the group's own. n4g32b192 is a table of 16 levels, a scale per 32 values, and one per 192.
+They are ggml's ideas with blocks that fit any width: integer scales per small group times one float16 scale per block
+of some hundred values (k-quants), and tables of levels that are, like weights, densest around zero (IQ4_NL and
+ik_llama.cpp's IQ2_K and IQ3_K, whose tables these are). s: integer levels around zero; n: levels from a table; a:
+integer levels above a minimum per group. n4g32b192 is a table of 16 levels, a scale per 32 values, and one per 192.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TABLES = {
     4: (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
 _NAME = re.compile(r"([san])([234568])g(16|32|64)b(\d+)")
-_MOST = 320  # values of a block
+_MOST = 320  # most values of a block
 _KINDS: dict[str, Callable[[str, int, int, int], BlockFormat]] = {
     "s": lambda name, bits, group, size: BlockFormat(
         name, bits, group, size, zero=2 ** (bits - 1), group_scales="i8"
@@ -35,8 +35,8 @@ _KINDS: dict[str, Callable[[str, int, int, int], BlockFormat]] = {
 
 
 def mixed(kind: str, bits: int, group: int, k: int) -> BlockFormat:
-    """The format for rows of `k` values; Misfit where no block of whole groups divides them."""
-    step = max(group, 32)  # upper bits of codes lie in lines of 32 values
+    """The format for rows of `k` values, with the largest block. Misfit if no block of whole groups divides them."""
+    step = max(group, 32)  # the upper bits of codes are stored in lines of 32 values
     sizes = [size for size in range(step, _MOST + 1, step) if k % size == 0 and size % group == 0]
     if not sizes:
         raise Misfit(f"K = {k} is not a multiple of {step}")
@@ -44,7 +44,7 @@ def mixed(kind: str, bits: int, group: int, k: int) -> BlockFormat:
 
 
 def find_mixed(name: str) -> BlockFormat | None:
-    """A format by its name; None if it is none of these."""
+    """A format by its name; None if the name is none of these."""
     found = _NAME.fullmatch(name)
     if found is None or (found[1] == "n" and int(found[2]) not in _TABLES):
         return None

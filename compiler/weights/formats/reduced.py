@@ -1,8 +1,9 @@
-"""Codes of 7 bits for products that sum in 16 bits: what `--quant int8` stores for encoders on CPUs.
+"""7-bit codes for products that accumulate in 16 bits, which `--quant int8` stores for encoders on CPUs.
 
-Where no instruction multiplies bytes and sums in 32 bits (AVX2), products of 8 bits overflow the 16 of `vpmaddubsw`.
-With 7 bits on both sides two of its results fit, which makes a product of 64 pairs five instructions; onnxruntime calls
-that `reduce_range`. Groups along K, and activations with a zero point, win back more than the bit (see NOTES).
+Without an instruction that multiplies bytes and sums in 32 bits (AVX2), products of 8 bits overflow the 16 bits of
+`vpmaddubsw`. With 7 bits on both sides the sum of two of its results fits, so that a product of 64 pairs takes five
+instructions; onnxruntime calls this `reduce_range`. Groups along K, and activations with a zero point, regain more
+accuracy than the bit costs (see NOTES).
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from .affine import GroupAffine, fp16_scale
 from .base import Parts
 from .channel import ZERO
 
-TOP = 63  # of a weight's code, either way
-LEVELS = 127  # of an activation's
+TOP = 63  # largest distance of a weight's code from ZERO
+LEVELS = 127  # largest code of an activation
 
 
 @dataclass(frozen=True)
 class ReducedInt8(GroupAffine):
-    """w = (code - 128) scale, codes from 65 to 191.
+    """w = (code - 128) scale, with codes from 65 to 191.
 
-    Parts as those of `GroupAffine`: the zero points are all 128.
+    The parts are those of `GroupAffine`; all zero points are 128.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The storage formats by name. Another package adds its own with `register_format`, or an entry point."""
+"""The storage formats by name. Other packages add formats with `register_format` or an entry point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .mixed import find_mixed
 from .reduced import ReducedInt8
 from .tables import MXFP4A8_FORMAT, fp4, nf4, nvfp4
 
-GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
+GROUP = "icc.formats"  # group of entry points: a FormatMaker under its format's name
 DEFAULT_GROUP = 128
 FormatMaker = Callable[[int], StorageFormat]
 
@@ -26,7 +26,7 @@ FormatMaker = Callable[[int], StorageFormat]
 def _families(
     name: str, widths: Sequence[int], scales: Sequence[ScaleType], make: Callable[[int, int, ScaleType], StorageFormat]
 ) -> dict[str, FormatMaker]:
-    """Formats of codes of some bits with scales of some types, in groups of any size, by their names."""
+    """Makers of formats by name, for all combinations of bits and scale types, with groups of any size."""
 
     def maker(bits: int, scale: ScaleType) -> FormatMaker:
         return lambda group: make(bits, group, scale)
@@ -65,15 +65,16 @@ _FORMATS: dict[str, FormatMaker] = {
 
 
 def register_format(name: str, make: FormatMaker) -> None:
-    """Add a format: `make(group)` gives it for groups of so many values; one whose blocks are given ignores that.
-    ValueError if another one has the name."""
+    """Add a format: `make(group)` returns it for groups of that many values; a format with fixed blocks ignores the
+    argument. ValueError if another format has the name."""
     known = _FORMATS.setdefault(name, make)
     if known is not make:
         raise ValueError(f"there is a storage format {name!r} already")
 
 
 def find_format(name: str, group: int = DEFAULT_GROUP) -> StorageFormat:
-    """A format by its name, such as q4 or, groups named as graph texts do, q4g32; raises UsageError."""
+    """A format by its name, such as q4 or, with the group as in graph texts, q4g32. group: values per group, if the
+    name has none. UsageError for an unknown name."""
     if name in _FORMATS:
         return _FORMATS[name](group)
     found = re.fullmatch(r"(.+)g(\d+)", name)
@@ -88,7 +89,8 @@ def find_format(name: str, group: int = DEFAULT_GROUP) -> StorageFormat:
 
 
 def _extension(name: str, group: int) -> StorageFormat | None:
-    """A format that another package registers, for the rest of the process too."""
+    """A format of another package's entry point, which is registered for the rest of the process; None if there is
+    none."""
     base = re.fullmatch(r"(.+)g\d+", name)
     for candidate in (name, base[1] if base else name):
         make = extensions.load(GROUP, candidate)

@@ -1,6 +1,6 @@
-"""Codes that choose one of 16 values, times a scale per block: NF4, FP4, MXFP4, NVFP4 and IQ4_NL.
+"""Formats whose codes select one of 16 values, times a scale per block: NF4, FP4, MXFP4, NVFP4 and IQ4_NL.
 
-They differ in their table, in how many values share a scale and in how a scale is stored, and in nothing else.
+They differ only in their table, in the number of values that share a scale, and in the type of the scale.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """Quantiles of a normal distribution, so that codes are about equally frequent (Dettmers et al. 2023,
-arXiv:2305.14314), as bitsandbytes has them."""
+arXiv:2305.14314), with bitsandbytes' values."""
 
 FP4 = (0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25)
-"""bitsandbytes' floats of 4 bits, those without a sign."""
+"""bitsandbytes' positive 4-bit floats."""
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The floats of 4 bits of the Open Compute Project (Microscaling Formats 1.0), doubled, so that they are whole."""
+"""The 4-bit floats of the Open Compute Project (Microscaling Formats 1.0), doubled, so that they are integers."""
 
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""llama.cpp's, closer together where weights are."""
+"""llama.cpp's levels, which are denser where weights are more frequent."""
 
 _LARGEST = {"f16": 65504.0, "bf16": 3.0e38, "f32": 3.0e38}
 _SMALLEST = {"f16": 2.0**-24, "bf16": 2.0**-120, "f32": 2.0**-120}
@@ -38,7 +38,7 @@ _SMALLEST = {"f16": 2.0**-24, "bf16": 2.0**-120, "f32": 2.0**-120}
 
 @dataclass(frozen=True)
 class TableFormat(BlockFormat, GroupFormat):
-    """w = table[code] scale. Whoever rounds may choose the codes of those with one scale per group."""
+    """w = table[code] scale. Formats with one scale per group can be encoded as a GroupFormat."""
 
     @property
     def serves_tables(self) -> bool:
@@ -49,14 +49,14 @@ class TableFormat(BlockFormat, GroupFormat):
         return self.kind
 
     def fitted(self, k: int) -> TableFormat:
-        """Itself: blocks are what the format says."""
+        """This format: its block size is fixed. Misfit if blocks do not divide `k`."""
         if k % self.size:
             raise Misfit(f"K = {k} is not a multiple of {self.size}")
         return self
 
     @cached_property
     def _order(self) -> tuple[Tensor, Tensor]:
-        """The values of the table from the lowest up, once each, and their codes."""
+        """The distinct values of the table, [n], in ascending order, and their codes, [n]."""
         places = {value: code for code, value in reversed(list(enumerate(self.table)))}
         values = sorted(places)
         return torch.tensor(values, dtype=torch.float32), torch.tensor([places[v] for v in values])
@@ -73,8 +73,8 @@ class TableFormat(BlockFormat, GroupFormat):
         return {"scales": scale.to(SCALE_TYPES[self.scale]).to(torch.float32)}
 
     def _exponents(self, groups: Tensor, peak: Tensor) -> Tensor:
-        """The exponent, uint8 per group, of the power of two that lets the table just reach the peak, or of half of it,
-        whichever rounds better."""
+        """Exponents of scales, uint8 [.., groups], for groups [.., groups, group] and their peaks: the least power of
+        two with which the table reaches the peak, or half of it, whichever has the smaller error."""
         top = max(abs(value) for value in self.table)
         least = torch.ceil(torch.log2((peak / top).clamp(min=2.0**-120))).clamp(-126, 127)
         best, error = least, None
@@ -99,11 +99,11 @@ class TableFormat(BlockFormat, GroupFormat):
 
 @dataclass(frozen=True)
 class GroupedTable(TableFormat):
-    """Whose groups may be smaller where K asks for it."""
+    """A table format whose groups become smaller if K requires it."""
 
     @property
     def row_group(self) -> int:
-        """A step of products is worth more work than 16 values where no file says how groups lie."""
+        """Up to 32: larger steps of products are faster, and no file fixes the groups."""
         return min(self.group, 32)
 
     @property
@@ -111,7 +111,7 @@ class GroupedTable(TableFormat):
         return f"{self.kind}g{self.group}"
 
     def fitted(self, k: int) -> GroupedTable:
-        """With the largest group up to this one's that divides K."""
+        """This format with the largest group, up to its own, that divides `k`. Misfit if none does."""
         group = next((g for g in GROUPS if g <= self.group and k % g == 0), 0)
         if not group:
             raise Misfit(f"K = {k} is not a multiple of {GROUPS[-1]}")
@@ -119,7 +119,7 @@ class GroupedTable(TableFormat):
 
 
 def nf4(group: int, scale: ScaleType = "f16") -> GroupedTable:
-    """4-bit NormalFloat; nf4g64 is of float16 scales, nf4_f32g64 of others."""
+    """4-bit NormalFloat; nf4g64 has float16 scales, nf4_f32g64 float32 ones."""
     return _table("nf4", NF4, group, scale)
 
 
@@ -134,8 +134,8 @@ def _table(kind: str, table: tuple[float, ...], group: int, scale: ScaleType) ->
 
 
 def nvfp4(size: int) -> TableFormat:
-    """NVFP4 of ModelOpt and compressed-tensors: an E4M3 scale per 16 values, times one per `size` of them (there, one
-    per tensor). nvfp4_x512 is of 512."""
+    """NVFP4 of ModelOpt and compressed-tensors: an E4M3 scale per 16 values, times a scale per `size` values (in these
+    checkpoints, one per tensor)."""
     return TableFormat(
         kind=f"nvfp4_xg{size}", bits=4, group=STEP, size=size, table=E2M1, scale="f32", group_scales="e4m3", factor=0.5
     )

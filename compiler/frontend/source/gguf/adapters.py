@@ -1,4 +1,4 @@
-"""What llama.cpp calls the matrices of a model, so that its adapters can be read."""
+"""llama.cpp's names of the matrices of a model, so that its adapters can be read."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _HALVES = ("gate", "up")
 
 
 def names_of(source: ModelSource, parameters: Mapping[str, Sequence[int]]) -> GgufNames | None:
-    """See `gguf_names`; of a model that comes as a GGUF file, by what that says it is."""
+    """See `gguf_names`. For a GGUF file, the architecture is the one that the file states. None as there."""
     arch = source.container.metadata.get("general.architecture", "") if isinstance(source, GgufFile) else ""
     return gguf_names(source.config, parameters, arch)
 
 
 def gguf_names(config: Any, parameters: Mapping[str, Sequence[int]], arch: str = "") -> GgufNames | None:
-    """llama.cpp's names of matrices [.., N, K], by their names and shapes; None for a model that llama.cpp's table
-    lacks. arch: its architecture where that is known, else the most usual of the model's type.
+    """llama.cpp's names of matrices [.., N, K], given their names and shapes; None for a model that llama.cpp's table
+    lacks. arch: its architecture; "": the most common one of the model's type.
 
-    A matrix whose values its conversion changes otherwise than in the order of rows is left out.
+    A matrix whose conversion does more than reorder rows is left out.
     """
     config = config.get_text_config()
     known = dict(architectures_of(config.model_type))
@@ -43,7 +43,7 @@ def gguf_names(config: Any, parameters: Mapping[str, Sequence[int]], arch: str =
         found = places(arch, known[arch], (), parameters, config, arrangement.processor)
     except UnsupportedModel:
         return None
-    arrangement.tensors = found.keys()  # of a file of the model
+    arrangement.tensors = found.keys()  # names of the tensors of a file of this model
     tensors: dict[str, dict[str, str]] = defaultdict(dict)
     for tensor, place in found.items():
         parameter, _, half = place.partition("#")
@@ -56,7 +56,7 @@ def gguf_names(config: Any, parameters: Mapping[str, Sequence[int]], arch: str =
     for parameter, parts in tensors.items():
         shape = parameters[parameter]
         halves = [parts[part] for part in _HALVES if part in parts]
-        whole = halves if len(halves) > 1 else [*parts.values()][:1]  # files may have them as one, or as two
+        whole = halves if len(halves) > 1 else [*parts.values()][:1]  # files may have one matrix, or two
         if len(shape) < 2:
             continue
         if len(whole) > 1 or len(shape) > 2:

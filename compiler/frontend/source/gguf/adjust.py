@@ -1,7 +1,7 @@
-"""Rules of single architectures: parts of the configuration that depend on several keys, or on tensors.
+"""Rules of single architectures, for parts of the configuration that depend on several keys or on tensors.
 
-Each is given the file and the configuration that is being made, which it changes. Rules are those of llama.cpp:
-`conversion/*.py` writes a file, `src/models/*.cpp` reads it.
+Each rule reads the file and changes the configuration that is being made. The rules follow llama.cpp: `conversion/*.py`
+writes a file, `src/models/*.cpp` reads it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .rope import factors, long_rope, partly_turned, scaling
 
 
 def heads_of_gemma(layers: int) -> Callable[[GgufContainer, Facts], None]:
-    """A rule: scores of attention are scaled by the width of a head; in the model with `layers` layers (27B), by the
-    model's width over the number of heads."""
+    """A rule: attention scores are scaled by the width of a head; in the 27B model, which has `layers` layers, by the
+    model's width divided by the number of heads."""
 
     def adjust(container: GgufContainer, facts: Facts) -> None:
         wide = facts["hidden_size"] // facts["num_attention_heads"]
@@ -31,7 +31,7 @@ def heads_of_gemma(layers: int) -> Callable[[GgufContainer, Facts], None]:
 
 
 def gemma3(container: GgufContainer, facts: Facts) -> None:
-    """Two kinds of layers: rotary frequencies are scaled in those that see all tokens, and not in those with a
+    """Two kinds of layers: rotary frequencies are scaled in layers with full attention, and not in layers with a
     window."""
     heads_of_gemma(62)(container, facts)
     far: Facts = {"rope_type": "default"}
@@ -43,11 +43,11 @@ def gemma3(container: GgufContainer, facts: Facts) -> None:
 
 
 def gemma4(container: GgufContainer, facts: Facts) -> None:
-    """Two kinds of layers, with heads of two widths: the wide ones turn a part of their dimensions. Layers may read the
-    keys of others."""
+    """Two kinds of layers, with heads of two widths: the wide heads rotate some of their elements. Layers may read the
+    keys of other layers."""
     kinds = facts["layer_types"]
     facts["head_dim"] = key(container, "attention.key_length_swa") or facts["global_head_dim"]
-    for end in ("", "_swa"):  # whole heads are turned, or `unused.py` refuses
+    for end in ("", "_swa"):  # whole heads are rotated, or `unused.py` refuses
         if container.metadata.get(f"gemma4.rope.dimension_count{end}") == key(container, f"attention.key_length{end}"):
             key(container, f"rope.dimension_count{end}")
     groups = np.resize(key(container, "attention.head_count_kv"), len(kinds)).tolist()
@@ -68,12 +68,12 @@ def gemma4(container: GgufContainer, facts: Facts) -> None:
 
 
 def deepseek(container: GgufContainer, facts: Facts) -> None:
-    """Latent attention: the widths of heads as they are computed, where the file also has those of the cache.
-    UnsupportedModel for files of before April 2025."""
+    """Latent attention: the widths of the computed heads; the file also has those of the cache. UnsupportedModel for
+    files from before April 2025."""
     width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
     if not width or not turned:
         raise UnsupportedModel(
-            f"{container.path} has latent attention in the form of before April 2025", "convert or download it again"
+            f"{container.path} has latent attention in the form used before April 2025", "convert or download it again"
         )
     facts |= {"qk_nope_head_dim": width - turned, "qk_rope_head_dim": turned}
     facts["num_key_value_heads"] = facts["num_attention_heads"]
@@ -81,25 +81,26 @@ def deepseek(container: GgufContainer, facts: Facts) -> None:
     facts.pop("head_dim", None)
     facts["q_lora_rank"] = key(container, "attention.q_lora_rank")
     rope, scale = facts.get("rope_parameters"), key(container, "rope.scaling.yarn_log_multiplier")
-    if rope and scale is not None:  # ten times as much in configurations
+    if rope and scale is not None:  # configurations hold 10 times this value
         rope |= {"mscale": 10 * float(scale), "mscale_all_dim": 10 * float(scale)}
 
 
 def deepseek_v2(container: GgufContainer, facts: Facts) -> None:
-    """Latent attention, and how experts are picked: within groups of them, or among all."""
+    """Latent attention, and the selection of experts: within groups, or among all."""
     deepseek(container, facts)
     grouped = (facts.get("n_group") or 1) > 1
     facts["topk_method"] = "group_limited_greedy" if grouped else "greedy"
 
 
 def gpt_oss(container: GgufContainer, facts: Facts) -> None:
-    """YaRN whose corrections are not rounded to whole dimensions."""
+    """YaRN whose correction range is not rounded to whole dimensions."""
     if (rope := facts.get("rope_parameters")) and rope["rope_type"] == "yarn":
         rope["truncate"] = False
 
 
 def falcon(container: GgufContainer, facts: Facts) -> None:
-    """One head of keys or several, which decides the form of the whole layer; norms and biases by their tensors."""
+    """The number of KV heads, one or several, which decides the form of the layer; norms and biases, if their tensors
+    exist."""
     groups = facts.setdefault("num_kv_heads", 1)
     facts |= {"multi_query": groups == 1, "parallel_attn": True, "alibi": False}
     facts["new_decoder_architecture"] = groups > 1
@@ -108,10 +109,10 @@ def falcon(container: GgufContainer, facts: Facts) -> None:
 
 
 def falcon_rows(config: Any, part: str) -> Tensor | None:
-    """Places in the file of the rows of Falcon's product of queries, keys and values, [rows], in transformers' order.
-    None of any other part.
+    """The row numbers in the file, [rows], of the rows of Falcon's matrix of queries, keys and values in transformers'
+    order. None for any other tensor.
 
-    A file has all queries, all keys and all values; transformers has those of one head of keys together.
+    A file has all queries, then all keys, then all values; transformers groups them by KV head.
     """
     if part not in ("attn_qkv.weight", "attn_qkv.bias"):
         return None
@@ -124,27 +125,27 @@ def falcon_rows(config: Any, part: str) -> Tensor | None:
 
 
 def stablelm(container: GgufContainer, facts: Facts) -> None:
-    """Heads turned in part; biases of queries, and whether the MLP has a norm or is computed beside attention, by their
-    tensors."""
+    """Partly rotated heads; from their tensors, biases of queries, and whether the MLP has a norm or runs parallel to
+    attention."""
     facts["use_qkv_bias"] = "blk.0.attn_q.bias" in container.tensors
     facts["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in container.tensors
     partly_turned(container, facts)
 
 
 def mamba(container: GgufContainer, facts: Facts) -> None:
-    """How many times wider than the model its layers with states are."""
+    """The expansion factor: the width of its state-space layers divided by the model's."""
     facts["expand"] = max(1, facts["intermediate_size"] // facts["hidden_size"])
 
 
 def phi3(container: GgufContainer, facts: Facts) -> None:
-    """Heads turned in part, windows, and factors of rotary frequencies for short and for long texts."""
+    """Partly rotated heads, windows, and factors of rotary frequencies for short and for long texts."""
     partly_turned(container, facts)
     facts["sliding_window"] = facts.get("sliding_window") or None
     long_rope(container, facts)
 
 
 def phimoe(container: GgufContainer, facts: Facts) -> None:
-    """As Phi 3, with the scales of long texts under other names, and a bias of the LM head."""
+    """As `phi3`, with the scales of long texts under other names, and a bias of the LM head."""
     phi3(container, facts)
     if (rope := facts.get("rope_parameters")) and rope.get("rope_type") == "longrope":
         rope |= dict.fromkeys(("short_mscale", "long_mscale"), rope["attention_factor"])
@@ -152,12 +153,12 @@ def phimoe(container: GgufContainer, facts: Facts) -> None:
 
 
 def command_r(container: GgufContainer, facts: Facts) -> None:
-    """Norms of queries and keys, by their tensors."""
+    """Norms of queries and keys, if their tensors exist."""
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
 def ministral3(container: GgufContainer, facts: Facts) -> None:
-    """YaRN as DeepSeek has it; the table's line scales scores of far positions as Llama 4 does."""
+    """YaRN as in DeepSeek; a field of the table scales scores of far positions as in Llama 4."""
     rope = facts.get("rope_parameters") or {"rope_type": "default", "rope_theta": facts.pop("rope_theta", 1e6)}
     if (scale := key(container, "rope.scaling.yarn_log_multiplier")) is not None and rope["rope_type"] == "yarn":
         rope |= {"mscale_all_dim": float(scale), "mscale": 1.0}
@@ -166,7 +167,7 @@ def ministral3(container: GgufContainer, facts: Facts) -> None:
 
 
 def laguna(container: GgufContainer, facts: Facts) -> None:
-    """The number of heads of each layer; gates of a head or of its elements."""
+    """The number of heads of each layer; gates per head or per element."""
     facts["num_attention_heads_per_layer"] = np.resize(
         key(container, "attention.head_count"), facts["num_hidden_layers"]
     ).tolist()
@@ -177,6 +178,6 @@ def laguna(container: GgufContainer, facts: Facts) -> None:
 
 
 def bert(container: GgufContainer, facts: Facts) -> None:
-    """How many types of tokens there are: one where the file has no table of them."""
+    """The number of token types: one if the file has no table of them."""
     kinds = container.tensors.get("token_types.weight")
     facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1

@@ -1,5 +1,5 @@
-"""The layer of a GGUF file that guesses the token after the next one: llama.cpp's `nextn`, of the first block behind
-the model's own (`nextn_predict_layers`)."""
+"""The layer for multi-token prediction of a GGUF file: llama.cpp's `nextn`, in the first block after the model's own
+(`nextn_predict_layers`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PARTS = {f"nextn.{name}.weight": f"{name}.weight" for name in ("enorm", "hnorm"
 
 
 def as_model(container: GgufContainer) -> GgufContainer | None:
-    """The file as one of a model that has that layer alone; None where it has none. `nextn.embed_tokens` and
-    `nextn.shared_head_head` are the model's own once more, and left out."""
+    """The file as one of a model that has that layer alone; None if the file has no such layer. `nextn.embed_tokens`
+    and `nextn.shared_head_head` are copies of the model's own, and left out."""
     arch, first = architecture_of(container), layer_count(container)
     block, count = f"blk.{first}.", key(container, "block_count")
     if first == count or not all(block + part in container.tensors for part in _PARTS):
@@ -42,7 +42,7 @@ def as_model(container: GgufContainer) -> GgufContainer | None:
 
 
 def parts_of_layer(container: GgufContainer, config: Any) -> dict[str, Weight]:
-    """The two norms before the layer and the product that joins what they give, by `LayerAhead`'s names."""
+    """The two norms before the layer and the projection of their concatenated results, by `LayerAhead`'s names."""
     arrangement = Arrangement(architecture_of(container), architecture(container), container.tensors, config)
     block = f"blk.{layer_count(container)}."
     return {ours: arrangement.undone(handle(container.tensors[block + n]), block + n) for n, ours in _PARTS.items()}

@@ -1,5 +1,4 @@
-"""The table of llama.cpp's architectures: the type of transformers that each is, and what is particular about its
-files.
+"""The table of llama.cpp's architectures: for each, transformers' model type and the peculiarities of its files.
 
 Keys and rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
@@ -20,27 +19,27 @@ from .fields import ANYTHING, SEES_ALL, SIGMOID, TURNED, Field, table
 from .keys import Facts, key
 from .rope import partly_turned
 
-_SOFTMAX = 1  # of `expert_gating_func`
+_SOFTMAX = 1  # value of `expert_gating_func`
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What files of one architecture are.
+    """How files of one architecture are read.
 
     kind: transformers' model type.
-    own: lines of its table of keys that `fields.COMMON` has not, or has otherwise.
-    names: ends of transformers' names of a layer's parameters, and what the file calls them behind "blk.N.", where the
-    gguf package does not know.
-    like: the architecture whose tensors lie as this one's do, where transformers undoes that.
-    fixed: values of the configuration that all models of the kind have.
-    period: where a file does not say layer by layer which see a window only: of how many layers one sees all tokens,
-    and whether it is the first of them. None: such a file has no windows by layer.
-    scales_rope: scaling of rotary frequencies is that of llama.cpp's common keys; else `adjust` says what it is.
-    turned_experts: transformers has their matrices [in, out], gate and up in turns.
-    adjust: the rest of the configuration, by the file.
-    rows: for a configuration and a tensor's name behind "blk.N.", the place in the file of each row in transformers'
-    order, of "ssm_out.weight" of each column; None where a file has that order.
-    between: the order of the rows of two matrices of a file that are one.
+    own: fields of its table of keys that `fields.COMMON` lacks or defines differently.
+    names: suffixes of transformers' parameter names in a layer, with the file's names after "blk.N.", if the gguf
+    package does not have them.
+    like: the architecture with the same arrangement of tensors, whose processor in transformers undoes it; "": itself.
+    fixed: configuration values that all models of the kind have.
+    period: for files that do not list the layers with windows: one of how many layers has full attention, and whether
+    it is the first of them. None: such a file has no windows per layer.
+    scales_rope: rotary frequencies are scaled as llama.cpp's common keys say; else as `adjust` says.
+    turned_experts: transformers has the experts' matrices transposed, [in, out], with gate and up interleaved.
+    adjust: completes the configuration from the file; None: nothing to do.
+    rows: for a configuration and a tensor's name after "blk.N.", the row number in the file of each row in
+    transformers' order (for "ssm_out.weight", of each column); None if the orders are equal.
+    between: the row order of two matrices of a file that transformers joins; None: one after the other.
     """
 
     kind: str
@@ -57,12 +56,12 @@ class Architecture:
 
     @cached_property
     def table(self) -> dict[str, Field]:
-        """Its lines and those of every architecture, by key."""
+        """Its own fields and the common ones, by key."""
         return table(self.own)
 
     @property
     def sees_all(self) -> bool:
-        """Whether it is an encoder, whose tokens see those behind them."""
+        """Whether it is an encoder, whose tokens see later ones."""
         return SEES_ALL in self.own
 
 
@@ -253,18 +252,18 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def _says(name: str) -> Callable[[GgufContainer], bool]:
-    """Files that have something in a key."""
+    """A test for files whose key `name` has a non-zero value."""
     return lambda container: bool(container.metadata.get(f"{container.metadata['general.architecture']}.{name}"))
 
 
 def _softmax_without_bias(container: GgufContainer) -> bool:
-    """DeepSeek-V2, whose files have the name that those of V3 have."""
+    """Whether a file is of DeepSeek-V2, whose files state the same architecture as V3's."""
     if any(name.endswith("exp_probs_b.bias") for name in container.tensors):
         return False
     return (key(container, "expert_gating_func") or _SOFTMAX) == _SOFTMAX
 
 
-# architectures whose files stand for several model types: which ones have another than in the table
+# architectures whose files may be of two model types: a test for files of the second type, and its entry
 VARIANTS: dict[str, tuple[Callable[[GgufContainer], bool], Architecture]] = {
     "llama": (_says("expert_count"), Architecture("mixtral")),
     "mamba": (
@@ -285,13 +284,12 @@ VARIANTS: dict[str, tuple[Callable[[GgufContainer], bool], Architecture]] = {
 
 
 def found_architecture(container: GgufContainer, name: str) -> Architecture | None:
-    """The entry of an architecture, by its name and what the file has; None for one that is in no table."""
+    """The entry of an architecture, by its name and the file's content; None if no table has it."""
     holds, variant = VARIANTS.get(name, (None, None))
     return variant if holds is not None and holds(container) else ARCHITECTURES.get(name)
 
 
 def architectures_of(kind: str) -> Iterator[tuple[str, Architecture]]:
-    """What llama.cpp may call a model of that type of transformers, and what is particular about its files; the most
-    usual first."""
+    """llama.cpp's names for a model type of transformers, with their entries; the most common first."""
     yield from ((name, own) for name, own in ARCHITECTURES.items() if own.kind == kind)
     yield from ((name, own) for name, (_, own) in VARIANTS.items() if own.kind == kind)

@@ -1,4 +1,5 @@
-"""What llama.cpp's conversion did to values, undone: by transformers' processors, and by what they lack."""
+"""Undoes the changes that llama.cpp's conversion makes to tensors: by transformers' processors, and by rules that they
+lack."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from ....errors import UnsupportedModel
 from ....weights.handles import Derived, GivenRows, QuantizedWeight, SortedColumns, Transposed, Weight, derive
 from .architectures import Architecture
 
-# of layers with states
+# tensors of layers with states
 _STATES = (
     "ssm_a", "ssm_dt.bias", "ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_norm.weight", "ssm_alpha.weight",
     "ssm_beta.weight", "ssm_out.weight", "ssm_d", "attn_gate.weight", "attn_qkv.weight",
 )  # fmt: skip
 Values = Callable[[np.ndarray], np.ndarray]
-_SAME = np.zeros(0, np.int64)  # the order of rows that are where they were
+_SAME = np.zeros(0, np.int64)  # stands for an unchanged order of rows
 
 
 class Arrangement:
-    """How files of an architecture have their tensors, for a configuration: the order of their rows, their axes and
-    their values. tensors: the names of those of a file."""
+    """The arrangement of tensors in files of an architecture, for a configuration: the order of their rows, their axes
+    and their values. tensors: the names of a file's tensors."""
 
     def __init__(self, arch: str, own: Architecture, tensors: Collection[str], config: Any) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
@@ -37,8 +38,8 @@ class Arrangement:
         self._plain = type(self.processor).process is TensorProcessor.process
 
     def undone(self, weight: Weight, name: str) -> Weight:
-        """The weight as transformers has it, of a tensor by its name in the file. UnsupportedModel for a quantized one
-        whose values would change."""
+        """A weight in transformers' arrangement. name: the tensor's name in the file. UnsupportedModel for a quantized
+        tensor whose values would change."""
         if name.endswith(".ssm_a"):
             weight = derive(lambda values: torch.log(-values.to(torch.float32)), weight)
         part = name.removeprefix("blk.").partition(".")[2]
@@ -74,16 +75,18 @@ class Arrangement:
         return derive(joined, first, second)
 
     def order(self, name: str, rows: int, columns: int) -> tuple[np.ndarray, bool] | None:
-        """See `_row_order`, of the file's matrix of that name."""
+        """See `_row_order`, for the file's matrix of that name [rows, columns]. None as there."""
         part = name.removeprefix("blk.").partition(".")[2]
         if self.rows is not None and (found := self.rows(self.config, part)) is not None:
-            return None if part == "ssm_out.weight" else (found.numpy(), False)  # of that, columns are in another order
+            return (
+                None if part == "ssm_out.weight" else (found.numpy(), False)
+            )  # its columns are reordered, not its rows
         if self._keeps(name):
             return _SAME, False
         return _row_order(lambda values: self._values(values, name), rows, columns)
 
     def _keeps(self, name: str) -> bool:
-        """Whether the conversion leaves a tensor as it is, or what it does is undone elsewhere."""
+        """Whether the conversion leaves a tensor unchanged, or its changes are undone elsewhere."""
         layer, _, part = name.removeprefix("blk.").partition(".")
         of_states = part in _STATES and f"blk.{layer}.ssm_a" in self.tensors
         return self._plain or of_states or name.endswith(("_exps.weight", "_exps.bias"))
@@ -94,19 +97,22 @@ class Arrangement:
             weights=values, name=name, tensor_key_mapping=None, parsed_parameters=taken
         ).weights
         found = next((v.numpy() for v in taken["tensors"].values()), result)
-        return values if found.shape == (1, *values.shape) and values.ndim > 1 else found  # it takes it for a vector
+        return (
+            values if found.shape == (1, *values.shape) and values.ndim > 1 else found
+        )  # the processor took it for a vector
 
     def latent(self, found: dict[str, Weight]) -> dict[str, Weight]:
-        """The products of latent attention in `found`, whose halves are taken out of it, by the parameter's name.
+        """The joined key and value matrices of latent attention, by parameter name. Their halves are removed from
+        `found`.
 
         A file has keys [heads, rank, dim] and values [heads, dim, rank]; transformers has one matrix [heads * dims,
-        rank]. It is float16 where a half is quantized, because the keys' groups lie across it.
+        rank]. The result is float16 if a half is quantized, because the groups of the keys do not lie along its rows.
         """
         joined: dict[str, Weight] = {}
         for name in [name for name in found if name.endswith("kv_b_proj.weight.k")]:
             keys, values = found.pop(name), found.pop(f"{name[:-1]}v", None)
             if values is None:
-                continue  # the parameter is missing, then
+                continue  # then the parameter is reported as missing
             quantized = isinstance(keys, QuantizedWeight) or isinstance(values, QuantizedWeight)
             dtype = torch.float16 if quantized else keys.dtype if keys.dtype == values.dtype else torch.float32
             joined[name[:-2]] = derive(
@@ -115,8 +121,8 @@ class Arrangement:
         return joined
 
     def experts(self, pieces: list[Weight]) -> Weight:
-        """Gate and up of experts [E, I, H] as one weight [E, 2 I, H]; their biases [E, I] as [E, 2 I]. Where experts
-        are turned: [E, H, 2 I], and everywhere an element of gate before one of up."""
+        """Gate and up of experts [E, I, H] as one weight [E, 2 I, H]; their biases [E, I] as [E, 2 I]. For transposed
+        experts: [E, H, 2 I], with gate and up interleaved element by element."""
         gate, up = pieces
         count = gate.shape[-1] if len(gate.shape) == 2 else gate.shape[-2]
         order = torch.arange(2 * count).view(2, count).T.reshape(-1) if self.turned else None
@@ -134,14 +140,14 @@ class Arrangement:
         return derive(both, gate, up)
 
     def down(self, weight: Weight) -> Weight:
-        """The last matrices of experts [E, H, I], as [E, I, H] for models that have them turned."""
+        """The last matrices of experts [E, H, I], transposed to [E, I, H] for models with transposed experts."""
         if not self.turned or len(weight.shape) != 3:
             return weight
         return Transposed(weight) if isinstance(weight, QuantizedWeight) else derive(lambda values: values.mT, weight)
 
 
 def _ordered(weight: Weight, order: Tensor, columns: bool) -> Weight:
-    """The rows of a tensor, or its columns, in another order; groups of quantized ones stay as they are."""
+    """A tensor with its rows, or its columns, in another order [n]; quantized groups are kept."""
     if isinstance(weight, QuantizedWeight):
         return SortedColumns(weight, order.argsort()) if columns else GivenRows((weight,), order)
     if columns:
@@ -150,8 +156,8 @@ def _ordered(weight: Weight, order: Tensor, columns: bool) -> Weight:
 
 
 def shaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """The weight in the shape that the model has for it, where only axes of one or a flattening differ; else as it
-    is."""
+    """The weight reshaped to the model's shape if the two differ only in axes of size 1 or a flattening; else
+    unchanged."""
     if isinstance(weight, (QuantizedWeight, Transposed)) or tuple(weight.shape) == tuple(shape):
         return weight
     turned = sorted(size for size in weight.shape if size > 1) == sorted(size for size in shape if size > 1)
@@ -165,12 +171,12 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _row_order(arrange: Values, rows: int, columns: int) -> tuple[np.ndarray, bool] | None:
-    """Which row of a matrix [rows, columns] each is that `arrange` makes of it, int64 [rows], [] where the order is the
-    same, and whether it turns the matrix; None where it does more than that."""
+    """The old row number of each row after `arrange` is applied to a matrix [rows, columns]: int64 [rows], or [] if the
+    order is unchanged; and whether it transposes the matrix. None if it does anything else."""
     numbers = np.arange(rows, dtype=np.int32)[:, None]
     try:
         shown = arrange(numbers)
-    except ValueError:  # it asks for all columns
+    except ValueError:  # it needs all columns
         shown = arrange(np.ascontiguousarray(np.broadcast_to(numbers, (rows, columns))))
     if shown.shape[0] != rows:
         return (_SAME, True) if np.array_equal(shown[0], numbers[:, 0]) else None
@@ -181,7 +187,8 @@ def _row_order(arrange: Values, rows: int, columns: int) -> tuple[np.ndarray, bo
 
 
 def _blocks(weight: QuantizedWeight, name: str, arrange: Values) -> Weight:
-    """Blocks lie along rows, so a change of the rows' order leaves them as they are. Others are undone on values."""
+    """Undo a reordering of rows or a transposition of a quantized matrix: blocks lie along rows and are kept.
+    UnsupportedModel for other changes."""
     found = _row_order(arrange, *weight.shape) if len(weight.shape) == 2 else None
     if found is None:
         raise UnsupportedModel(

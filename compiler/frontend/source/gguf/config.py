@@ -1,4 +1,4 @@
-"""The configuration of a GGUF model, by the table of its keys, its tensors and the rules of its architecture."""
+"""Makes the configuration of a GGUF model from the table of its keys, its tensors and the rules of its architecture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .unused import refuse_unused
 from .windows import place_windows, turn_by_kind
 
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-_NO_MODEL = {  # by general.type
+_NO_MODEL = {  # by the value of general.type
     "mmproj": ("what turns images or sounds into tokens", "give the model's own GGUF file: icc compiles it for texts"),
     "imatrix": ("statistics of activations", "give the model's GGUF file"),
     "adapter": ("an adapter", "merge it when its model is compiled: icc compile MODEL --lora FILE"),
@@ -29,7 +29,7 @@ def read_config(container: GgufContainer) -> Any:
     """transformers' configuration of a file.
 
     UnsupportedModel for an architecture without a table, a key that nothing reads, or metadata that make no model;
-    CheckpointError for metadata that are missing or wrong.
+    CheckpointError if metadata are missing or wrong.
     """
     from transformers import AutoConfig
 
@@ -38,7 +38,7 @@ def read_config(container: GgufContainer) -> Any:
     _plausible(container)
     try:
         facts = _facts(container)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # which rules ask for
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # keys that rules need
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise CheckpointError(f"{container.path}: metadata of the architecture lack or are wrong ({reason})") from error
     kind = facts.pop("model_type")
@@ -52,7 +52,7 @@ def read_config(container: GgufContainer) -> Any:
 
 
 def _plausible(container: GgufContainer) -> None:
-    """No number of the metadata makes more than the tensors are, and none is no number."""
+    """Check that no number in the metadata implies more elements than the tensors have, and that none is NaN."""
     arch = architecture_of(container)
     for name in ("block_count", "embedding_length"):
         if container.get(f"{arch}.{name}", int, 0) < 1:
@@ -78,14 +78,14 @@ def _plausible(container: GgufContainer) -> None:
 
 
 def special_token(container: GgufContainer, name: str) -> int | None:
-    """The id of the token that llama.cpp calls `name`, such as "eos". None where there is none, which some files write
-    as -1 or as the largest number."""
+    """The id of the token that llama.cpp calls `name`, such as "eos"; None if there is none, which some files write as
+    -1 or as the largest integer."""
     found = container.get(f"tokenizer.ggml.{name}_token_id", int)
     return None if found in (-1, 2**32 - 1) else found
 
 
 def architecture_of(container: GgufContainer) -> str:
-    """llama.cpp's name of the file's architecture; CheckpointError if the file does not say it."""
+    """llama.cpp's name of the file's architecture; CheckpointError if the file does not state it."""
     found = container.get("general.architecture", str)
     if not found:
         raise CheckpointError(f"{container.path} does not say its architecture", "icc compiles GGUF files of models")
@@ -93,10 +93,10 @@ def architecture_of(container: GgufContainer) -> str:
 
 
 def architecture(container: GgufContainer) -> Architecture:
-    """The entry of the table for a file; UnsupportedModel for an architecture that the table does not have, and for a
-    file that is no model."""
+    """The table's entry for a file. UnsupportedModel for an architecture that the table lacks, and for a file that is
+    no model."""
     kind = str(container.metadata.get("general.type"))
-    if container.metadata.get("general.architecture") == "clip":  # before there was a general.type
+    if container.metadata.get("general.architecture") == "clip":  # such files may have no general.type
         kind = "mmproj"
     if kind in _NO_MODEL:
         what, hint = _NO_MODEL[kind]
@@ -126,17 +126,18 @@ def _facts(container: GgufContainer) -> Facts:
     rope = fields.get("rope_parameters") or {}
     if "full_attention" in rope and own.scales_rope:
         turn_by_kind(container, facts)
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:  # whole heads but where a file says
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:  # whole heads are rotated unless a file says otherwise
         rope_parameters(facts).setdefault("partial_rotary_factor", 1.0)
     _place_inside(container, arch, own, facts)
-    for full, name in placed.items():  # what an adjustment took away it used
+    for full, name in placed.items():  # a fact that `adjust` removed was used by it
         if name not in facts or facts[name] == _plain(container.metadata[full]):
             container.used.add(full)
     return facts
 
 
 def _placed(container: GgufContainer, arch: str, own: Architecture, fields: Facts) -> tuple[Facts, dict[str, str]]:
-    """What the table of keys gives, and by which keys: those inside of a dict, "a.b", are placed behind the others."""
+    """The configuration values from the table of keys, and the key of each. Values inside a dict, "a.b", are left to
+    `_place_inside`."""
     facts: Facts = {"model_type": own.kind}
     placed: dict[str, str] = {}
     for field, value in said(own.table, container.metadata, arch):
@@ -147,7 +148,8 @@ def _placed(container: GgufContainer, arch: str, own: Architecture, fields: Fact
 
 
 def _place_inside(container: GgufContainer, arch: str, own: Architecture, facts: Facts) -> None:
-    """Values at paths such as "rope_parameters.rope_theta", in dicts that rules may have made, by the table of keys."""
+    """Set the values at paths such as "rope_parameters.rope_theta", in dicts that rules may have made, from the table
+    of keys."""
     for field in own.table.values():
         if not isinstance(field.path, str) or "." not in field.path:
             continue
@@ -163,7 +165,7 @@ def _place_inside(container: GgufContainer, arch: str, own: Architecture, facts:
 
 
 def _complete(container: GgufContainer, own: Architecture, fields: Facts, facts: Facts) -> None:
-    """What the table of keys leaves out: tensors that are there or not, and defaults."""
+    """Add the facts that the table of keys lacks: those shown by the presence of tensors, and defaults."""
     names = container.tensors
     layers = layer_count(container)
     facts |= {name: layers for name in ("num_hidden_layers",) if name in facts}
@@ -194,16 +196,18 @@ def _complete(container: GgufContainer, own: Architecture, fields: Facts, facts:
 def _complete_rope(container: GgufContainer, own: Architecture, fields: Facts, facts: Facts) -> None:
     rope = fields.get("rope_parameters")
     if rope is not None and "rope_theta" in (rope.get("full_attention") or rope):
-        facts.setdefault("rope_theta", 10000.0)  # as llama.cpp has it where a file does not say
+        facts.setdefault("rope_theta", 10000.0)  # llama.cpp's default
     if rope is not None and own.scales_rope:
         scale_rope(container, facts)
     kind = (rope or {}).get("rope_type", "default")
-    if kind != "default" and facts.get("rope_theta") and "rope_parameters" not in facts:  # the type's own is none
+    if (
+        kind != "default" and facts.get("rope_theta") and "rope_parameters" not in facts
+    ):  # the model type's default is another kind
         facts["rope_parameters"] = {"rope_type": "default", "rope_theta": facts.pop("rope_theta")}
 
 
 def _plain(value: Any) -> Any:
-    """An array of equal numbers, one per layer, as the number; other arrays as lists."""
+    """An array of equal numbers, one per layer, as a single number; other arrays as lists."""
     if not isinstance(value, np.ndarray):
         return value
     values = value.tolist()

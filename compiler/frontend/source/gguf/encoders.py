@@ -1,7 +1,7 @@
-"""What GGUF files of encoders have: a vocabulary of WordPiece, and how hidden states are pooled.
+"""Reads GGUF files of encoders: a WordPiece vocabulary, and the pooling of hidden states.
 
-llama.cpp writes pieces that begin a word with a mark of a space before them, and others without the "##" that BERT's
-vocabulary has there (`conversion/bert.py`); `src/llama-vocab.cpp` reads them.
+llama.cpp writes word-initial pieces with a leading space mark, and other pieces without BERT's leading "##"
+(`conversion/bert.py`); `src/llama-vocab.cpp` reads them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .....runtime.format.gguf import GgufContainer
 
 _SPACE, _CONTROL = "\u2581", 3
 _POOLED = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's `llama_pooling_type`
-# ids where a file does not say, as llama.cpp has them
+# llama.cpp's default ids
 _DEFAULTS = {"unknown": 100, "cls": 101, "seperator": 102, "padding": 0, "mask": 103}
 _NAMES = {"unknown": "unk_token", "cls": "cls_token", "seperator": "sep_token", "padding": "pad_token"}
 
 
 def wordpiece(container: GgufContainer, facts: dict[str, Any]) -> tuple[Any, dict[str, str]]:
-    """A tokenizer of the `tokenizers` library, and the names of its special tokens."""
+    """A WordPiece tokenizer of the `tokenizers` library, and its special tokens by option name."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     kinds = facts.get("token_type") or [1] * len(facts["tokens"])
@@ -39,7 +39,7 @@ def wordpiece(container: GgufContainer, facts: dict[str, Any]) -> tuple[Any, dic
 
 
 def around(container: GgufContainer, tokens: list[str], made: Any) -> Any:
-    """The tokenizer's rule for tokens around a text, and around two: [CLS] and [SEP], or RoBERTa's first and last
+    """The tokenizer's rule for tokens around one text and around a pair: [CLS] and [SEP], or RoBERTa's first and last
     token.
 
     tokens: the file's tokens by id. made: the tokenizer, which has them.
@@ -60,7 +60,7 @@ def around(container: GgufContainer, tokens: list[str], made: Any) -> Any:
 
 
 def _piece(token: str, kind: int) -> str:
-    """A piece as BERT's vocabulary has it."""
+    """A piece in the form of BERT's vocabulary."""
     if kind == _CONTROL:
         return token
     return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
@@ -72,8 +72,8 @@ def _special(container: GgufContainer, name: str, own: list[str]) -> str:
 
 
 def write_pooling(container: GgufContainer, folder: Path) -> None:
-    """Write the pooling that a file's metadata name into `folder`, as sentence-transformers writes it beside a
-    checkpoint; nothing where they name none."""
+    """Write the pooling that a file's metadata name into `folder`, in the form of sentence-transformers; nothing if
+    they name none."""
     arch = container.metadata["general.architecture"]
     kind = _POOLED.get(container.get(f"{arch}.pooling_type", int, 0))
     if kind is None:

@@ -1,7 +1,7 @@
-"""The table of llama.cpp's metadata: which key of a GGUF file becomes what of transformers' configuration.
+"""The table of llama.cpp's metadata: which key of a GGUF file becomes which field of transformers' configuration.
 
-A key that no line reads, and no rule of its architecture asks for, is refused by name where it says something
-(`unused.py`), so that a new key costs one line here, or one of its architecture's in `architectures.py`.
+A key that is in no line and that no rule of its architecture reads is refused by name if its value matters
+(`unused.py`). A new key needs one line here, or one for its architecture in `architectures.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from .rope import rope_of, turned_dims
 
 
 class UnreadKey(enum.Enum):
-    """What a file may say in a key that the configuration does not have.
+    """Which values a file may have in a key without a place in the configuration.
 
-    ANYTHING: any value. NOTHING: 0, false, an empty list or a factor of 1.0. REFUSED: it must not have the key.
+    ANYTHING: any value. NOTHING: 0, false, an empty list or a factor of 1.0. REFUSED: no value, the file must not have
+    the key.
     """
 
     ANYTHING = enum.auto()
@@ -27,16 +28,16 @@ class UnreadKey(enum.Enum):
 
 
 ANYTHING, NOTHING, REFUSED = UnreadKey.ANYTHING, UnreadKey.NOTHING, UnreadKey.REFUSED
-Expected = Any  # a value, an UnreadKey, or a function that gives one of them for the configuration as a dict
+Expected = Any  # a value, an UnreadKey, or a function from the configuration as a dict to one of them
 
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a file, behind its architecture's name.
+    """One key of a file, without the architecture's name before it.
 
     path: its place in the configuration; among several names, the first that the configuration's type has; "a.b" is b
-    of the dict a; () is none. default: the value in the configuration for a file without the key; None: the type's own
-    default. expect: the values that a file may have if the configuration has no place for the key, or a rule put
+    of the dict a; (): no place. default: the value in the configuration for a file without the key; None: the type's
+    own default. expect: the values that a file may have if the configuration has no place for the key, or a rule put
     another value there.
     """
 
@@ -47,7 +48,7 @@ class Field:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The places in a configuration, the one to prefer first."""
+        """The places in a configuration, the preferred one first."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     def place(self, fields: Facts) -> str | None:
@@ -58,7 +59,7 @@ class Field:
         return next((name for name in self.path if name in fields or name == "rope_theta"), None)
 
     def expected(self, config: Facts) -> Any:
-        """The value, or the UnreadKey, that the configuration as a dict lets the file say."""
+        """The value or the UnreadKey that the file may have, given the configuration as a dict."""
         return self.expect(config) if callable(self.expect) else self.expect
 
 
@@ -69,14 +70,14 @@ def table(own: Iterable[Field]) -> dict[str, Field]:
 
 
 def said(fields: Mapping[str, Field], metadata: Mapping[str, Any], arch: str) -> Iterator[tuple[Field, Any]]:
-    """Fields whose keys a file has, each with its value."""
+    """The fields whose keys a file has, each with its value."""
     for field in fields.values():
         if (value := metadata.get(f"{arch}.{field.key}")) is not None:
             yield field, value
 
 
 def _or(unread: UnreadKey, of: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
-    """What a configuration makes of a key; `unread` where it makes nothing of it."""
+    """The value that a configuration implies for a key; `unread` if it implies none."""
 
     def expected(config: Facts) -> Any:
         found = of(config)
@@ -90,14 +91,14 @@ def _epsilon(config: Facts) -> float | None:
 
 
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
-# `expert_gating_func`: 1 is a softmax, which experts have but for those of architectures with this line
+# `expert_gating_func`: 1 is a softmax, the default; architectures with this line have another function
 SIGMOID = Field("expert_gating_func", expect=2)
-# positions are turned, or are not, by `rope.scaling.finetuned`
+# says whether positions are rotated: the key `rope.scaling.finetuned`
 TURNED = Field("rope.scaling.finetuned", expect=True)
 SEES_ALL = Field("attention.causal", expect=False)
 
 COMMON: tuple[Field, ...] = (
-    # sizes; those with ANYTHING are proved by the shapes of tensors: a model of another size has no place for them
+    # sizes; those with ANYTHING are checked by the shapes of tensors, which do not fit a model of another size
     Field("vocab_size", expect=ANYTHING),
     Field("block_count", ("num_hidden_layers",)),
     Field("embedding_length", ("hidden_size",)),
@@ -167,7 +168,7 @@ COMMON: tuple[Field, ...] = (
     Field("ssm.time_step_rank", ("mamba_num_heads", "mamba_n_heads", "mamba_dt_rank", "linear_num_value_heads")),
     Field("ssm.inner_size", expect=ANYTHING),
     Field("shortconv.l_cache", ("conv_L_cache",)),
-    # of no effect on what a text gives: limits, how the file was made, axes of pictures, what follows the last layer
+    # without effect on a text's results: limits, how the file was made, axes of images, what follows the last layer
     Field("context_length", ("max_position_embeddings",), expect=ANYTHING),
     Field("tensor_data_layout", expect=ANYTHING),
     Field("rope.scaling.finetuned", expect=ANYTHING),

@@ -1,6 +1,6 @@
-"""Rules of layers with states and of mixtures of experts: parts of their configurations, and the order of rows.
+"""Rules of architectures with recurrent layers and with experts: parts of their configurations, and the order of rows.
 
-Rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
+The rules follow llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Adjust = Callable[[GgufContainer, Facts], None]
 
 
 def adjusted(*parts: Adjust) -> Adjust:
-    """A rule that is several rules, one after the other."""
+    """A rule that applies several rules, one after the other."""
 
     def adjust(container: GgufContainer, facts: Facts) -> None:
         for part in parts:
@@ -30,13 +30,14 @@ def adjusted(*parts: Adjust) -> Adjust:
 
 
 def usual(container: GgufContainer, facts: Facts) -> None:
-    """What many architectures have: heads turned in part, and norms of queries and keys by their tensors."""
+    """A rule of many architectures: partly rotated heads, and norms of queries and keys, if their tensors exist."""
     partly_turned(container, facts)
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
 def kinds(attention: str, other: str, field: str = "layer_types") -> Adjust:
-    """A rule for layers of two kinds: the list `field` says `attention` of those with keys, and `other` of the rest."""
+    """A rule for layers of two kinds: the list `field` has `attention` for layers with KV heads, and `other` for the
+    rest."""
 
     def adjust(container: GgufContainer, facts: Facts) -> None:
         facts[field] = [attention if count else other for count in _kv_heads(container, facts)]
@@ -50,20 +51,21 @@ def _per_layer(container: GgufContainer, name: str) -> list[int]:
 
 
 def _kv_heads(container: GgufContainer, facts: Facts) -> list[int]:
-    """Heads of keys of each layer, 0 for one without attention. The configuration is given the largest number."""
+    """The number of KV heads of each layer, 0 for layers without attention. The largest is put into the
+    configuration."""
     found = _per_layer(container, "attention.head_count_kv")
     facts["num_key_value_heads"] = max(found)
     return found
 
 
 def lfm2(container: GgufContainer, facts: Facts) -> None:
-    """Convolutions and attention; the bias of convolutions by its tensors."""
+    """Layers with convolutions and layers with attention; a bias of convolutions, if its tensors exist."""
     kinds("full_attention", "conv")(container, facts)
     facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
 
 
 def delta_rule(container: GgufContainer, facts: Facts) -> None:
-    """Qwen3-Next and Qwen3.5: layers with gated delta rules, every few of them one with attention."""
+    """Qwen3-Next and Qwen3.5: layers with gated delta rules, and one with attention every few layers."""
     partly_turned(container, facts)
     recurrent, every = key(container, "attention.recurrent_layers"), key(container, "full_attention_interval") or 4
     layers = facts["num_hidden_layers"]
@@ -75,7 +77,7 @@ def delta_rule(container: GgufContainer, facts: Facts) -> None:
 def mamba2(prefix: str = "mamba_", head: str = "d_head") -> Adjust:
     """A rule for Mamba-2 layers of a hybrid.
 
-    prefix: how its configuration's fields begin. head: what it calls the width of a head, behind the prefix.
+    prefix: of the names of its configuration's fields. head: the name, after the prefix, of the width of a head.
     """
 
     def adjust(container: GgufContainer, facts: Facts) -> None:
@@ -94,7 +96,7 @@ def mamba2_alone(container: GgufContainer, facts: Facts) -> None:
 
 
 def granite(container: GgufContainer, facts: Facts) -> None:
-    """Experts or none; positions are turned where the file says so."""
+    """Experts, if there are any; positions are rotated if the file says so."""
     facts["num_local_experts"] = key(container, "expert_count") or 0
     facts["num_experts_per_tok"] = key(container, "expert_used_count") or 0
     if key(container, "expert_shared_feed_forward_length") is None:
@@ -103,13 +105,13 @@ def granite(container: GgufContainer, facts: Facts) -> None:
 
 
 def bamba(container: GgufContainer, facts: Facts) -> None:
-    """Which layers have attention, by their heads of keys; heads turned in part."""
+    """Which layers have attention, from their KV heads; partly rotated heads."""
     facts["attn_layer_indices"] = [layer for layer, count in enumerate(_kv_heads(container, facts)) if count]
     partly_turned(container, facts)
 
 
 def falcon_h1(container: GgufContainer, facts: Facts) -> None:
-    """Multipliers are all 1, as a file has them in its weights; gates come before norms."""
+    """Multipliers are all 1, because a file's weights include them; gates come before norms."""
     facts |= {
         "mlp_multipliers": [1.0, 1.0],
         "mamba_norm_before_gate": False,
@@ -118,7 +120,7 @@ def falcon_h1(container: GgufContainer, facts: Facts) -> None:
 
 
 def nemotron_h(container: GgufContainer, facts: Facts) -> None:
-    """Layers that are each one thing, a mixer, attention, experts or an MLP, told by the tensors that they have."""
+    """Each layer is only a mixer, attention, experts or an MLP, which its tensors show."""
     groups, widths = _kv_heads(container, facts), _per_layer(container, "feed_forward_length")
     marks = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
     facts["layers_block_type"] = [
@@ -127,12 +129,12 @@ def nemotron_h(container: GgufContainer, facts: Facts) -> None:
     ]
     facts["intermediate_size"] = max(widths)
     facts.pop("num_hidden_layers", None)
-    for name in ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"):  # the latter, where both are
+    for name in ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"):  # the second if both exist
         facts["layer_norm_epsilon"] = key(container, name) or facts.get("layer_norm_epsilon", 1e-5)
 
 
 def jamba(container: GgufContainer, facts: Facts) -> None:
-    """Which layers have attention and which have experts, each as an offset and a period."""
+    """Which layers have attention, and which have experts: an offset and a period for each."""
     groups = _kv_heads(container, facts)
     experts = [f"blk.{layer}.ffn_gate_inp.weight" in container.tensors for layer in range(len(groups))]
     for name, found in (("attn", groups), ("expert", experts)):
@@ -145,7 +147,7 @@ def jamba(container: GgufContainer, facts: Facts) -> None:
 
 
 def latent(container: GgufContainer, facts: Facts) -> None:
-    """Widths of heads of latent attention, of a file that has its products of keys and values in one matrix."""
+    """Widths of heads of latent attention, for files with the key and value projections in one matrix."""
     long_rope(container, facts)
     turned = key(container, "rope.dimension_count")
     facts["qk_rope_head_dim"], facts["qk_nope_head_dim"] = turned, key(container, "attention.key_length") - turned
@@ -164,20 +166,21 @@ def command_moe(container: GgufContainer, facts: Facts) -> None:
 
 
 def value_heads(config: Any, dims: int) -> Tensor:
-    """Places in the file of the rows of the value heads, `dims` of each head, in transformers' order: [heads * dims].
+    """The row numbers in the file, [heads * dims], of the rows of value heads in transformers' order; `dims` rows per
+    head.
 
-    A file has the first value head of every key head, then the second of every; transformers has those of a key head
-    together.
+    A file has the first value head of every key head, then the second of every key head; transformers groups them by
+    key head.
     """
     groups, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
     return torch.arange(groups * each * dims).view(each, groups, dims).transpose(0, 1).reshape(-1)
 
 
 def delta_rows(config: Any, part: str) -> Tensor | None:
-    """Places in the file of the rows of a layer's tensor of Qwen3.5, [rows], in transformers' order; of the last
-    product, those of its columns.
+    """The row numbers in the file, [rows], of the rows of a tensor of a Qwen3.5 layer in transformers' order; for the
+    output projection, the column numbers.
 
-    part: the tensor's name behind "blk.N.". None where a file has transformers' order.
+    part: the tensor's name after "blk.N.". None if a file has transformers' order.
     """
     before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
     dims = {"attn_gate.weight": config.linear_value_head_dim} | dict.fromkeys(
@@ -193,10 +196,10 @@ def delta_rows(config: Any, part: str) -> Tensor | None:
 
 
 def interleaved_rows(config: Any) -> Tensor:
-    """Places in the file of the rows of Qwen3-Next's first product, [rows], in transformers' order.
+    """The row numbers in the file, [rows], of the rows of Qwen3-Next's input projection in transformers' order.
 
-    A file has the rows of all queries, then those of all keys, of all values and of all gates; transformers has those
-    of one head of keys together.
+    A file has the rows of all queries, then of all keys, all values and all gates; transformers groups them by key
+    head.
     """
     groups, wide = config.linear_num_key_heads, config.linear_key_head_dim
     values = config.linear_num_value_heads // groups * config.linear_value_head_dim

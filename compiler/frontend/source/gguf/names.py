@@ -1,4 +1,4 @@
-"""Which parameter of transformers' model a tensor of a GGUF file is, by the tables of the `gguf` package."""
+"""Maps tensors of a GGUF file to parameters of transformers' model, by the tables of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .keys import NAMES
 
 LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
 _HALF = re.compile(r"blk\.\d+\.ffn_(gate|up)_exps\.(?:weight|bias)")
-# matrices that a file has as two, one above the other, by the end of transformers' name
+# matrices that a file splits into two, the first rows first, by the suffix of transformers' name
 _STACKED = {
     "shared_mlp.input_linear.weight": (
         "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_gate.weight", "ffn_up.weight",
     ),
     "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
 }  # fmt: skip
-# experts of a layer as transformers has them: gate and up in one, and down
+# transformers' names of a layer's expert matrices: gate and up in one, and down
 _EXPERTS = re.compile(
     r"(?:.*\.)?layers\.\d+\..*(?:experts\.(gate_up|up|down)_proj(_bias)?|block_sparse_moe\.(input|output)_linear\.weight)"
 )
@@ -28,11 +28,11 @@ _EXPERTS = re.compile(
 def places(
     arch: str, own: Architecture, tensors: Collection[str], parameters: Iterable[str], config: Any, processor: Any
 ) -> dict[str, str]:
-    """The name of the parameter that every tensor is for which a model has a place.
+    """The name of the model's parameter for each tensor name that a file may have; tensors without one are not in it.
 
-    tensors: the names of those of the file. parameters: of the model. processor: transformers' rules of the
-    architecture. A name with "#gate" or "#up" is a half of a parameter. UnsupportedModel where the gguf package does
-    not know the architecture.
+    tensors: the file's tensor names. parameters: the model's parameter names. processor: transformers' rules of the
+    architecture. "#gate" or "#up" at the end of a name means a half of the parameter. UnsupportedModel if the gguf
+    package does not know the architecture.
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
@@ -51,7 +51,7 @@ def places(
         plain, suffix = _split(processor.preprocess_name(name))
         ours = table.get_name(plain)
         if ours is None and (whole := table.get_name(name)) is not None:
-            ours, suffix = whole, ""  # the table has it with its end
+            ours, suffix = whole, ""  # the table has the name with its suffix
         if ours is None:
             processor.perform_fallback_tensor_mapping(found, suffix, "", name)
             left.append(name)
@@ -68,10 +68,10 @@ def places(
 
 
 def _in_layer(tensors: Collection[str], name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
-    """The places of a parameter of a layer that a file has otherwise than as one tensor, or by another name."""
+    """The tensors of a layer's parameter that a file splits or names differently; {} for other parameters."""
     block = f"blk.{layer}"
     if name.endswith("self_attn.kv_b_proj.weight") and f"{block}.attn_kv_b.weight" not in tensors:
-        return {f"{block}.attn_{half}_b.weight": f"{name}.{half}" for half in ("k", "v")}  # which `latent` joins
+        return {f"{block}.attn_{half}_b.weight": f"{name}.{half}" for half in ("k", "v")}  # see `latent`
     if experts := _EXPERTS.fullmatch(name):
         part, bias, linear = experts.groups()
         alone = "down" if linear == "output" else part
@@ -92,20 +92,20 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def stacked_halves(name: str) -> dict[str, str]:
-    """The two or four tensors of a layer that are halves of a parameter, each with the half that it is, by the
-    parameter's name; {} for one that has no halves."""
+    """The two or four possible tensors of a layer that are halves of the parameter `name`, each with its half, "gate"
+    or "up"; {} for a parameter without halves."""
     ours = next((ours for end, ours in _STACKED.items() if name.endswith(end)), ())
     return {tensor: ("gate", "up")[place % 2] for place, tensor in enumerate(ours)}
 
 
 def layer_of(name: str) -> int:
-    """The layer that a tensor of the file belongs to, by its name; -1 if it belongs to none."""
+    """The layer number of a tensor of the file, from its name; -1 if it belongs to no layer."""
     number = name.split(".")[1] if name.startswith("blk.") else ""
     return int(number) if number.isdecimal() else -1
 
 
 def place_of(names: Mapping[str, str], name: str) -> tuple[str, str | None]:
-    """The half of a parameter that a tensor is, "" if it is a whole one, and the parameter's name, None if there is
+    """Which half of a parameter a tensor is, "" for a whole parameter; and the parameter's name, None if there is
     none."""
     place = names.get(name) or names.get(name.removesuffix(".weight")) or names.get(f"{name}.weight")
     place = place or names.get(f"{name}.bias")

@@ -1,4 +1,4 @@
-"""Rotary scaling that a GGUF file's metadata and tensors name, as parts of transformers' configuration."""
+"""Turns the rotary scaling in a GGUF file's metadata and tensors into parts of transformers' configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_att
 
 
 def check_rope(container: GgufContainer, arch: str) -> None:
-    """CheckpointError for a frequency or a factor that is no number; UnsupportedModel for an unknown scaling."""
+    """Raise CheckpointError for a frequency or a factor that is not a valid number, UnsupportedModel for an unknown
+    scaling."""
     for name in ("freq_base", "freq_base_swa", "scaling.factor", "scaling.attn_factor", "scale_linear"):
         value = container.get(f"{arch}.rope.{name}", (int, float), 1.0)
         if not (isfinite(value) and (value > 0 or (value == 0 and "base" not in name))):
@@ -28,22 +29,21 @@ def check_rope(container: GgufContainer, arch: str) -> None:
 
 
 def scaling(container: GgufContainer) -> tuple[str, float]:
-    """The kind of scaling and its factor, by llama.cpp's rules; ("none", 1.0) where there is none.
+    """The kind of scaling and its factor, by llama.cpp's rules; ("none", 1.0) if there is none.
 
-    A file that has only the factor, which had another name before October 2023, has linear scaling.
+    A file with only the factor, which had another name before October 2023, has linear scaling.
     """
     kind = key(container, "rope.scaling.type") or "linear"
     if kind == "longrope":
-        return "none", 1.0  # see `long_rope`; a factor beside it is left for `unused.py`
+        return "none", 1.0  # see `long_rope`; `unused.py` refuses a factor beside it
     factor = key(container, "rope.scaling.factor") or key(container, "rope.scale_linear")
     if kind != "yarn":
-        key(container, "rope.scaling.original_context_length")  # which nothing else asks for
+        key(container, "rope.scaling.original_context_length")  # marks the key as read; nothing else reads it
     return (kind, float(factor)) if factor and kind in ("linear", "yarn") else ("none", 1.0)
 
 
 def scale_rope(container: GgufContainer, facts: Facts) -> None:
-    """Place linear scaling or YaRN in the configuration. Factors that are one tensor are applied to the frequencies
-    instead."""
+    """Put linear scaling or YaRN into the configuration. A tensor of factors is applied to the frequencies instead."""
     kind, factor = scaling(container)
     if kind == "none":
         return
@@ -57,17 +57,16 @@ def scale_rope(container: GgufContainer, facts: Facts) -> None:
 
 
 def rope_parameters(facts: Facts) -> dict[str, Any]:
-    """The rotary parameters of a configuration that is being made, which are created of its `rope_theta` if it has none
-    yet.
+    """The rotary parameters of a configuration that is being made; created from its `rope_theta` if it has none yet.
 
-    `rope_theta` is taken out of it. The base is 10000 where a file does not say it, as in llama.cpp.
+    `rope_theta` is removed from it. The default base is 10000, as in llama.cpp.
     """
     base = facts.pop("rope_theta", None)
     return facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
 
 
 def partly_turned(container: GgufContainer, facts: Facts) -> None:
-    """Place in the configuration that only the first dimensions of a head are turned, where the file says so."""
+    """Put the share of a head that is rotated into the configuration, if the file says that it is not all."""
     head = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
     turned = container.metadata.get(f"{container.metadata['general.architecture']}.rope.dimension_count")
     if turned and turned < head:
@@ -76,8 +75,8 @@ def partly_turned(container: GgufContainer, facts: Facts) -> None:
 
 
 def long_rope(container: GgufContainer, facts: Facts) -> None:
-    """Place factors of rotary frequencies for short and for long texts, where the file has both. UnsupportedModel for
-    one that also scales frequencies."""
+    """Put factors of rotary frequencies for short and for long texts into the configuration, if the file has both.
+    UnsupportedModel for a file that also scales frequencies."""
     short, long = (factors(container, f"rope_factors_{length}.weight") for length in ("short", "long"))
     if short is None or long is None:
         return
@@ -94,7 +93,7 @@ def long_rope(container: GgufContainer, facts: Facts) -> None:
 
 
 def factors(container: GgufContainer, name: str) -> list[float] | None:
-    """The numbers of a small F32 tensor; None where the file does not have it. UnsupportedModel for another type."""
+    """The numbers of a small F32 tensor; None if the file does not have it. UnsupportedModel for another type."""
     entry = container.tensors.get(name)
     if entry is None:
         return None
@@ -104,14 +103,14 @@ def factors(container: GgufContainer, name: str) -> list[float] | None:
 
 
 def rope_factors(container: GgufContainer, config: Facts) -> GgufTensor | None:
-    """The tensor of numbers that rotary frequencies are divided by, as files of Llama 3.1 and later have it. None where
-    there is none, or the configuration says the same."""
+    """The tensor of divisors of rotary frequencies, which files of Llama 3.1 and later have. None if there is none, or
+    if the configuration has an equivalent."""
     proportional = rope_of(config).get("rope_type") == "proportional"
     return None if proportional else container.tensors.get("rope_freqs.weight")
 
 
 def turned_dims(config: Facts, kind: str = "full_attention") -> int | None:
-    """How many dimensions of a head a configuration turns; None where it turns none."""
+    """The number of a head's elements that are rotated; None if the configuration has no rotary embedding."""
     if not config.get("rope_parameters"):
         return None
     if (width := config.get("qk_rope_head_dim")) is not None:
@@ -123,6 +122,6 @@ def turned_dims(config: Facts, kind: str = "full_attention") -> int | None:
 
 
 def rope_of(config: Facts, kind: str = "full_attention") -> dict[str, Any]:
-    """The rotary parameters of a kind of layers; {} where a configuration has none."""
+    """The rotary parameters of a kind of layers; {} if the configuration has none."""
     rope = config.get("rope_parameters") or {}
     return rope.get(kind, rope)

@@ -29,7 +29,8 @@ from .tokenizer import write_files
 class GgufFile:
     """One file, or any file of a split model.
 
-    files: a temporary directory with the other files of a checkpoint, made of the metadata; it goes with this object.
+    files: a temporary directory with the other files of a checkpoint, made from the metadata; it is deleted with this
+    object.
     """
 
     layered = True
@@ -47,7 +48,7 @@ class GgufFile:
         write_files(self.container, self.config, self.files)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See ModelSource; blocks stay as they are."""
+        """See ModelSource. Quantized blocks are kept."""
         return self._weights(self.container, model, self.config)
 
     def _weights(self, container: GgufContainer, model: nn.Module, config: Any) -> dict[str, Weight]:
@@ -58,9 +59,9 @@ class GgufFile:
             reason = " ".join(str(error).split())[:100]
             raise CheckpointError(f"{self.path}: tensors are of other sizes than the metadata say: {reason}") from error
         for name, parameter in model.state_dict().items():
-            if name.endswith("_proj.bias") and name not in found:  # of queries, keys and values, and not of the output
+            if name.endswith("_proj.bias") and name not in found:  # files may lack that of the output
                 found[name] = Constant(torch.zeros(()).expand(parameter.shape))
-            elif name.endswith("token_type_embeddings.weight") and name not in found:  # DistilBERT has none
+            elif name.endswith("token_type_embeddings.weight") and name not in found:  # DistilBERT has no token types
                 found[name] = Constant(torch.zeros(()).expand(parameter.shape))
         return completed(model, found, computed)
 

@@ -1,4 +1,4 @@
-"""The files that a GGUF model consists of."""
+"""Opens a GGUF model that consists of one or several files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_PARTS = 4096
 
 
 def open_container(path: Path) -> GgufContainer:
-    """The model of which `path` is the only file or any of its parts; CheckpointError says what is wrong."""
+    """The model whose only file, or any part, is `path`. CheckpointError if a part is missing or wrong."""
     here = read_container(path)
     count = here.get("split.count", int, 1)
     if count <= 1:

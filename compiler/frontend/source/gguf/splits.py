@@ -1,7 +1,7 @@
-"""How text is cut before its pieces become tokens, where transformers' reader of GGUF files does not know.
+"""Pre-tokenizer rules that transformers' reader of GGUF files lacks: how text is split into words before BPE.
 
-A file names its rule (`tokenizer.ggml.pre`); the rules are llama.cpp's (src/llama-vocab.cpp), which has them from the
-tokenizers of the models. Each expression cuts what the one before it left.
+A file names its rule (`tokenizer.ggml.pre`); the rules are llama.cpp's (src/llama-vocab.cpp), taken from the tokenizers
+of the models. Each expression splits the results of the one before it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ....errors import UnsupportedModel
 
-_CONTROL, _USERS = 3, 4  # the kinds of tokens that are matched whole
+_CONTROL, _USERS = 3, 4  # types of tokens that are matched as a whole
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 _ALIKE = {
     "qwen2": ("stablelm2", "hunyuan", "solar-open", "grok-2"),
@@ -39,13 +39,13 @@ _RULES: dict[str, tuple[str, ...]] = {
     "bloom": (" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",),
 }  # fmt: skip
 _RULES |= dict.fromkeys(("poro-chat", "gpt3-finnish"), _RULES["bloom"])
-# as GPT-2's, which transformers takes where it knows no other
+# rules equal to GPT-2's, which is transformers' default
 _PLAIN = (
     "default", "gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code",
     "roberta-bpe", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling",
     "exaone4",
 )  # fmt: skip
-# whose words that are tokens stay whole, whatever their merges are
+# rules with ignore_merges: a word that is a token is not split, whatever the merges say
 _WHOLE = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
     "glm4", "glm5",
@@ -53,16 +53,16 @@ _WHOLE = (
 
 
 def completed_splits(made: Any, facts: dict[str, Any]) -> Any:
-    """A tokenizer of the `tokenizers` library, as transformers made it, with the rule that the file names.
+    """A tokenizer of the `tokenizers` library that transformers made, completed by the rule that the file names.
 
-    facts: the file's, by transformers' names. UnsupportedModel for a rule that neither knows: its tokens would be
-    others than the model was trained on.
+    facts: the file's, by transformers' names. UnsupportedModel for an unknown rule: its tokens would differ from those
+    that the model was trained on.
     """
     from tokenizers import normalizers
 
     if facts.get("tokenizer_type") == "llama":
         if made.pre_tokenizer is not None and "Metaspace" in str(made.pre_tokenizer):
-            # a space before all text, whether it begins with one or not
+            # a space before every text, even one that begins with a space
             lead = [normalizers.Prepend("\u2581")] if facts.get("add_prefix_space", True) else []
             made.normalizer = normalizers.Sequence([*lead, normalizers.Replace(" ", "\u2581")])
             made.pre_tokenizer = None
@@ -74,7 +74,7 @@ def completed_splits(made: Any, facts: dict[str, Any]) -> Any:
 
 
 def _cut(made: Any, rule: str) -> None:
-    """Byte-level BPE by a rule."""
+    """Set the pre-tokenizer of byte-level BPE by a rule. UnsupportedModel for an unknown rule."""
     from tokenizers import Regex, pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -99,8 +99,9 @@ def _cut(made: Any, rule: str) -> None:
 
 
 def _spaces_as_tokens(made: Any, facts: dict[str, Any]) -> Any:
-    """The tokenizer with special and user's tokens that are no bytes in GPT-2's spelling, such as runs of spaces,
-    matched in the text before it is cut. transformers spells them, so that none is found, and some hide others."""
+    """The tokenizer with special and user-defined tokens that are not written in GPT-2's byte alphabet, such as runs of
+    spaces, matched before text is split. transformers encodes them in that alphabet, so that they are never found or
+    hide others."""
     from tokenizers import AddedToken, Tokenizer
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -1,7 +1,7 @@
-"""The weights of a GGUF model by transformers' names: handles that read the file when they are asked.
+"""The weights of a GGUF model by transformers' names: handles that read the file when they are loaded.
 
-Names, and what llama.cpp's conversion did to values, are undone by the tables of the `gguf` package and of transformers
-(`modeling_gguf_pytorch_utils`). What only reorders or joins rows is done to blocks as they are.
+llama.cpp's names and changes of values are undone by the tables of the `gguf` package and of transformers
+(`modeling_gguf_pytorch_utils`). Quantized blocks are kept if rows are only reordered or joined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 @dataclass
 class BlockTensor(QuantizedWeight):
-    """One tensor of quantized blocks, as the file has it."""
+    """One tensor of quantized blocks in the file."""
 
     entry: GgufTensor
     format: BlockFormat
@@ -45,7 +45,7 @@ class BlockTensor(QuantizedWeight):
         self.shape = self.entry.shape
 
     def parts(self) -> Parts:
-        """The codes, scales and whatever else a block has; TensorError where a scale is NaN or infinite."""
+        """The codes, scales and other parts of the blocks. TensorError if a scale is NaN or infinite."""
         raw = mapped(self.entry.path)[self.entry.start : self.entry.end]
         found = parts_of(self.format, raw.view(*self.shape[:-1], -1, block_bytes(self.format)))
         for name in ("scales", "mins"):
@@ -55,9 +55,9 @@ class BlockTensor(QuantizedWeight):
 
 
 def weights_of(container: GgufContainer, model: nn.Module, config: Any) -> dict[str, Weight]:
-    """A handle for every parameter that the file has, by its name in `model` (on meta).
+    """A handle for every parameter in the file, by its name in `model` (on meta).
 
-    TensorError names a tensor that the model has no place for; UnsupportedModel a type that icc does not read.
+    TensorError names a tensor without a parameter in the model, UnsupportedModel a type that icc does not read.
     """
     arch, own = architecture_of(container), architecture(container)
     tensors, expected = container.tensors, model.state_dict()
@@ -85,14 +85,14 @@ def weights_of(container: GgufContainer, model: nn.Module, config: Any) -> dict[
             found[name] = pair["up"]
             continue
         if set(pair) != {"gate", "up"}:
-            raise TensorError(name, "is in the file only by half", _of(config))
+            raise TensorError(name, "is in the file with only one of its halves", _of(config))
         join = arrangement.stacked if stacked_halves(name) else lambda *both: arrangement.experts([*both])
         found[name] = join(pair["gate"], pair["up"])
     return found
 
 
 def _numbers(container: GgufContainer, expected: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """Parameters that are numbers of the metadata, one for each layer."""
+    """Parameters whose values are in the metadata, one number per layer."""
     found: dict[str, Weight] = {}
     for name, parameter in expected.items():
         values = next((container.metadata.get(ours) for end, ours in NUMBERS.items() if name.endswith(f".{end}")), None)
@@ -103,7 +103,7 @@ def _numbers(container: GgufContainer, expected: Mapping[str, Tensor]) -> dict[s
 
 
 def handle(entry: GgufTensor) -> Weight:
-    """The handle of one tensor, as the file has it; UnsupportedModel for a type that icc does not read."""
+    """The handle of one tensor in the file's arrangement. UnsupportedModel for a type that icc does not read."""
     if entry.kind in DENSE:
         return CheckpointTensor(entry.name, entry.path, entry.start, entry.end, entry.shape, DENSE[entry.kind])
     form = GGML_FORMATS.get(entry.kind)

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as files of a checkpoint directory: tokenizer, chat template, special tokens."""
+"""Writes a GGUF file's metadata as files of a checkpoint directory: tokenizer, chat template, special tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .config import architecture, architecture_of, special_token
 from .encoders import around, wordpiece, write_pooling
 from .splits import completed_splits
 
-# what llama.cpp takes for the end of an answer, beside eos_token_id: keys of ids, and tokens by their text
+# llama.cpp's marks of the end of an answer, beside eos_token_id: keys of ids, and texts of tokens
 _END_KEYS = ("eos", "eot", "eom")
 _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
     "<|end_of_text|>", "<end_of_utterance>",
 )  # fmt: skip
 
-# what makes tokens of text, by the kind of vocabulary
+# metadata that a tokenizer needs, by the kind of vocabulary
 _NEEDED = {"gpt2": ("merges", list), "llama": ("scores", np.ndarray), "t5": ("scores", np.ndarray)}
 _KIND = "tokenizer.ggml.model is missing: download it again"
 _NOTHING_ELSE = ("bert", "gemma4")
@@ -33,9 +33,9 @@ _WORD = re.compile(r"[\w-]+")
 
 def write_files(container: GgufContainer, config: Any, folder: Path) -> None:
     """Write config.json and generation_config.json into `folder`, and tokenizer.json, tokenizer_config.json and
-    chat_template.jinja where the file has a vocabulary, as transformers writes them.
+    chat_template.jinja if the file has a vocabulary, as transformers writes them.
 
-    CheckpointError for metadata that are damaged; UnsupportedModel for a vocabulary of a kind that icc does not read.
+    CheckpointError for damaged metadata; UnsupportedModel for a kind of vocabulary that icc does not read.
     """
     (folder / "config.json").write_text(config.to_json_string(use_diff=False))
     facts = {
@@ -54,7 +54,7 @@ def write_files(container: GgufContainer, config: Any, folder: Path) -> None:
 
 
 def _write_templates(container: GgufContainer, folder: Path) -> None:
-    """The chat templates besides the first, "tokenizer.chat_template.NAME" of those that a list names."""
+    """Write the further chat templates, "tokenizer.chat_template.NAME" for each name in a list."""
     for name in container.get("tokenizer.chat_templates", list) or ():
         text = container.get(f"tokenizer.chat_template.{name}", str)
         if text and _WORD.fullmatch(name):
@@ -85,7 +85,7 @@ def _write_tokenizer(container: GgufContainer, folder: Path) -> None:
             made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
             made = completed_splits(_without_others(made, len(facts["tokens"])), facts)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **options)
-        if architecture(container).sees_all:  # whose classes put tokens around a text, which this one does not
+        if architecture(container).sees_all:  # this class does not add these tokens
             tokenizer.backend_tokenizer.post_processor = around(container, facts["tokens"], made)
         tokenizer.save_pretrained(folder)
     except IccError:
@@ -96,8 +96,8 @@ def _write_tokenizer(container: GgufContainer, folder: Path) -> None:
 
 
 def _without_others(made: Any, count: int) -> Any:
-    """The tokenizer without tokens that transformers' classes have and the file's `count` tokens have not: the model
-    has no row for them."""
+    """The tokenizer without the tokens that transformers' classes add to the file's `count` tokens: the model has no
+    rows for them."""
     from tokenizers import Tokenizer
 
     if made.get_vocab_size() <= count:
@@ -108,7 +108,7 @@ def _without_others(made: Any, count: int) -> Any:
 
 
 def _tokenizer_facts(container: GgufContainer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What transformers makes a tokenizer of, and its options, as `get_gguf_tokenizer` reads them."""
+    """The facts from which transformers makes a tokenizer, and its options, as `get_gguf_tokenizer` reads them."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING
 
     metadata = container.metadata
@@ -121,7 +121,7 @@ def _tokenizer_facts(container: GgufContainer) -> tuple[dict[str, Any], dict[str
     tokens = facts["tokens"]
     _check(container, facts)
     if facts.get("tokenizer_type") == "llama":
-        options.setdefault("add_bos_token", True)  # llama.cpp does so where the file does not say
+        options.setdefault("add_bos_token", True)  # llama.cpp's default
     for token, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         number = special_token(container, key)
         if number is not None and not 0 <= number < len(tokens):
@@ -131,7 +131,7 @@ def _tokenizer_facts(container: GgufContainer) -> tuple[dict[str, Any], dict[str
 
 
 def _check(container: GgufContainer, facts: dict[str, Any]) -> None:
-    """The fields of a vocabulary are there, of their kind and for every token."""
+    """Check that the fields of a vocabulary exist, have the right type and cover every token."""
     kind, count = container.get("tokenizer.ggml.model", str), len(facts["tokens"])
     if kind not in (*_NEEDED, *_NOTHING_ELSE):
         raise UnsupportedModel(

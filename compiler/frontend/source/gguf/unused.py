@@ -1,4 +1,4 @@
-"""Metadata of a file's own architecture that nothing reads: refused, as they may say that the model is another one."""
+"""Refuses metadata of a file's own architecture that nothing reads, because they may change the model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .fields import ANYTHING, NOTHING, REFUSED, Field
 
 
 def refuse_unused(container: GgufContainer, own: Architecture, config: Any) -> None:
-    """UnsupportedModel names the first key of the file's own architecture that nothing reads and that says something.
+    """Raise UnsupportedModel for the first key of the file's own architecture that nothing reads and whose value
+    matters.
 
-    config: the configuration that was made of the file. A key with a line in the table may say what that line expects;
-    one without may say 0, false, "", an empty list or a factor of 1.0.
+    config: the configuration made from the file. A key in the table may have the value that its field expects; another
+    key may be 0, false, "", an empty list or a factor of 1.0.
     """
     arch, facts, fields = container.metadata["general.architecture"], config.to_dict(), own.table
     if facts.get("use_sliding_window") is False:
@@ -34,7 +35,7 @@ def refuse_unused(container: GgufContainer, own: Architecture, config: Any) -> N
 
 
 def _is(value: Any, expected: Any) -> bool:
-    """Whether a value is one that is expected of a key that nothing reads."""
+    """Whether the value of a key that nothing reads is as expected."""
     if expected is ANYTHING or expected is REFUSED:
         return expected is ANYTHING
     text = isinstance(value, (str, list))

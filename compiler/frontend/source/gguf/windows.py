@@ -1,4 +1,4 @@
-"""Which layers of a GGUF model see only the tokens of a window before them, and how these and the others are turned."""
+"""Finds the layers of a GGUF model with a sliding window, and the rotary parameters of both kinds of layers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .rope import partly_turned
 
 
 def place_windows(container: GgufContainer, own: Architecture, facts: Facts) -> None:
-    """Place in the configuration which layers see only the tokens of a window, by llama.cpp's rules; for configurations
-    that list the kinds of layers.
+    """Put the kinds of layers, with a sliding window or full attention, into the configuration by llama.cpp's rules;
+    for configurations that list them.
 
-    CheckpointError where the file's own list does not have one entry per layer.
+    CheckpointError if the file's own list does not have one entry per layer.
     """
     layers = layer_count(container)
     window = key(container, "attention.sliding_window")
@@ -27,7 +27,7 @@ def place_windows(container: GgufContainer, own: Architecture, facts: Facts) -> 
     period, first = own.period or (0, False)
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         period = period if found is None else found
-        seen = 0 if first else period - 1  # the one of a period that sees all
+        seen = 0 if first else period - 1  # the layer of a period with full attention
         found = [period == 0 or layer % period != seen for layer in range(layers)]
     if isinstance(found, bool) or len(found) < layers:
         raise CheckpointError(f"{container.path}: attention.sliding_window_pattern is not of {layers} layers")
@@ -37,7 +37,8 @@ def place_windows(container: GgufContainer, own: Architecture, facts: Facts) -> 
 
 
 def turn_by_kind(container: GgufContainer, facts: Facts) -> None:
-    """Place rotary parameters for layers with windows beside those for the others, which may be scaled."""
+    """Put separate rotary parameters for layers with windows and for the other layers, which may be scaled, into the
+    configuration."""
     partly_turned(container, facts)
     base = facts.pop("rope_theta", 10000.0)
     far = facts.pop("rope_parameters", None) or {"rope_type": "default", "rope_theta": base}

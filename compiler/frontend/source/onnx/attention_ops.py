@@ -1,4 +1,4 @@
-"""Handlers of whole attentions and rotary embeddings: ONNX's own of opset 23, and those of onnxruntime."""
+"""Handlers of attention and rotary embedding ops: those of ONNX opset 23, and onnxruntime's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HANDLERS = Table()
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
-    """[1, T, count * D] or [1, count, T, D] as the latter."""
+    """[1, T, count * D] or [1, count, T, D] -> [1, count, T, D]."""
     return x if x.dim() == 4 else x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[1, H, T, D] as [1, T, H * D]."""
+    """[1, H, T, D] -> [1, T, H * D]."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -40,7 +40,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def _angles(c: OnnxCall, cos: Any, sin: Any, positions: Tensor | None, tokens: Any) -> tuple[Tensor, Tensor]:
-    """Rows of the tables of positions; tables that are rows already as they are."""
+    """cos and sin [1, T, R]: rows of tables [positions, R], or the tables themselves if they are [1, T, R] already.
+    positions: [1, T]; None: 0 to `tokens` - 1."""
     tables = c.as_tensor(cos), c.as_tensor(sin)
     if tables[0].dim() == 3:
         return tables
@@ -70,7 +71,7 @@ def _rotary(c: OnnxCall, cos: Any, sin: Any, positions: Any, interleaved: str) -
         count = value.shape[-1] // ((c.attribute("rotary_embedding_dim", 0) and 0) or 2 * rows)
     x = _heads(value, count)
     if isinstance(positions, Known) or (positions is not None and positions.dim() != 2):
-        positions = None  # where the first token is: 0
+        positions = None  # the position of the first token: 0
     angles = _angles(c, cos, sin, positions, x.shape[2])
     done = rotated(x, *angles, bool(c.attribute(interleaved, 0)))
     return done if value.dim() == 4 else _rows(done)
@@ -79,7 +80,7 @@ def _rotary(c: OnnxCall, cos: Any, sin: Any, positions: Any, interleaved: str) -
 @HANDLERS.handles("com.microsoft.GroupQueryAttention")
 def group_query_attention(c: OnnxCall) -> Any:
     """onnxruntime's GroupQueryAttention, which is causal: (query, key, value, past_key, past_value, lengths, total,
-    cos, sin, positions, bias, sinks). `query` may hold all three."""
+    cos, sin, positions, bias, sinks). `query` may hold query, key and value."""
     count, shared = c.attribute("num_heads", 0), c.attribute("kv_num_heads", 0)
     q = c.tensor(0)
     if c.given(1) is None:
@@ -123,15 +124,15 @@ def multi_head_attention(c: OnnxCall) -> Any:
 
 
 def _check_padding(mask: Any) -> None:
-    """Refused for a mask other than [batch] or [batch, tokens], which without padding masks nothing."""
+    """Raise Refused for a mask of another form than [batch] or [batch, tokens], which mask nothing without padding."""
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() > 2):
         raise Refused("a padding mask of this form")
 
 
 @HANDLERS.handles("com.microsoft.Attention")
 def projected_attention(c: OnnxCall) -> Any:
-    """onnxruntime's Attention, which has its products within: (x, weight of queries, keys and values [K, 3 N], bias,
-    padding mask, past, score bias). Optimizers make it of an encoder's layers."""
+    """onnxruntime's Attention, which includes the input projections: (x, weight of queries, keys and values [K, 3 N],
+    bias, padding mask, past, score bias). Optimizers create it from an encoder's layers."""
     count, weight = c.attribute("num_heads", 0), c.tensor(1)
     if c.given(4) is not None or c.attribute("do_rotary", 0):
         raise Refused("a cache, or positions, inside an attention that projects its own queries")
@@ -167,12 +168,12 @@ def attention(c: OnnxCall) -> Any:
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-    """[1, H, T, Dv], left whole for the frontend, which looks at the mask."""
+    """scaled_dot_product_attention -> [1, H, T, Dv], not decomposed, so that the frontend can analyse the mask."""
     if causal and mask is None:
         own = scale or q.shape[-1] ** -0.5
         return torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, 0.0, 0).transpose(1, 2)
     if causal and mask is not None:
         raise Refused("causal attention with a mask besides")
-    if (times := q.shape[1] // k.shape[1]) > 1:  # heads of queries that share keys, as models write them out
+    if (times := q.shape[1] // k.shape[1]) > 1:  # keys repeated for the query heads that share them, as models do
         k, v = (x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for x in (k, v))
     return functional.scaled_dot_product_attention(q, k, v, mask, scale=scale)

@@ -1,4 +1,5 @@
-"""An ONNX file, checked before anything is allocated from a number in it: its graph, and its tensors as handles."""
+"""Reads an ONNX file: its graph, and its tensors as handles. Its numbers are checked before they are used to allocate
+memory."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from ....errors import CheckpointError, TensorError, UnsupportedModel
 from ....weights.handles import Weight
 from ..checkpoint import mapped
 
-_OLDEST = 7  # with today's broadcasting
-_LIMIT = 1 << 31  # bytes of a protobuf message
+_OLDEST = 7  # the first opset with today's broadcasting
+_LIMIT = 1 << 31  # most bytes of a protobuf message
 DTYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.DOUBLE: torch.float64,
@@ -33,8 +34,8 @@ DTYPES: dict[int, torch.dtype] = {
     TensorProto.UINT8: torch.uint8,
     TensorProto.BOOL: torch.bool,
 }
-_HALVES: dict[int, bool] = {TensorProto.UINT4: False, TensorProto.INT4: True}  # two to a byte; whether they have a sign
-_FIELDS = {  # where a tensor without raw data has its values
+_HALVES: dict[int, bool] = {TensorProto.UINT4: False, TensorProto.INT4: True}  # two per byte; whether they are signed
+_FIELDS = {  # the field with the values of a tensor without raw data
     torch.float32: "float_data", torch.float64: "double_data", torch.int64: "int64_data",
 }  # fmt: skip
 _DOMAINS = ("", "ai.onnx", "com.microsoft", "ai.onnx.ml")
@@ -42,23 +43,23 @@ _DOMAINS = ("", "ai.onnx", "com.microsoft", "ai.onnx.ml")
 
 @dataclass
 class OnnxTensor(Weight):
-    """One tensor of the file; 4-bit integers come one to a byte."""
+    """One tensor of the file; 4-bit integers are loaded one per byte."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     proto: TensorProto = field(repr=False)
-    path: Path | None = None  # of the external data, and where in it
+    path: Path | None = None  # file of the external data; start and end are bytes in it
     start: int = 0
     end: int = 0
 
     @property
     def halves(self) -> bool:
-        """Whether these are 4-bit integers."""
+        """Whether the values are 4-bit integers."""
         return self.proto.data_type in _HALVES
 
     def load(self) -> Tensor:
-        """The values in the shape of the tensor, 4-bit integers as one byte each. TensorError where floats hold NaN."""
+        """The values in the shape of the tensor, 4-bit integers as one byte each. TensorError if floats hold NaN."""
         if self.halves:
             return self._halves()
         if self.path is not None or self.proto.raw_data:
@@ -94,7 +95,7 @@ class OnnxTensor(Weight):
 
 @dataclass(frozen=True)
 class OnnxContainer:
-    """A model file: its graph, with functions written out, and its initializers by name."""
+    """A model file: its graph, with functions inlined, and its initializers by name."""
 
     path: Path
     graph: GraphProto
@@ -102,8 +103,8 @@ class OnnxContainer:
 
 
 def open_container(path: Path) -> OnnxContainer:
-    """Read and check a file. CheckpointError or TensorError where it is damaged, UnsupportedModel for ops or tensors
-    that icc does not know."""
+    """Read and check a file. CheckpointError or TensorError if it is damaged, UnsupportedModel for ops or tensors that
+    icc does not know."""
     model = _parsed(path)
     if not model.graph.node or not model.graph.output:
         raise CheckpointError(f"{path} is not an ONNX model, or an empty one", "export it again")
@@ -122,8 +123,8 @@ def open_container(path: Path) -> OnnxContainer:
 
 
 def _check_opset(path: Path, model: ModelProto) -> None:
-    """UnsupportedModel unless ONNX's own ops are of an opset from _OLDEST to the newest that the onnx package knows, so
-    that what they compute is known."""
+    """Raise UnsupportedModel unless ONNX's own ops are of an opset from _OLDEST to the newest that the onnx package
+    knows, whose semantics are known."""
     version = next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     newest = onnx_opset_version()
     if not _OLDEST <= version <= newest:
@@ -132,7 +133,7 @@ def _check_opset(path: Path, model: ModelProto) -> None:
 
 
 def _check_values(path: Path, graph: GraphProto) -> None:
-    """Every value is made once, and the outputs are made."""
+    """Check that every value is computed once, and that the outputs are computed."""
     made = Counter(name for node in graph.node for name in node.output if name)
     twice = next((name for name, count in made.items() if count > 1), None)
     given = {i.name for i in graph.input} | {t.name for t in graph.initializer}
@@ -143,8 +144,7 @@ def _check_values(path: Path, graph: GraphProto) -> None:
 
 
 def sorted_nodes(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """The nodes in such an order that each comes behind those whose results it reads; some converters append theirs at
-    the end."""
+    """The nodes in topological order; some converters append nodes at the end."""
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     order: dict[int, None] = {}
     for last in range(len(nodes)):
@@ -177,7 +177,7 @@ def _inlined(path: Path, model: ModelProto) -> ModelProto:
 
     try:
         return inliner.inline_local_functions(model)
-    except Exception as error:  # of the C++ library, without a class of its own
+    except Exception as error:  # an error of the C++ library, without its own class
         raise CheckpointError(f"{path}: its functions cannot be written out: {_line(error)}") from error
 
 
@@ -186,7 +186,7 @@ def _line(error: Exception) -> str:
 
 
 def open_tensor(path: Path, proto: TensorProto) -> OnnxTensor:
-    """The handle of a tensor. TensorError unless its bytes are as many as its shape says, and lie in the file or in one
+    """The handle of a tensor. TensorError unless its number of bytes fits its shape, and they are in the file or in one
     beside it."""
     name, kind = proto.name, proto.data_type
     if kind not in DTYPES and kind not in _HALVES:
@@ -214,7 +214,7 @@ def _outside(path: Path, proto: TensorProto, nbytes: int) -> tuple[Path, int, in
     """(file, start, end) of external data, which must lie in the folder of the model."""
     entries: dict[str, Any] = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
-    folders = path.absolute().parent, path.resolve().parent  # a snapshot of the hub links both files to one folder
+    folders = path.absolute().parent, path.resolve().parent  # a snapshot of the hub links both into one folder
     found = [(folder / location).resolve() for folder in folders]
     file = next((file for file in found if file.is_file()), found[0])
     plain = location and not Path(location).is_absolute() and ".." not in Path(location).parts

@@ -1,4 +1,4 @@
-"""Handlers of what is computed element by element."""
+"""Handlers of elementwise ops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HANDLERS = Table()
 
 @dataclass(frozen=True)
 class NanTest:
-    """Whether elements of `value` are NaN. Exporters ask it of attention probabilities, where it is true if no key is
-    seen; some key always is."""
+    """Whether elements of `value` are NaN. Exporters test attention probabilities, which are NaN if a query sees no
+    key; each query sees some key."""
 
     value: Any
 
@@ -65,7 +65,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
 
 
 def operand(c: OnnxCall, value: Any) -> Any:
-    """A tensor as it is, and a known value of one element as a number."""
+    """A tensor unchanged; a known value of one element as a number."""
     if isinstance(value, Known) and value.is_one and value.array.ndim == 0:
         return value.item()
     return c.as_tensor(value)
@@ -90,12 +90,12 @@ def _elementwise(c: OnnxCall) -> Any:
         if op in ("Pow", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"):
             a = torch.full((), a, dtype=c.inputs[0].dtype, device=c.device)
         else:
-            a, b = b, a  # the rest are the same either way
+            a, b = b, a  # the other ops are commutative
     return _BINARY[op](a, b)
 
 
 def _divided(c: OnnxCall, a: Any, b: Any) -> Any:
-    """Whole numbers are rounded towards zero."""
+    """Div; integers are rounded towards zero."""
     if not isinstance(a, Tensor) and a == 1 and (root := c.maker(1, "Sqrt")):
         return torch.rsqrt(root.tensor(0))
     floats = any(isinstance(v, float) or (isinstance(v, Tensor) and v.is_floating_point()) for v in (a, b))
@@ -124,7 +124,7 @@ def extremum(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Clip")
 def clip(c: OnnxCall) -> Any:
-    """Clip, whose bounds are operands or, of older opsets, attributes; either may be absent."""
+    """Clip, whose bounds are operands or, in older opsets, attributes; either may be missing."""
     bounds = [c.attributes.get("min"), c.attributes.get("max")]
     for index in (1, 2):
         if c.given(index) is not None:
@@ -134,7 +134,7 @@ def clip(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Mod")
 def mod(c: OnnxCall) -> Any:
-    """Mod with the sign of the divisor; Refused with that of the dividend."""
+    """Mod whose result has the divisor's sign; Refused for the dividend's sign."""
     if c.all_known:
         return elementwise("Mod", *c.inputs)
     if c.attribute("fmod", 0):
@@ -144,14 +144,14 @@ def mod(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("IsNaN")
 def is_nan(c: OnnxCall) -> NanTest:
-    """IsNaN, which is noted and not computed; see `where_`."""
+    """IsNaN, which is not computed but resolved in `where_`."""
     return NanTest(c.inputs[0])
 
 
 @HANDLERS.handles("Where")
 def where_(c: OnnxCall) -> Any:
-    """Where. A test for NaN is decided here: the tested value has none. Refused where the test is about another
-    value."""
+    """Where. A test for NaN is resolved here: the tested value has none. Refused if another value was tested than the
+    one that is kept."""
     condition, a, b = c.inputs
     if isinstance(condition, NanTest):
         if condition.value is not b:

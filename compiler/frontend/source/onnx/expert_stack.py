@@ -1,4 +1,5 @@
-"""What all experts compute alike, as one computation of every token and slot with products of the experts picked."""
+"""Joins equal computations of all experts into one computation per token and slot, with products by the selected
+experts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .table import OnnxCall
 
 
 def computed(added: Added, handlers: Handlers) -> Tensor:
-    """The sum over each token's picked experts, [T, H], of what the experts computed in one stack."""
+    """The sum over each token's selected experts of their results, [T, H]. Refused if the experts cannot be joined."""
     terms = sorted(added.terms, key=lambda term: term.expert)
     if [term.expert for term in terms] != list(range(added.picks.count)):
         raise Refused(f"{len(terms)} of {added.picks.count} experts")
@@ -24,14 +25,14 @@ def computed(added: Added, handlers: Handlers) -> Tensor:
 
 
 class _Stacked:
-    """What all experts compute alike, [T, S, N] of each token and slot."""
+    """Joined values of all experts, [T, S, N] for each token and slot."""
 
     def __init__(self, index: Tensor, handlers: Handlers) -> None:
         self._index, self._handlers = index, handlers
         self._known: dict[int, Any] = {}
 
     def of(self, values: Sequence[Any]) -> Any:
-        """One value of the values that the experts have in one place."""
+        """One value in place of the corresponding values of all experts."""
         first = values[0]
         if isinstance(first, Taken):
             if any(not isinstance(v, Taken) or (v.root, v.weights) != (first.root, first.weights) for v in values):
@@ -46,7 +47,7 @@ class _Stacked:
         return results[first.result] if isinstance(results, (list, tuple)) else results
 
     def _constants(self, values: Sequence[Any]) -> Any:
-        """One for all, or the stack of those that differ."""
+        """The constant that all experts share, or the stack of their constants. Refused if shapes differ."""
         first = values[0]
         if all(v is first for v in values) or (isinstance(first, Known) and all(_equal(v, first) for v in values)):
             return first
@@ -78,7 +79,7 @@ class _Stacked:
         return isinstance(own, Tensor) and isinstance(value, Tensor) and value.dim() == own.dim() + 1
 
     def _product(self, calls: Sequence[OnnxCall], bias: Any = None) -> Tensor:
-        """x times each picked expert's matrix, and its bias."""
+        """x times each selected expert's matrix, plus its bias."""
         call = calls[0]
         if any(not _alike(c, call) for c in calls):
             raise Refused("experts that compute differently")
@@ -97,7 +98,7 @@ class _Stacked:
 
 
 def _adds_to_product(product: Any, bias: Any) -> bool:
-    """Whether a bias is added to a product that has none."""
+    """Whether `bias` is a vector that is added to a product without a bias."""
     matrix = isinstance(product, Noted) and product.call.node.op_type == "MatMul"
     return matrix and isinstance(bias, Tensor) and bias.dim() == 1
 

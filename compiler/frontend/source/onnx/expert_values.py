@@ -1,4 +1,4 @@
-"""What is known of experts while a loop over them runs: which token picked which, and what each computes of its own."""
+"""Symbolic values while a loop over experts runs: which token selected which expert, and what each expert computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORM = "experts of a form that icc does not know"
 
 @dataclass(frozen=True)
 class Picks:
-    """index[T, S]: the expert that each slot of each token picked, of `count` experts."""
+    """index[T, S]: the expert, of `count`, that each slot of each token selected."""
 
     index: Tensor
     count: int
@@ -28,8 +28,8 @@ class Picks:
 
 @dataclass(frozen=True)
 class ExpertMarks:
-    """1 where a slot of a token picked an expert, else 0, with the axes `axes`. Without an axis of experts the marks
-    are those of one expert."""
+    """A tensor with the axes `axes`: 1 where a slot of a token selected an expert, else 0. expert: the one that the
+    marks belong to, if there is no axis of experts."""
 
     picks: Picks
     axes: tuple[str, ...]
@@ -38,7 +38,7 @@ class ExpertMarks:
 
 @dataclass(frozen=True)
 class ExpertPlaces:
-    """The indices where the marks of one expert are 1: [axes, N], or [N, axes] if `turned`."""
+    """The indices where the marks of one expert are 1: [axes, N], or [N, axes] if `turned` (transposed)."""
 
     marks: ExpertMarks
     turned: bool = False
@@ -46,7 +46,7 @@ class ExpertPlaces:
 
 @dataclass(frozen=True)
 class ExpertPlace:
-    """For each place of an expert's marks: `token` times the number of its token plus `slot` times that of its slot."""
+    """For each index of an expert's marks: `token` times its token's number plus `slot` times its slot's number."""
 
     marks: ExpertMarks
     token: int = 0
@@ -55,9 +55,10 @@ class ExpertPlace:
 
 @dataclass(frozen=True)
 class Taken:
-    """The rows of x[T, K] at the tokens of each place, or the elements of weights[T, S] at its token and slot.
+    """The rows of x[T, K] at an expert's tokens, or, with `weights`, the elements of weights[T, S] at its tokens and
+    slots.
 
-    root: the name of the value that x is another shape of.
+    root: the name of the value of which x is a reshape.
     """
 
     value: Tensor
@@ -68,7 +69,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Noted:
-    """A call with an operand of places, which runs later: which of its results this is, and how wide that is."""
+    """A recorded call on an expert's rows, which runs later. result: the number of this result; width: its width."""
 
     call: OnnxCall
     expert: int
@@ -78,14 +79,14 @@ class Noted:
 
 @dataclass(frozen=True)
 class Added:
-    """The sum, for each token, of what experts computed."""
+    """The sum over experts, for each token, of the results `terms`."""
 
     picks: Picks
     terms: tuple[Noted, ...]
 
 
 class _Number:
-    """How many places there are, which nothing may compute with."""
+    """The number of an expert's rows, with which nothing may compute."""
 
 
 NUMBER = _Number()
@@ -94,8 +95,8 @@ Handlers = Mapping[str, Callable[[OnnxCall], Any]]
 
 
 def row_handler(c: OnnxCall, handlers: Handlers) -> Callable[[OnnxCall], Any]:
-    """The handler of an op that computes row by row. Refused for any other op, and for a split along another axis than
-    the last."""
+    """The handler of an op that computes each row alone. Refused for any other op, and for a split along another axis
+    than the last."""
     op = c.node.op_type
     name = op if c.node.domain in ("", "ai.onnx") else f"{c.node.domain}.{op}"
     if op == "Split":

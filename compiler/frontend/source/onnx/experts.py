@@ -1,9 +1,9 @@
-"""Experts as TorchScript exports a loop over them.
+"""Recognises experts in the form in which TorchScript exports a loop over them.
 
-For each expert NonZero finds its tokens, which are gathered, computed with its matrices, weighed, and added up where
-they came from. Which tokens these are depends on values. Therefore what is computed of them is noted for each expert
-(`Noted`); where all experts compute alike with matrices of their own, the sum is one product with the experts that each
-token picked. Of places in the routing only how they are made is known.
+For each expert NonZero finds its tokens, which are gathered, multiplied with its matrices, weighted, and added at the
+positions that they came from. Which tokens these are depends on values. The calls on them are therefore recorded for
+each expert (`Noted`). If all experts compute the same with their own matrices, the sum becomes products with the
+experts that each token selected. Indices of the routing are known only by how they were made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VALUES = (ExpertMarks, ExpertPlaces, ExpertPlace, *OF_PLACES, Added)
 
 
 def one_hot(c: OnnxCall) -> ExpertMarks:
-    """OneHot of picked experts, index[T, S], as ExpertMarks."""
+    """OneHot of selected experts, index[T, S], as ExpertMarks."""
     index, count, values = c.tensor(0), c.known(1), c.known(2)
     if index.dim() != 2 or values.items() != [0, 1] or c.attribute("axis", -1) not in (-1, 2) or not count.is_one:
         raise Refused("marks of another form than those of picked experts")
@@ -51,7 +51,7 @@ def one_hot(c: OnnxCall) -> ExpertMarks:
 
 
 def follow(c: OnnxCall, handlers: Handlers) -> Any:
-    """The result of a call with operands of these kinds. A sum is computed as soon as something else reads it."""
+    """The result of a call with such symbolic operands. A sum is computed as soon as another op reads it."""
     op = c.node.op_type
     first = c.inputs[0]
     if any(isinstance(value, OF_PLACES) for value in c.inputs) and op != "ScatterElements":
@@ -59,7 +59,7 @@ def follow(c: OnnxCall, handlers: Handlers) -> Any:
     if op == "Add" and (joined := _joined(c)) is not None:
         return joined
     if op in ("Slice", "Shape") and isinstance(first, Added):
-        return Known.of([1, 1]) if op == "Shape" else first  # asked for to broadcast against
+        return Known.of([1, 1]) if op == "Shape" else first  # the exporter reads it to broadcast
     if op == "ScatterElements":
         return _scattered(c)
     if any(isinstance(value, Added) for value in c.inputs):
@@ -167,7 +167,7 @@ _STEPS: dict[str, Callable[[OnnxCall], Any]] = {
 
 
 def _noted(c: OnnxCall, handlers: Handlers) -> Any:
-    """What is noted of a call; what leaves values as they are, but for axes of one, leaves nothing."""
+    """Record a call on rows of one expert; a call that changes only axes of size 1 returns its operand."""
     experts, op, first = {v.expert for v in c.inputs if isinstance(v, OF_PLACES)}, c.node.op_type, c.inputs[0]
     if len(experts) > 1 or any(isinstance(value, Added) for value in c.inputs):
         raise Refused("values of two experts in one")
@@ -195,14 +195,14 @@ def _width(value: Taken | Noted) -> int:
 
 
 def _as_meta(value: Any) -> Any:
-    """One row of the size that a value has."""
+    """A meta tensor in place of a value: one row, for rows of an expert."""
     if isinstance(value, OF_PLACES):
         return torch.empty(1, _width(value), device="meta")
     return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
 def _scattered(c: OnnxCall) -> Added:
-    """One expert's results, put where they came from among zeros."""
+    """One expert's results, scattered into zeros, or added to a sum, at their tokens."""
     base, place, values = c.inputs[:3]
     blank = isinstance(base, Added) or _is_zero(c, 0)
     if not (isinstance(place, ExpertPlace) and isinstance(values, Noted) and blank) or c.attribute("axis", 0) != 0:
@@ -217,7 +217,7 @@ def _scattered(c: OnnxCall) -> Added:
 
 
 def _joined(c: OnnxCall) -> Added | None:
-    """A sum with what other experts added, or with zeros."""
+    """The sum of two sums over experts, or of one and zeros; None for other operands."""
     a, b = c.inputs
     if isinstance(a, Added) and isinstance(b, Added) and a.picks is b.picks:
         return Added(a.picks, (*a.terms, *b.terms))

@@ -1,4 +1,4 @@
-"""Handlers of ops that pick and join elements."""
+"""Handlers of ops that select and join elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
-_FAR = 1 << 31  # an end beyond every axis
+_FAR = 1 << 31  # an end beyond any axis
 
 
 @HANDLERS.handles("Concat")
@@ -28,7 +28,7 @@ def concat(c: OnnxCall) -> Any:
         return Known(np.concatenate([v.array for v in c.inputs], axis), c.inputs[0].dtype)
     values = [c.as_tensor(v) for v in c.inputs]
     kept = [v for v in values if not (isinstance(v.shape[axis], int) and v.shape[axis] == 0)] or values[:1]
-    return kept[0] if len(kept) == 1 else torch.cat(kept, axis)  # what is empty is a cache
+    return kept[0] if len(kept) == 1 else torch.cat(kept, axis)  # an empty operand is a cache
 
 
 @HANDLERS.handles("Split")
@@ -45,7 +45,7 @@ def split(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Slice")
 def slice_(c: OnnxCall) -> Any:
-    """Slice with steps of 1 or more, or a whole axis backwards; Refused otherwise."""
+    """Slice with steps of 1 or more, or a whole axis reversed; Refused otherwise."""
     value = c.inputs[0]
     starts, ends = (
         (c.known(1).ints(), c.known(2).ints())
@@ -79,7 +79,7 @@ def _is_whole_backwards(start: Any, end: Any) -> bool:
 
 @HANDLERS.handles("Gather")
 def gather(c: OnnxCall) -> Any:
-    """Gather of a known value, of rows of a table, or at known places of any axis."""
+    """Gather from a known value, rows of a table, or at known indices of any axis."""
     value, index, axis = c.inputs[0], c.inputs[1], c.attribute("axis", 0)
     if isinstance(index, AllRows):
         return value
@@ -102,7 +102,7 @@ def gather(c: OnnxCall) -> Any:
 
 
 def _picked(c: OnnxCall, value: Tensor, axis: int, index: Known) -> Tensor:
-    """Elements at known places of an axis: one, a run of them, or any."""
+    """Elements at known indices of an axis: one, a consecutive range, or any."""
     places = index.ints()
     if index.array.ndim == 0:
         return value.select(axis, places[0])
@@ -137,7 +137,7 @@ def gather_nd(c: OnnxCall) -> Any:
 
 
 def _known_places(c: OnnxCall, value: Tensor, places: np.ndarray) -> Tensor:
-    """Elements at known places [N, axes] of the first axes, as of one axis that holds them all."""
+    """Elements at known indices [N, axes] of the first axes, which are flattened to one axis."""
     count = places.shape[1]
     shape = value.shape[:count]
     if not all(isinstance(s, int) for s in (*shape, *places.flat)):
@@ -149,7 +149,7 @@ def _known_places(c: OnnxCall, value: Tensor, places: np.ndarray) -> Tensor:
 
 @HANDLERS.handles("ScatterND")
 def scatter_nd(c: OnnxCall) -> Any:
-    """ScatterND, which torch's exporter makes of an assignment to a slice, mostly of masks."""
+    """ScatterND, which torch's exporter creates from an assignment to a slice, mostly in masks."""
     if c.attribute("reduction", "none") != "none":
         raise Refused("a write that adds up")
     value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)

@@ -1,4 +1,5 @@
-"""The inputs and outputs of an ONNX model, told by their names and shapes: tokens, masks, positions, and a KV cache."""
+"""Identifies the inputs and outputs of an ONNX model by their names and shapes: tokens, masks, positions, and a KV
+cache."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")
 
 
 class AllRows:
-    """The rows that a graph with a choice of rows gives logits for: all."""
+    """The value of an input that selects the rows with logits: all rows."""
 
 
 class Inputs:
-    """What each input is while the model is traced; UnsupportedModel for one that icc cannot give."""
+    """The value of each input while the model is traced; UnsupportedModel for an input that icc has no value for."""
 
     def __init__(self, path: Path, graph: GraphProto, initializers: set[str]) -> None:
         self._inputs = [i for i in graph.input if i.name not in initializers]
@@ -44,10 +45,10 @@ class Inputs:
         self._tokens = found
         self.cached = [i.name for i in self._inputs if self._is_cache(i)]
         for info in self._inputs:
-            self._value(info, torch.zeros(1, 2, dtype=torch.int64, device="meta"))  # refuses before anything is traced
+            self._value(info, torch.zeros(1, 2, dtype=torch.int64, device="meta"))  # raises before anything is traced
 
     def values(self, ids: Tensor) -> dict[str, Any]:
-        """Every input for token ids [1, T]: no padding, positions from 0, a cache with nothing in it."""
+        """Every input for token ids [1, T]: no padding, positions from 0, an empty cache."""
         return {info.name: self._value(info, ids) for info in self._inputs}
 
     def _is_cache(self, info: ValueInfoProto) -> bool:
@@ -84,16 +85,17 @@ def _kind(info: ValueInfoProto) -> int:
 
 
 def _dims(info: ValueInfoProto) -> list[int | str]:
-    """Sizes, and names of those that are free."""
+    """The sizes of the axes; names for dynamic axes."""
     return [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in info.type.tensor_type.shape.dim]
 
 
 def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:
-    """The shape with one sequence and no tokens: the first free size is the batch's, the other the tokens'."""
+    """The shape with one sequence and no tokens: the first dynamic axis is the batch, the other the tokens.
+    UnsupportedModel if that is not clear."""
     free = [i for i, size in enumerate(dims) if isinstance(size, str)]
     batch = [i for i in free if "batch" in str(dims[i]) or i == 0][:1]
     past = [i for i in free if i not in batch]
-    if len(past) > 1:  # newer files of onnxruntime's builder name the size of a head too
+    if len(past) > 1:  # newer files of onnxruntime's builder have a dynamic head size, too
         past = [i for i in past if _LENGTH.search(str(dims[i]))]
     if len(past) != 1:
         raise UnsupportedModel(f"{path} has the input {name!r} {dims}: icc cannot tell which size counts the tokens")
@@ -101,7 +103,7 @@ def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:
 
 
 def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
-    """The name of the output with the logits, or if `hidden` with the hidden states. UnsupportedModel where there is
+    """The name of the output with the logits, or, if `hidden`, with the hidden states. UnsupportedModel if there is
     none."""
     integers = [o.name for o in graph.output if _kind(o) in _INTEGERS]
     names = [o.name for o in graph.output if o.name not in integers] or integers
@@ -119,8 +121,8 @@ def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
 
 
 def labels_of(path: Path, graph: GraphProto) -> int | str:
-    """How many numbers a text's score has, or the name of that axis where the file does not say. UnsupportedModel for a
-    file that gives scores of tokens."""
+    """The number of labels of a text's score, or the name of that axis if it is dynamic. UnsupportedModel for a file
+    that scores tokens."""
     name = choose_output(path, graph, hidden=False)
     dims = next(_dims(o) for o in graph.output if o.name == name)
     if len(dims) == 2:

@@ -1,7 +1,8 @@
-"""Matrices that a file holds as 8 or 4-bit integers for DequantizeLinear, or for products of integers, as they are.
+"""Keeps the codes of matrices that a file holds as 8-bit or 4-bit integers for DequantizeLinear or for integer
+products.
 
-onnxruntime's quantizers write these. A product whose activations are rounded to integers while it runs, by
-DynamicQuantizeLinear, is read as a product with the same weights: the rounding is left out, it is no part of the model.
+onnxruntime's quantizers write these. A product whose activations are quantized dynamically, by DynamicQuantizeLinear,
+becomes a product with the same weights and without that quantization, which is not part of the model.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ..float8 import Float8Layer
 from .packed import is_halves
 
 _SIGNED = {torch.int8: True, torch.uint8: False}
-PRODUCT = "Linear"  # of the domain icc: (x, weight [N, K], bias)
+PRODUCT = "Linear"  # an op in the domain icc: (x, weight [N, K], bias)
 _FUSED = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 
 
 @dataclass
 class Integers(QuantizedWeight):
-    """The weight [N, K] of codes [N, K], or of codes [K, N] if they are `turned`: w = (code - zero) scale.
+    """A weight [N, K] from codes [N, K], or [K, N] if `turned` (transposed): w = (code - zero) scale.
 
     scales: one for all, [N], or one per block of K. zeros: as scales; None: 0.
     """
@@ -43,7 +44,7 @@ class Integers(QuantizedWeight):
     given: ClassVar[bool] = True
 
     def parts(self) -> Parts:
-        """The codes as bytes, and scales and zeros of every group; see QuantizedWeight."""
+        """The codes as bytes, and a scale and a zero per group; see QuantizedWeight."""
         scales = self._spread(self.scales.load().to(torch.float32))
         zeros = torch.zeros((), dtype=self.codes.dtype) if self.zeros is None else self.zeros.load()
         return {"codes": self._turned(self._unsigned(self.codes.load())), "scales": scales,
@@ -57,7 +58,7 @@ class Integers(QuantizedWeight):
         return values.t().contiguous() if self.turned else values
 
     def _spread(self, values: Tensor) -> Tensor:
-        """One value per block of the format, [N, K / group]."""
+        """Scales or zeros, repeated to one value per block of the format, [N, K / group]."""
         n, k = self.shape
         own = self._turned(values) if values.dim() == 2 else values.reshape(-1, 1)
         return own.expand(n, k // self.format.group).contiguous()
@@ -65,9 +66,10 @@ class Integers(QuantizedWeight):
 
 def integers(codes: Weight | None, scales: Weight | None, zeros: Weight | None, turned: bool, axis: int,
              block: int) -> QuantizedWeight | None:  # fmt: skip
-    """The weight that a matrix of integers, or of e4m3, stands for; None where icc has no format for it.
+    """The weight for a matrix of integers or of e4m3; None if icc has no format for it.
 
-    axis: the axis of the codes that several scales belong to. block: how many codes along it share a scale, 0: all.
+    axis: the axis of the codes along which scales differ. block: number of codes along it that share a scale; 0: one
+    scale per index.
     """
     if codes is not None and scales is not None and codes.dtype == torch.float8_e4m3fn:
         return _floats(codes, scales) if zeros is None and not turned and (block or not scales.shape) else None
@@ -90,7 +92,7 @@ def integers(codes: Weight | None, scales: Weight | None, zeros: Weight | None, 
 
 
 def _floats(codes: Weight, scales: Weight) -> Float8Layer | None:
-    """8-bit floats [N, K] with a scale for all, or for blocks along K."""
+    """8-bit floats [N, K] with one scale, or with scales for blocks along K; None for other scales."""
     whole = len(codes.shape) == 2 and (not scales.shape or scales.shape[0] == codes.shape[0])
     return Float8Layer("e4m3", codes, scales, alone=True) if whole else None
 
@@ -98,8 +100,8 @@ def _floats(codes: Weight, scales: Weight) -> Float8Layer | None:
 def stored_integers(
     nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]
 ) -> tuple[list[NodeProto], dict[str, Weight]]:
-    """The nodes with products and lookups of weights in place of what computes with integers, and these weights by the
-    names that such nodes read."""
+    """The nodes, with products and lookups of weights in place of integer computations, and these weights by the names
+    that such nodes read."""
     reading = _Reading(nodes, tensors)
     kept = [reading.rewritten(node) for node in nodes]
     return kept, reading.found
@@ -114,13 +116,13 @@ class _Reading:
         for node in nodes:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
-        self._products: dict[str, str] = {}  # what a MatMul reads, and the weight that it is
+        self._products: dict[str, str] = {}  # operand of a MatMul -> the weight that it is
         for node in nodes:
             if node.op_type == "DequantizeLinear" and node.input[0] in tensors:
                 self._matrix(node)
 
     def rewritten(self, node: NodeProto) -> NodeProto:
-        """What stands in the place of a node."""
+        """The node, or its replacement."""
         if node.op_type == "MatMul" and node.input[1] in self._products:
             return _product(node, node.input[0], self._products[node.input[1]])
         if node.op_type == "Mul":
@@ -135,11 +137,11 @@ class _Reading:
         return self._tensors.get(node.input[index]) if len(node.input) > index else None
 
     def _lacks(self, node: NodeProto, index: int) -> bool:
-        """Whether an operand is given and no constant."""
+        """Whether an operand is given and is not a constant."""
         return len(node.input) > index and bool(node.input[index]) and node.input[index] not in self._tensors
 
     def _matrix(self, node: NodeProto) -> None:
-        """A DequantizeLinear of a matrix that is read by products only, or is a table."""
+        """Take a DequantizeLinear of a matrix that only products read, or of a table."""
         if self._lacks(node, 1) or self._lacks(node, 2):
             return
         (output,) = node.output
@@ -162,12 +164,13 @@ class _Reading:
             self._products |= {name: output for name in names if turned or name != output}
 
     def _quantized(self, name: str) -> NodeProto | None:
-        """The DynamicQuantizeLinear that a value comes from."""
+        """The DynamicQuantizeLinear that computes a value; None if another op does."""
         node = self._makers.get(name)
         return node if node is not None and node.op_type == "DynamicQuantizeLinear" else None
 
     def _scaled(self, node: NodeProto) -> NodeProto:
-        """MatMulInteger, Cast, and the Mul with (scale of the rows) (scale of the weight, or of other rows): `node`."""
+        """Replace MatMulInteger, Cast, and `node`: a Mul with (scale of the rows) (scale of the weight, or of other
+        rows)."""
         for product, scale in (tuple(node.input), tuple(node.input)[::-1]):
             cast, factor = self._makers.get(product), self._makers.get(scale)
             if cast is None or factor is None or (cast.op_type, factor.op_type) != ("Cast", "Mul"):
@@ -187,7 +190,8 @@ class _Reading:
         return node
 
     def _fused(self, node: NodeProto) -> NodeProto:
-        """(x, weight, scale, zero, bias), or (codes of x, weight, scale of x, scale, zero of x, zero, bias)."""
+        """Replace a fused op on (x, weight, scale, zero, bias), or (codes of x, weight, scale of x, scale, zero of x,
+        zero, bias)."""
         whole = node.op_type == "DynamicQuantizeMatMul"
         rows = None if whole else self._quantized(node.input[0])
         scale, zero, bias = (2, 3, 4) if whole else (3, 5, 6)
@@ -204,7 +208,7 @@ class _Reading:
         return _product(node, rows, name, bias)
 
     def _looked_up(self, node: NodeProto) -> NodeProto:
-        """A DequantizeLinear of rows that were taken from a table of integers."""
+        """Replace a DequantizeLinear of rows that were gathered from a table of integers."""
         taken = self._makers.get(node.input[0])
         if taken is None or taken.op_type != "Gather" or self._lacks(node, 1) or self._lacks(node, 2):
             return node
@@ -231,7 +235,7 @@ def _takes_rows(node: NodeProto, table: str) -> bool:
 
 
 def _product(node: NodeProto, rows: str, weight: str, bias: str = "") -> NodeProto:
-    """A product with a weight [N, K] in the place of a node."""
+    """A product with a weight [N, K] in place of a node."""
     inputs = [rows, weight, bias] if bias else [rows, weight]
     made = helper.make_node(PRODUCT, inputs, [node.output[0]], name=node.name, domain="icc")
     made.metadata_props.extend(node.metadata_props)

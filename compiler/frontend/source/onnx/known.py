@@ -1,7 +1,8 @@
-"""Values that are known while a model is traced: sizes, axes and what is computed of them.
+"""Values that are known while a model is traced: sizes, axes, and results computed from them.
 
 ONNX computes shapes with tensors, Shape -> Gather -> Concat -> Reshape. Here such a value is an array of Python numbers
-and of torch's symbolic sizes, so that the trace sees a reshape to [1, T, 4, 16] and nothing of how that was made.
+and of torch's symbolic sizes, so that the trace has a reshape to [1, T, 4, 16] and not the ops that computed this
+shape.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ....weights.handles import Weight
 from .errors import Refused
 
-SMALL = 64  # elements of an integer constant that is looked into
+SMALL = 64  # most elements of an integer constant whose values are read
 
 
 @dataclass(frozen=True)
 class Known:
-    """An array of numbers, of any shape. dtype: the type that the tensor would have. tensor: that tensor, where it is a
+    """An array of numbers, of any shape. dtype: that of the tensor it stands for. tensor: this tensor if it is a
     constant; else None."""
 
     array: np.ndarray  # dtype object
@@ -60,7 +61,7 @@ class Known:
         return [int(v) if isinstance(v, (bool, float)) else v for v in self.items()]
 
     def as_tensor(self, device: torch.device) -> Tensor:
-        """The constant that it is of, or a tensor of the array's shape made here."""
+        """`tensor`, or a new tensor of the array's shape."""
         if self.tensor is not None:
             return self.tensor
         parts = [torch.full((), v, dtype=self.dtype, device=device) for v in self.items()]
@@ -72,7 +73,7 @@ class Known:
 
 
 def constant(weight: Weight) -> Known:
-    """A small constant of a file as a known value. It is read even while something is traced."""
+    """A small constant of a file as a known value. It is read even during a trace."""
     with _disable_current_modes():
         value = weight.load()
         items = value.reshape(-1).tolist()
@@ -120,7 +121,7 @@ _LOGICAL = {"And", "Or", "Not", "Equal", "Less", "LessOrEqual", "Greater", "Grea
 
 
 def computes(op: str) -> bool:
-    """Whether `elementwise` computes an op, by its ONNX name."""
+    """Whether `elementwise` can compute an op, given its ONNX name."""
     return op in _BINARY or op in _UNARY
 
 
@@ -141,7 +142,7 @@ def where(condition: Known, a: Known, b: Known) -> Known:
 
 
 def converted(value: Known, dtype: torch.dtype) -> Known:
-    """The value in another type. Symbolic sizes stay symbolic."""
+    """The value in another dtype. Symbolic sizes stay symbolic."""
 
     def one(item: Any) -> Any:
         if isinstance(item, torch.SymInt):

@@ -1,8 +1,7 @@
 """The model of an ONNX file as a torch module on meta: its forward runs the nodes, one handler each.
 
-The file then takes the way of every other model: torch.export traces it, and what the frontend knows of attention
-written out, of masks and of positions serves here, too. Inputs for a KV cache are empty, outputs of one are not
-computed.
+From there on it is like any other model: torch.export traces it, and the frontend recognises written-out attention,
+masks and positions. Inputs for a KV cache are empty, and its outputs are not computed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HANDLERS = joined(*(part.HANDLERS for part in _PARTS))
 
 
 class _Scope(nn.Module):
-    """A module of the model that was exported: it holds its weights, and what runs in it is called through it."""
+    """A module of the model that was exported: it holds its weights, and its nodes are run through its forward."""
 
     def forward(self, run: Any) -> Any:
         return run()
@@ -42,7 +41,7 @@ class _Scope(nn.Module):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a constant's parameter is, which torch.export puts another in the place of while it traces."""
+    """The owner and name of a constant's parameter, which torch.export replaces while it traces."""
 
     owner: nn.Module
     name: str
@@ -75,7 +74,7 @@ class OnnxModel(_Scope):
         derived = packed_weights(self._nodes, tensors) | integers
         names = weight_names(self._nodes, {**tensors, **derived})
         unpacked = {n for node in self._nodes for n in [*plain_reads(node, derived), *_inner_reads(node)]}
-        self._packed = tensors.keys() - unpacked  # read by whoever reads the weight that they are parts of
+        self._packed = tensors.keys() - unpacked  # parts of a packed weight
         for name, weight in {**tensors, **derived}.items():
             if name in derived or name in unpacked:
                 self._constants[name] = self._place(names[name], weight)
@@ -100,7 +99,7 @@ class OnnxModel(_Scope):
     def _run(self, nodes: Sequence[NodeProto], env: dict[str, Any], device: torch.device) -> None:
         for node in nodes:
             if all(output in env for output in node.output if output):
-                continue  # a weight that is read packed, or a constant
+                continue  # its outputs are known: a packed weight, or a constant
             scope = self._scopes.get(scope_of(node), self)
             results = scope(lambda node=node: self._call(node, env, device)) if scope is not self else None
             results = self._call(node, env, device) if results is None else results
@@ -141,7 +140,8 @@ class OnnxModel(_Scope):
         )
 
     def _branch(self, attributes: Mapping[str, Any], condition: Any, env: dict[str, Any], device: torch.device) -> Any:
-        """The branch of an If that is taken whatever the tokens are: of files that have a cache and do without."""
+        """The results of the branch of an If whose condition does not depend on the tokens, as in files that run with
+        or without a cache."""
         if not isinstance(condition, Known):
             raise Refused("a branch that depends on the tokens")
         branch: GraphProto = attributes["then_branch" if condition.item() else "else_branch"]
@@ -167,7 +167,7 @@ class OnnxModel(_Scope):
         return {n.output[0]: _constant_weight(container.path, n) for n in self._nodes if n.op_type == "Constant"}
 
     def _place(self, name: str, weight: Weight) -> _Place:
-        """A parameter on meta for a weight; a small constant is known too."""
+        """Add a parameter on meta for a weight; the value of a small constant is also known."""
         *path, last = name.split(".")
         owner, last = self._scope(path), _free(last)
         dtype = torch.float32 if weight.dtype.is_floating_point else weight.dtype
@@ -177,7 +177,7 @@ class OnnxModel(_Scope):
         return _Place(owner, last, constant(weight) if _is_small(weight) else None)
 
     def _scope(self, path: Sequence[str]) -> _Scope:
-        """The module of that path, made where there is none."""
+        """The module at a path, created if there is none."""
         found: _Scope = self
         for depth, part in enumerate(map(_free, path)):
             inner = found._modules.get(part)
@@ -191,7 +191,7 @@ class OnnxModel(_Scope):
 
 
 class TypedOnnxModel(OnnxModel):
-    """An ONNX model that tells the two texts of a pair apart. config: has how many types of tokens there are."""
+    """An ONNX model with token types for the two texts of a pair. config: has the number of token types."""
 
     def __init__(self, container: OnnxContainer, config: Any) -> None:
         super().__init__(container)
@@ -204,12 +204,12 @@ class TypedOnnxModel(OnnxModel):
 
 
 def _free(part: str) -> str:
-    """A part of a name, which may not be what every torch module has, such as `half` or `type`."""
+    """A part of a name, changed if every torch module has an attribute of that name, such as `half` or `type`."""
     return f"{part}_" if hasattr(_Scope, part) or part in ("training", "forward") else part
 
 
 def _is_small(weight: Weight) -> bool:
-    """Whether a constant is looked into: numbers, and what sizes and axes are made of."""
+    """Whether the values of a constant are read: single numbers, and small integer tensors for sizes and axes."""
     count = 1
     for size in weight.shape:
         count *= size
@@ -230,7 +230,7 @@ def _constant_weight(path: Any, node: NodeProto) -> Weight:
 
 
 def _reads(node: NodeProto) -> list[str]:
-    """The names that a node reads, its subgraphs' included."""
+    """The names that a node reads, including those of its subgraphs."""
     return [*filter(None, node.input), *_inner_reads(node)]
 
 
@@ -243,7 +243,7 @@ def _inner_reads(node: NodeProto) -> list[str]:
 
 
 def _needed(nodes: Sequence[NodeProto], output: str) -> list[NodeProto]:
-    """The nodes behind an output, in order."""
+    """The nodes that an output depends on, in order."""
     wanted, kept = {output}, []
     for node in reversed(nodes):
         if wanted.intersection(node.output):

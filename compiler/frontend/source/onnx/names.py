@@ -1,4 +1,4 @@
-"""Names of weights and modules as the exported model had them, told from the names of tensors and nodes."""
+"""Recovers the exported model's names of weights and modules from the names of tensors and nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from onnx import NodeProto
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-_NAMESPACE = "namespace"  # of torch's exporter: "path: class/path: class/node: op"
+_NAMESPACE = "namespace"  # torch's exporter writes "path: class/path: class/node: op"
 _WEIGHTS = ("MatMul", "Gemm", "Gather", "MatMulNBits", "Transpose", "GatherBlockQuantized", "Linear")
 
 
 def scope_of(node: NodeProto) -> str:
-    """The module that a node comes from, such as model.layers.0.mlp; "" where the node's name does not show it."""
+    """The module that a node comes from, such as model.layers.0.mlp; "" if the node's name does not show it."""
     for entry in node.metadata_props:
         if entry.key == _NAMESPACE:
             parts = [part.partition(":")[0].strip() for part in entry.value.split("/")]
@@ -29,7 +29,8 @@ def _valid(path: str) -> str:
 
 
 def weight_names(nodes: Sequence[NodeProto], tensors: Mapping[str, object]) -> dict[str, str]:
-    """A qualified name for each tensor: its own, or that of the module that reads it. No name is inside another."""
+    """A qualified name for each tensor: its own, or one from the module that reads it. No name is a prefix path of
+    another."""
     readers: dict[str, NodeProto] = {}
     for node in nodes:
         for name in [*node.input, *node.output]:

@@ -1,4 +1,4 @@
-"""Handlers of norms, with what optimizers have fused into them."""
+"""Handlers of norms, and of norms with ops that optimizers fused into them."""
 
 from __future__ import annotations
 

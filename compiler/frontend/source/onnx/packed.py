@@ -1,4 +1,4 @@
-"""Weights that a file holds as integers with scales, as handles.
+"""Handles for weights that a file holds as integers with scales.
 
 MatMulNBits, GatherBlockQuantized and DequantizeLinear read these.
 """
@@ -18,15 +18,15 @@ from ....weights.formats.base import Parts
 from ....weights.formats.blocks import STEP, BlockFormat, grouped
 from ....weights.handles import Derived, QuantizedWeight, Weight
 
-_SHARED = ("MatMulNBits", "GatherBlockQuantized")  # the codes' name stands for the weight, whoever reads it
-_SIGNED = (torch.int8,)  # of 4-bit codes around 0
+_SHARED = ("MatMulNBits", "GatherBlockQuantized")  # ops whose weight is named by its codes
+_SIGNED = (torch.int8,)  # dtypes of signed 4-bit codes
 
 
 @dataclass
 class NBits(QuantizedWeight):
     """The weight [N, K] of a MatMulNBits, or of a table: w = (code - zero) scale, per block along K."""
 
-    codes: Weight  # [N, blocks, bytes of a block], or [N, bytes of a row]; or 4-bit integers [N, K], one to a byte
+    codes: Weight  # [N, blocks, bytes of a block], or [N, bytes of a row]; or 4-bit integers [N, K], one per byte
     scales: Weight
     zeros: Weight | None
     bits: int
@@ -49,7 +49,7 @@ class NBits(QuantizedWeight):
         return {"codes": codes, "scales": scales, "zeros": zeros}
 
     def _codes(self, weight: Weight, width: int) -> Tensor:
-        """Codes from 0 on, uint8 [N, width]."""
+        """Unsigned codes, uint8 [N, width]."""
         found = weight.load().reshape(self.shape[0], -1)
         if is_halves(weight):
             return (found.to(torch.int16) + 8).to(torch.uint8) if weight.dtype in _SIGNED else found
@@ -57,7 +57,7 @@ class NBits(QuantizedWeight):
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
-    """The codes of bytes, from the low bits up."""
+    """The codes in bytes [.., n], lowest bits first: [.., n * 8 / bits]."""
     if bits == 8:
         return packed
     fields = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
@@ -65,7 +65,7 @@ def _unpacked(packed: Tensor, bits: int) -> Tensor:
 
 
 def without_reshapes(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> list[NodeProto]:
-    """The nodes without reshapes of packed codes: those that gather from codes read them as they are stored."""
+    """The nodes without reshapes of packed codes: GatherBlockQuantized reads the codes in their stored shape."""
     stored = {n.output[0]: n.input[0] for n in nodes if n.op_type == "Reshape" and n.input[0] in tensors}
     found = []
     for node in nodes:
@@ -80,10 +80,10 @@ def without_reshapes(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) 
 
 
 def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Weights of packed parts, by the name that stands for them.
+    """The packed weights, by name.
 
-    For a MatMulNBits or GatherBlockQuantized that is the name of its codes, and the parts are kept. For a
-    DequantizeLinear it is the name of its output, which is computed at every load.
+    For a MatMulNBits or GatherBlockQuantized the name is that of its codes, and the weight stays packed. For a
+    DequantizeLinear it is that of its output, which is computed at every load.
     """
     found: dict[str, Weight] = {}
     for node in sorted(nodes, key=lambda node: node.op_type != "MatMulNBits"):  # its attributes say the most
@@ -101,24 +101,25 @@ def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) ->
 
 
 def plain_reads(node: NodeProto, derived: Mapping[str, Weight]) -> list[str]:
-    """Names of what a node reads besides the parts of a packed weight."""
+    """The names that a node reads besides the parts of a packed weight."""
     if node.op_type in _SHARED and node.input[codes_of(node)] in derived:
         return [node.input[1]] if node.op_type == "GatherBlockQuantized" else [node.input[0], *node.input[5:]]
     return [] if node.op_type == "DequantizeLinear" and node.output[0] in derived else list(node.input)
 
 
 def codes_of(node: NodeProto) -> int:
-    """The number of the input of a MatMulNBits or GatherBlockQuantized that holds the codes."""
+    """The index of the input of a MatMulNBits or GatherBlockQuantized that holds the codes."""
     return 0 if node.op_type == "GatherBlockQuantized" else 1
 
 
 def is_halves(weight: Weight) -> bool:
-    """Whether a weight holds 4-bit integers, which come as one byte each."""
+    """Whether a weight holds 4-bit integers, which are loaded as one byte each."""
     return bool(getattr(weight, "halves", False))
 
 
 def _table(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | None], shared: Weight | None) -> Weight:
-    """The table of a GatherBlockQuantized, which may be the matrix of a MatMulNBits too."""
+    """The table of a GatherBlockQuantized. shared: the same codes as the matrix of a MatMulNBits, or None. TensorError
+    for an unknown form."""
     codes, scales, zeros, name = given[0], given[2], given[3] if len(given) > 3 else None, node.input[0]
     assert codes is not None and scales is not None
     if shared is not None:
@@ -131,7 +132,7 @@ def _table(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | 
     k = _count(codes) // max(n, 1) * (1 if is_halves(codes) else 8 // bits)
     axes = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1)) % len(codes.shape)
     if axes != (0, len(codes.shape) - 1) or bits not in (4, 8) or block < STEP or k % block:
-        raise TensorError(name, f"has {bits} bits in blocks of {block} of an axis of {k}", "icc has none such")
+        raise TensorError(name, f"has {bits} bits in blocks of {block} of an axis of {k}", "icc has no such format")
     wanted = n * (k // block)
     if _count(scales) != wanted or (zeros is not None and _count(zeros) not in (wanted, n * -(-k // block // 2))):
         raise TensorError(name, f"has {list(scales.shape)} where its shape says {wanted} scales")
@@ -147,7 +148,7 @@ def _nbits(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | 
     if (len(node.input) > 4 and node.input[4]) or (len(node.input) > 3 and node.input[3] and zeros is None):
         raise TensorError(name, "has columns in another order, or zero points that are computed")
     if bits not in (4, 8) or block < STEP or k % block or block * bits % 8:
-        raise TensorError(name, f"has {bits} bits in blocks of {block} for K = {k}", "icc has none such")
+        raise TensorError(name, f"has {bits} bits in blocks of {block} for K = {k}", "icc has no such format")
     blocks, per_byte = k // block, 8 // bits
     wanted = (n, blocks, block // per_byte)
     expected = [(codes, n * blocks * wanted[2]), (scales, n * blocks)]

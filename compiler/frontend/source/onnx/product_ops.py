@@ -1,4 +1,4 @@
-"""Handlers of products, and of what is stored packed."""
+"""Handlers of products, and of ops on packed weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gemm(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("com.microsoft.MatMulNBits")
 def matmul_nbits(c: OnnxCall) -> Any:
-    """MatMulNBits: a product with a packed weight, which comes as floats on meta. Refused where the weight is no
+    """MatMulNBits: a product with a packed weight, which is a float tensor on meta here. Refused if the weight is no
     constant."""
     weight = c.given(1)
     if not c.weights[1] or not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -60,13 +60,13 @@ def matmul_nbits(c: OnnxCall) -> Any:
 
 @HANDLERS.handles(f"icc.{PRODUCT}")
 def linear(c: OnnxCall) -> Any:
-    """x [.., K] by a weight [N, K] and a bias [N] or none; made by `stored_integers`."""
+    """Linear: x [.., K] by a weight [N, K], and a bias [N] or none; the op is made by `stored_integers`."""
     return functional.linear(c.tensor(0), c.tensor(1), None if c.given(2) is None else c.tensor(2))
 
 
 @HANDLERS.handles("com.microsoft.GatherBlockQuantized")
 def gather_packed(c: OnnxCall) -> Any:
-    """GatherBlockQuantized: rows of a packed table. Refused where the table is no constant."""
+    """GatherBlockQuantized: rows of a packed table. Refused if the table is no constant."""
     table = c.given(0)
     if not c.weights[0] or not isinstance(table, Tensor) or not table.is_floating_point():
         raise Refused("a packed table that is no constant")
@@ -75,11 +75,11 @@ def gather_packed(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("DequantizeLinear")
 def dequantize(c: OnnxCall) -> Any:
-    """Refused: a DequantizeLinear of weights has become a weight before."""
+    """Raise Refused: a DequantizeLinear of weights was replaced by a weight before, so this one is of activations."""
     raise Refused("quantized activations: icc reads files with quantized weights")
 
 
 @HANDLERS.handles("DynamicQuantizeLinear", "QuantizeLinear", "MatMulInteger", "QLinearMatMul")
 def quantized(c: OnnxCall) -> Any:
-    """Refused: activations that are rounded to integers, unless `stored_integers` took them."""
+    """Raise Refused: activations are quantized, and `stored_integers` did not replace this op."""
     raise Refused("quantized activations: give the file with float or MatMulNBits weights")

@@ -18,7 +18,7 @@ _REDUCED = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "Redu
 
 @HANDLERS.handles(*_REDUCED)
 def reduce(c: OnnxCall) -> Any:
-    """ReduceSum, ReduceMean and their like, of a tensor or of a known value."""
+    """ReduceSum, ReduceMean and similar ops, of a tensor or of a known value."""
     axes = c.axes(1)
     keep = bool(c.attribute("keepdims", 1))
     value = c.inputs[0]
@@ -65,7 +65,7 @@ def argmax(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("TopK")
 def topk(c: OnnxCall) -> Any:
-    """TopK, of as many as is known while tracing."""
+    """TopK, whose k must be known while tracing."""
     value, k = c.tensor(0), int(c.known(1).item())
     return list(torch.topk(value, k, c.attribute("axis", -1), bool(c.attribute("largest", 1))))
 
@@ -75,7 +75,7 @@ HANDLERS.handles("OneHot")(one_hot)
 
 @HANDLERS.handles("CumSum")
 def cumsum(c: OnnxCall) -> Any:
-    """CumSum from the first element on. For a padding mask of ones it is the positions from 1."""
+    """CumSum, inclusive and not reversed. For a padding mask of ones the result is the positions, counted from 1."""
     if c.attribute("exclusive", 0) or c.attribute("reverse", 0):
         raise Refused("a running sum of this kind")
     value, axis = c.tensor(0), int(c.known(1).item())
@@ -85,7 +85,7 @@ def cumsum(c: OnnxCall) -> Any:
 
 
 def _marks_no_padding(c: OnnxCall) -> bool:
-    """Whether the operand says which tokens are no padding: RoBERTa counts them. There is no padding here."""
+    """Whether the operand marks the tokens that are not padding, which RoBERTa counts. There is no padding here."""
     found: OnnxCall | None = c
     while found is not None and (before := found.maker(0, "Cast")) is not None:
         found = before

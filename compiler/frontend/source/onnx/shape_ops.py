@@ -18,16 +18,16 @@ from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
-_LARGEST = 1 << 28  # elements of a tensor that a node makes from nothing
+_LARGEST = 1 << 28  # most elements of a tensor that a node makes without tensor operands
 
 
 def sizes(value: Tensor | Known) -> list[Any]:
-    """The shape of a tensor or of a known value, symbolic sizes included."""
+    """The shape of a tensor [..] or of a known value, including symbolic sizes."""
     return list(value.shape) if isinstance(value, Tensor) else list(value.array.shape)
 
 
 def _made(shape: list[Any]) -> list[Any]:
-    """A shape that a node asks for, unless it is absurd."""
+    """A shape that a node creates. Refused if it is too large."""
     fixed = math.prod(s for s in shape if isinstance(s, int))
     if fixed > _LARGEST or any(isinstance(s, int) and s < 0 for s in shape):
         raise Refused(f"a tensor of the shape {shape}")
@@ -55,7 +55,7 @@ def identity(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Cast", "CastLike")
 def cast(c: OnnxCall) -> Any:
-    """Cast and CastLike. All floats are float32 while a model is traced. Refused for a type that icc does not know."""
+    """Cast and CastLike. All floats are float32 while a model is traced. Refused for an unknown type."""
     kind = c.attributes.get("to")
     if kind is None:
         other = c.inputs[1]
@@ -73,7 +73,7 @@ def cast(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Reshape")
 def reshape(c: OnnxCall) -> Any:
-    """Reshape, where 0 is the size of the axis at the same place and -1 is what is left."""
+    """Reshape: a size of 0 is that of the operand's axis with the same index, and -1 is inferred."""
     value, wanted = c.inputs[0], c.known(1).ints()
     if isinstance(value, AllRows):
         return value
@@ -87,7 +87,7 @@ def reshape(c: OnnxCall) -> Any:
 
 
 def _inferred(before: list[Any], wanted: list[Any]) -> list[Any]:
-    """A shape with its -1 as a number where the rest of both shapes says it: T cancels T."""
+    """A shape with its -1 replaced, if the other sizes determine it: T cancels T."""
     places = [i for i, s in enumerate(wanted) if isinstance(s, int) and s == -1]
     if len(places) != 1:
         return wanted
@@ -97,7 +97,7 @@ def _inferred(before: list[Any], wanted: list[Any]) -> list[Any]:
         if same is None:
             return wanted
         left.pop(same)
-        right.pop(next(i for i, o in enumerate(right) if o is s))  # == would be a guard of the trace
+        right.pop(next(i for i, o in enumerate(right) if o is s))  # == would add a guard to the trace
     free = [s for s in left if isinstance(s, torch.SymInt)]
     fixed = math.prod(s for s in left if not isinstance(s, torch.SymInt))
     divisor = math.prod(right)
@@ -111,7 +111,7 @@ def _inferred(before: list[Any], wanted: list[Any]) -> list[Any]:
 
 @HANDLERS.handles("Flatten")
 def flatten(c: OnnxCall) -> Any:
-    """Flatten: a matrix of the axes before and those from `axis` on."""
+    """Flatten: a matrix of the axes before `axis`, and of those from it on."""
     value, axis = c.tensor(0), c.attribute("axis", 1)
     axis %= value.dim() + 1
     return value.reshape(math.prod(value.shape[:axis]), math.prod(value.shape[axis:]))
@@ -119,7 +119,7 @@ def flatten(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Unsqueeze")
 def unsqueeze(c: OnnxCall) -> Any:
-    """Unsqueeze: axes of one at places of the result."""
+    """Unsqueeze: new axes of size 1 at indices of the result."""
     value, axes = c.inputs[0], c.axes(1) or []
     rank = len(sizes(value)) + len(axes)
     places = sorted(a % rank for a in axes)
@@ -132,7 +132,7 @@ def unsqueeze(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Squeeze")
 def squeeze(c: OnnxCall) -> Any:
-    """Squeeze: axes of one taken out; all of them where no axes are given."""
+    """Squeeze: axes of size 1 removed; all of them if no axes are given."""
     value, axes = c.inputs[0], c.axes(1)
     found = sizes(value)
     places = [i for i, s in enumerate(found) if isinstance(s, int) and s == 1] if axes is None else axes
@@ -146,7 +146,7 @@ def squeeze(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Transpose")
 def transpose(c: OnnxCall) -> Any:
-    """Transpose, by default with all axes in the other order."""
+    """Transpose; by default all axes are reversed."""
     value = c.inputs[0]
     rank = len(sizes(value))
     order = list(c.attribute("perm", range(rank)[::-1]))
@@ -157,7 +157,7 @@ def transpose(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Expand")
 def expand(c: OnnxCall) -> Any:
-    """Expand: the value repeated along axes of one, as far as the shapes broadcast."""
+    """Expand: the value repeated along axes of size 1, where the shapes broadcast."""
     value, wanted = c.inputs[0], c.known(1).ints()
     before = sizes(value)
     rank = max(len(before), len(wanted))
@@ -182,7 +182,7 @@ def tile(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("ConstantOfShape")
 def constant_of_shape(c: OnnxCall) -> Any:
-    """ConstantOfShape: a known value where it is small and its sizes are numbers, else a tensor."""
+    """ConstantOfShape: a known value if it is small and its sizes are numbers, else a tensor."""
     wanted = _made(c.known(0).ints())
     proto = c.attributes.get("value")
     fill: Any = 0.0
@@ -199,7 +199,7 @@ def constant_of_shape(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Range")
 def range_(c: OnnxCall) -> Any:
-    """Range: a known value where it is small, else a tensor; Refused for one that is too large."""
+    """Range: a known value if it is small, else a tensor; Refused if it is too large."""
     start, end, step = (c.known(i).item() for i in range(3))
     dtype = c.inputs[0].dtype
     if all(isinstance(v, int) for v in (start, end, step)) and 0 <= (end - start) // step <= SMALL:
@@ -218,7 +218,7 @@ def trilu(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("NonZero")
 def nonzero(c: OnnxCall) -> Any:
-    """NonZero of a known value, such as the repeats of repeat_interleave: its places [axes, N]."""
+    """NonZero of a known value, such as the repeats of repeat_interleave: its indices [axes, N]."""
     if not isinstance(c.inputs[0], Known):
         return refused(c)
     array = c.inputs[0].array
@@ -231,5 +231,5 @@ def nonzero(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Loop", "Scan", "Compress")
 def refused(c: OnnxCall) -> Any:
-    """Refused: ops whose results have shapes that depend on values, or that mix tokens."""
+    """Raise Refused: ops whose results have shapes that depend on values, or that mix tokens."""
     raise Refused("its result has a shape that depends on values, or it mixes tokens")

@@ -24,8 +24,8 @@ _AGAIN = "check it with onnx.checker, and export it again"
 class OnnxFile:
     """One ONNX file.
 
-    files: the folder of config.json and tokenizer.json, if they are there. config: is asked for lengths and names only,
-    as the graph says what the model computes.
+    files: the folder of config.json and tokenizer.json, if they exist. config: read for lengths and names only, because
+    the graph defines the computation.
     """
 
     layered = False
@@ -50,7 +50,7 @@ class OnnxFile:
         return model.handles
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See ModelSource; attention always is as the file has it."""
+        """See ModelSource. Attention is always written out, as in the file."""
         try:
             return self._built(task)
         except UNEXPECTED as error:
@@ -59,7 +59,7 @@ class OnnxFile:
             ) from error
 
     def layer_ahead(self) -> LayerAhead | None:
-        """See ModelSource; a file has none."""
+        """See ModelSource. None: a file has no such layer."""
         return None
 
     def _built(self, task: str) -> nn.Module:
@@ -67,9 +67,7 @@ class OnnxFile:
             return OnnxModel(self.container, hidden=task == "embed").eval()
         labels = labels_of(self.path, self.container.graph)
         if isinstance(labels, int) and labels > 2:
-            raise UnsupportedModel(
-                f"{self.path} tells {labels} kinds of texts from one another", "--task rerank is for one or two labels"
-            )
+            raise UnsupportedModel(f"{self.path} has {labels} labels", "--task rerank is for one or two labels")
         if any(info.name == "token_type_ids" for info in self.container.graph.input):
             return TypedOnnxModel(self.container, self.config).eval()
         return OnnxModel(self.container).eval()

@@ -1,4 +1,4 @@
-"""Which function runs an ONNX op: the table of handlers, one part per module of handlers."""
+"""The table of handlers, which run ONNX ops; each module of handlers has a part of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .known import Known
 
 @dataclass(frozen=True)
 class OnnxCall:
-    """A node while it runs.
+    """A call of a node.
 
-    inputs: a Tensor, a Known, or None for an absent one. weights: for each input whether it is a constant.
+    inputs: a Tensor, a Known, or None for a missing one. weights: for each input, whether it is a constant.
     """
 
     node: NodeProto
@@ -30,7 +30,7 @@ class OnnxCall:
     makers: Mapping[str, OnnxCall]
 
     def maker(self, index: int, op: str) -> OnnxCall | None:
-        """The call that made an operand, if it is of the op `op`; else None."""
+        """The call that computed an operand, if its op is `op`; else None."""
         found = self.makers.get(self.node.input[index])
         return found if found is not None and found.node.op_type == op else None
 
@@ -39,15 +39,15 @@ class OnnxCall:
         return self.node.input[index] not in self.makers and not self.weights[index]
 
     def given(self, index: int) -> Any:
-        """An operand; None where it is absent."""
+        """An operand; None if it is missing."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def tensor(self, index: int) -> Tensor:
-        """An operand, of any shape, as a tensor; Refused where it is absent."""
+        """An operand, of any shape, as a tensor; Refused if it is missing."""
         return self.as_tensor(self.given(index))
 
     def as_tensor(self, value: Any) -> Tensor:
-        """A value, of any shape, as a tensor; Refused where it is none."""
+        """A value, of any shape, as a tensor; Refused if it is neither a tensor nor known."""
         if isinstance(value, Tensor):
             return value
         if isinstance(value, Known):
@@ -55,7 +55,7 @@ class OnnxCall:
         raise Refused("an operand is missing")
 
     def known(self, index: int, default: Any = None) -> Known:
-        """An operand that must be known while tracing, `default` where it is absent; Refused where it is a tensor."""
+        """An operand that must be known while tracing; `default` if it is missing. Refused if it is a tensor."""
         value = self.given(index)
         if value is None and default is not None:
             return Known.of(default)
@@ -64,13 +64,12 @@ class OnnxCall:
         return value
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute of the node, `default` where it has none; text comes as str."""
+        """An attribute of the node, `default` if it has none. Text is returned as str."""
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
     def axes(self, index: int, name: str = "axes") -> list[int] | None:
-        """Axes, which newer opsets have as the operand `index` and older ones as the attribute `name`; None where there
-        are none."""
+        """Axes: the operand `index` in newer opsets, the attribute `name` in older ones; None if neither exists."""
         if self.given(index) is not None:
             return [int(v) for v in self.known(index).ints()]
         found = self.attributes.get(name)
@@ -83,4 +82,4 @@ class OnnxCall:
 
 
 Handler: TypeAlias = Callable[[OnnxCall], Any]
-Table: TypeAlias = HandlerTable[Handler]  # by an op's name, with its domain where that is not ONNX's own
+Table: TypeAlias = HandlerTable[Handler]  # by the op's name, with its domain if that is not ONNX's own
