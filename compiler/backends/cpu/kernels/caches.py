@@ -22,7 +22,7 @@ class CacheType:
     header: str = ""
 
     def refusal(self, layer: KVLayer) -> str:
-        """Nothing: any layer can be cached so."""
+        """Always "": any layer can be cached in this format."""
         return ""
 
 

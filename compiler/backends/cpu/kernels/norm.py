@@ -11,7 +11,7 @@ from .base import KernelParams
 
 @dataclass(frozen=True)
 class NormParams(KernelParams[Norm]):
-    """Common to the norms."""
+    """Parameters that all norms share."""
 
     @property
     def add(self) -> bool:

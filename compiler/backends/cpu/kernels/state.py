@@ -14,7 +14,7 @@ S = TypeVar("S", bound=StateStep)
 
 @dataclass(frozen=True)
 class StateParams(KernelParams[S]):
-    """Common to all: they read and write float32 rows."""
+    """Parameters that all state kernels share: they read and write float32 rows."""
 
     headers: ClassVar[tuple[str, ...]] = ("state.h",)
 
