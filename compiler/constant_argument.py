@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 class ConstantArgument:
     """Base of frozen dataclasses that nodes of a graph take as an argument, such as AttentionSpec.
 
-    Graph text has one as `Name{field=value, field=value}`, without the fields that have their defaults; a field is a
+    Graph text shows it as `Name{field=value, field=value}`, without the fields that have their defaults; a field is a
     number, a text, None or another ConstantArgument. A subclass is known to the reader of graph text by its name.
     """
 

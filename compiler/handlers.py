@@ -1,4 +1,4 @@
-"""Tables of handlers: which function does what an op says, one part of a table per module of handlers."""
+"""Tables of handlers: the function that handles each op; each module of handlers has one part of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where icc keeps what it can make again."""
+"""The directory for files that icc can make again."""
 
 from __future__ import annotations
 

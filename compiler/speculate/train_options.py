@@ -39,7 +39,7 @@ class TrainHeadsOptions:
     epochs: int = setting(1, "Times that the text is read.")
     batch: int = setting(8, "Windows per step.")
     rate: float = setting(2e-3, "Peak learning rate.")
-    seed: int = setting(0, "Of everything that is drawn.")
+    seed: int = setting(0, "Seed of all random choices.")
     device: str = setting("cpu", "Where torch runs: cpu or cuda.")
 
     def __post_init__(self) -> None:

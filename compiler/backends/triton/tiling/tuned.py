@@ -1,7 +1,7 @@
 """Tuning files: the tilings that were fastest on a device, read by later compiles for the same target.
 
 `icc tune` writes them; `tuned/<target>.json` beside this file holds those that come with icc, and ICC_TUNING names a
-file of the user's own, which goes first.
+user's file, which takes precedence.
 """
 
 from __future__ import annotations
