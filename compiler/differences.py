@@ -29,8 +29,8 @@ _TOLD = {"files", "digest", "programs", "canaries_file", "base"}  # fields of th
 @dataclass(frozen=True)
 class TensorDifference:
     """Two values of one weight. norm: the norm of their difference over that of the first (Frobenius). largest: the
-    largest difference of an element. Both are None if the shapes differ. formats: how either engine stores the
-    weight."""
+    largest difference of an element. Both are None if the shapes differ or one engine lacks the weight. formats: how
+    either engine stores the weight."""
 
     name: str
     norm: float | None

@@ -68,7 +68,7 @@ class Phases:
 
     @property
     def records(self) -> list[QuantRecord]:
-        """What quantization did to each weight."""
+        """The records of quantization, one per weight."""
         return self._context.quant_records
 
     def observe(self, report: RewriteReport, program: Program) -> None:

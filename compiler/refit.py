@@ -1,4 +1,4 @@
-"""New weights for an existing engine, whose program and kernels stay: in its place, or as a delta beside it."""
+"""Puts new weights into an existing engine, whose program and kernels do not change: in its place, or as a delta."""
 
 from __future__ import annotations
 

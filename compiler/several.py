@@ -26,7 +26,7 @@ from .targets import find_target
 if TYPE_CHECKING:  # imports torch
     from .report import CompileReport
 
-_PARTS = ".parts"  # suffix of the directory with an engine per target, until they are joined
+_PARTS = ".parts"  # a folder in the directory that becomes the engine: an engine per target, until they are joined
 One = tuple[CompileOptions, "CompileReport"]  # one target: its options, with the path of its engine, and its report
 Done = list[One]
 

@@ -99,7 +99,7 @@ class Target:
         return 1024 if self.backend == "cuda" else 0
 
 
-# The figures of CPU targets are those of a machine with so many cores and AVX-512 VNNI: a CPU engine's roofline is
+# The figures of CPU targets are those of a machine with this many cores and AVX-512 VNNI: a CPU engine's roofline is
 # relative to them. Those of arm64 are computed, for Neoverse V1 at 2.6 GHz with four pipes of 128 bits; its bandwidth
 # is that of `cpu`.
 CPU_CORES = 2

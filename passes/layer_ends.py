@@ -44,7 +44,7 @@ class LayerEnds:
 
 
 def _cuts(graph: Graph, order: dict[fx.Node, int]) -> list[fx.Node]:
-    """Values that, at their place in the order, alone carry everything that depends on the tokens."""
+    """Values that, at their place in the order, are the only carriers of everything that depends on the tokens."""
     tokens = graph.input("token_ids")
     carrying: set[fx.Node] = {node for node in [tokens] if node is not None}
     live: dict[fx.Node, int] = {}

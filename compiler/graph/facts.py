@@ -83,7 +83,7 @@ def call_key(node: fx.Node) -> Any:
 
 
 def folds(node: fx.Node) -> bool:
-    """Whether the node is a call on weights alone, which is a weight itself."""
+    """Whether the node is a call whose operands are all weights, so that its result is a weight."""
     inputs = node.all_input_nodes
     if node.op != "call_function" or not inputs or any(n.op != "get_attr" for n in inputs):
         return False

@@ -101,7 +101,7 @@ class Lowerer:
         builder.section, self.values, self._quantized = outer, values, quantized
 
     def placed(self, node: Any) -> Placed:
-        """Where a node's value lies; weights are registered as plain arrays."""
+        """The place of a node's value; weights are registered as plain arrays."""
         return self.constant(node) if node.op == "get_attr" else self.values[node]
 
     def op_name(self, node: fx.Node) -> str:
@@ -298,7 +298,7 @@ def _written_to_output(graph: Graph, output: fx.Node) -> set[fx.Node]:
             return found
         size = type_of(graph.output).shape[-1]
         alike = [n for n in node.args[0] if n.op == "call_function" and type_of(n).shape[-1:] == (size,)]  # type: ignore[union-attr]
-        if len(alike) == 2 and _behind_views(alike[0]).target is EXPERTS:  # which adds to what is there
+        if len(alike) == 2 and _behind_views(alike[0]).target is EXPERTS:  # it adds to its output
             alike.pop(0)
         if len(alike) != 1:
             return found

@@ -1,4 +1,4 @@
-"""Operations on weights alone become weights: `1 + w`, transposes, reshaped tables.
+"""Operations whose operands are all weights become weights: `1 + w`, transposes, reshaped tables.
 
 The values are not computed here: the new weight is a lazy handle over the old ones.
 """

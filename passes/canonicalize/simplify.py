@@ -86,7 +86,7 @@ class Square(Rule):
 
 
 class DivideByPowerOfTwo(Rule):
-    """x / c -> x * (1 / c) where 1 / c is exact."""
+    """x / c -> x * (1 / c) if 1 / c is exact."""
 
     name = "divide-by-power-of-two"
     pattern = call(aten.div.Tensor, X, Lit("c"))

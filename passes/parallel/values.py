@@ -1,4 +1,4 @@
-"""How ranks have the values of a graph, while a division of it is looked for, and what a call takes of them."""
+"""The state of a graph's values during the search for a division, and the arguments that calls take from them."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _plain_bytes(form: StorageFormat, shape: Sequence[int], role: Role) -> int |
 class QuantizeAuto(QuantizePass):
     """`sequences` are the calibration token ids. budget: bytes of all weights, `fixed` of which belong to weights
     without a choice. stored: see StoredBytes. searches=False reads and computes nothing: every weight gets the format
-    that its size alone would get.
+    that is chosen by its size only.
     """
 
     name: ClassVar[str] = "quantize-auto"

@@ -96,7 +96,7 @@ def kernel_params(step: Step, fn: str, isa: Isa) -> KernelParams[Any]:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where operands lie: the numbers of weights and inputs, and the offsets of buffers in the arena, by name."""
+    """The places of operands: the numbers of weights and inputs, and the offsets of buffers in the arena, by name."""
 
     weights: dict[str, int]
     inputs: dict[str, int]
@@ -104,7 +104,7 @@ class _Places:
 
     @classmethod
     def of(cls, program: Program) -> _Places:
-        """Where the operands of a program lie."""
+        """The places of a program's operands."""
         inputs = (*ProgramParams.fixed_inputs, *(array.name for array in program.inputs))
         return cls(
             {name: number for number, name in enumerate(program.weights)},

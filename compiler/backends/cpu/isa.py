@@ -50,7 +50,7 @@ class Isa:
     pair_blocks: tuple[Block, ...] = ()  # for products of bytes that are multiplied in pairs of 16 bits
     nibble_blocks: tuple[Block, ...] = ()  # for products of 4-bit codes if short_sums
     matrix_rows: tuple[int, ...] = ()  # for products of bytes, if an instruction multiplies matrices of bytes
-    float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
+    float_sums: int = 4  # blocks of at most this many accumulators keep their float sums in registers, too
     tile_blocks: tuple[Block, ...] = ()  # for products of bytes by tiles of sixteen rows, if they cost less
     # (a header of codegen_templates/cpp, the level's own header that replaces it and may include it)
     headers: tuple[tuple[str, str], ...] = ()
@@ -176,7 +176,7 @@ def find_isas(arch: str, asked: str | None, systems: str | None = None) -> tuple
     if unknown := sorted(wanted - {*SYSTEMS}):
         raise UsageError(f"--os {systems}: {unknown[0]!r} is unknown", f"choose from: {', '.join(SYSTEMS)}")
     levels = LEVELS[arch] if asked is None else _named(asked)
-    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags)  # Linux alone is asked for tiles
+    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags)  # only Linux can be asked to allow tiles
     if not others and wanted != {LINUX}:
         raise UsageError(f"--isa {asked}: on Linux alone", "name another level, or leave --os out")
     macs = MAC_LEVELS if asked is None and arch == "x86-64" else others

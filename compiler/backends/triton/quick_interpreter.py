@@ -75,7 +75,7 @@ def _compare_by_identity(dtype: Any) -> None:
 
 
 def _keep_numpy_types(interpreter: Any, block_type: Any) -> None:
-    """Cache in each scalar type its numpy type, and the range of values that fit."""
+    """Cache in each scalar type its numpy type, and check by its width whether values fit."""
     slow_type, slow_fits = interpreter._get_np_dtype, interpreter._validate_np_data_size
 
     def numpy_type(kind: Any) -> np.dtype:

@@ -1,4 +1,4 @@
-"""Where products of codes are cheaper by AMX's tiles than by vectors: modelled cycles of a core, by rows.
+"""Decides whether products of codes are cheaper with AMX's tiles than with vectors, by modelled cycles of a core.
 
 Both unpack codes once per block of rows and scale sums once per group, with vector instructions, two of which start per
 cycle. Vectors make 128 products of bytes per cycle, tiles 1,024, but tiles pass unpacked codes and integer sums through

@@ -20,7 +20,7 @@ class NormParams(KernelParams[Norm]):
 
     @property
     def eps_text(self) -> str:
-        """What is added to the mean square or variance, as a C++ float."""
+        """The term that is added to the mean square or variance, as a C++ float."""
         return f"{float(self.step.eps)!r}f"
 
 

@@ -135,7 +135,7 @@ class Walk:
 
     ctype: str
     row_stride: int
-    line_offset: str  # C++ for where line number `line` (all dims but the last) starts
+    line_offset: str  # C++ expression for the start of line number `line` (all dims but the last)
     strides: tuple[int, ...]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What the quantized layouts of the CPU share: tiles of 16 output rows, their headers, and lines of codes.
+"""The common parts of the CPU's quantized layouts: tiles of 16 output rows, their headers, and lines of codes.
 
 Per group of k a tile has a 64-byte header (16 f16 scales, 16 u8 zero points, one f32 that multiplies the scales) and
 64-byte lines of codes. A line holds 16 rows x 4 k of bytes, or 16 rows x 8 k of nibbles (k 0..3 in the low nibbles,

@@ -1,4 +1,4 @@
-"""The results of integer operations on linear forms: a form where the result is linear, else an unknown with bounds and
+"""The results of integer operations on linear forms: a form if the result is linear, else an unknown with bounds and
 facts."""
 
 from __future__ import annotations

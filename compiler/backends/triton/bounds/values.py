@@ -240,7 +240,7 @@ class KernelValues:
         return OPERATIONS[op.name](Operation(self.types[name].bits, unknown, here, positive), a, b)
 
     def either(self, key: object, condition: str, place: View, one: Form, other: Form) -> Form:
-        """A form that is `one` where a condition holds and `other` elsewhere.
+        """The form of a choice: `one` if a condition holds, else `other`.
 
         key: identifies the form's unknown. place: the view along which the condition is seen.
         """
@@ -257,7 +257,7 @@ class KernelValues:
         return found
 
     def given(self, name: str, view: View, holds: bool) -> Iterator[Form]:
-        """The facts that follow where the condition `name`, seen along `view`, is true, or false if not `holds`."""
+        """The facts that follow if the condition `name`, seen along `view`, is true (or false, if not `holds`)."""
         op = self.ops.get(name)
         if op is None:
             return

@@ -17,7 +17,7 @@ from ..tiling.attention import MOST_SPLITS, AttentionTiling, Workload, decode_ti
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvWriteKernel, Piece, RotatingKernel, pieces, product_type
 
-JOINED = 8  # up to so many sequences attention writes their new keys itself; for more a separate kernel does
+JOINED = 8  # most sequences whose new keys attention writes itself; for more there is a separate kernel
 SPLIT_TOKENS = 256  # larger mixed steps have enough tiles to keep a device busy
 STATES = tuple(scratch_arg(name, "*fp32") for name in ("peaks", "totals", "partials"))
 
@@ -93,7 +93,7 @@ class AttentionKernel(RotatingKernel[Attention]):
     def _splits(self, shape: Shape, limits: Limits, tuner: Tuner) -> int:
         """Programs that share the keys of a sequence, or, in small mixed steps, of a tile of its tokens.
 
-        1 if a row's sums must have one order whatever else is in its tile (shape.typical).
+        1 in mixed steps if a row's sums must have one order whatever else is in its tile (shape.typical).
         """
         if shape.decode:
             tiling, tiles = decode_tiling(self.workload, tuner), shape.max_tokens

@@ -18,7 +18,7 @@ class CacheElements:
     product: the Triton type in which elements are multiplied; "" for codes, which are converted to the type of the
     queries. macros: a template with two macros. `unpack` is the body of the Triton function `numbers` (the floats that
     codes stand for, without scales); `pack` defines `quantize` (codes of float32 rows, with scales if any), or `pack`
-    of packed codes. "" for floats, which are stored as they are.
+    of packed codes. "" for floats, which are stored without conversion.
     """
 
     element: str

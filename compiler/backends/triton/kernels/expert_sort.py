@@ -26,7 +26,7 @@ class SortSource:
 
     @property
     def experts(self) -> int:
-        """How many matrices there are."""
+        """The number of experts' matrices."""
         return self.op.experts
 
     @property
@@ -59,7 +59,7 @@ def sort_slots(op: WeightProduct[Any], block: int, padding: tuple[Arg, ...]) -> 
 
 
 def sorted_args() -> dict[str, Arg]:
-    """Where the launches leave the slots of each block and the expert of each block."""
+    """The arguments with the slots of each block and the expert of each block, which the launches write."""
     return {"slots_ptr": scratch_arg("slots"), "experts_ptr": scratch_arg("experts")}
 
 

@@ -143,7 +143,7 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
 
 def column_offset(dims: Sequence[int], strides: Sequence[int]) -> str:
-    """Where column `at` (of all merged dims) lies in an operand; "" for one that is the same in all columns."""
+    """The offset of column `at` (of all merged dims) in an operand; "" if the operand is the same in all columns."""
     terms: list[str] = []
     below = 1
     for d in range(len(dims) - 1, -1, -1):

@@ -125,7 +125,7 @@ class ProductOperands:
 
     @property
     def few_at(self) -> str:
-        """Where the few rows of x or their codes begin; only the first row if the program quantizes it itself."""
+        """Where the few rows of x or their codes begin; the single row if the program quantizes it itself."""
         slot, across = bool(self.op.experts), "rows[None, None, :]"
         if self.inline:
             return f"x_ptr + {self.slot_x('slot')}" if slot else "x_ptr"

@@ -32,7 +32,7 @@ class ProductSource(ProductOperands):
 
     @property
     def y_row(self) -> str:
-        """Where row (or slot) r of y begins."""
+        """The expression for where row (or slot) r of y begins."""
         op = self.op
         if not op.experts:
             return f"r.to(tl.int64) * {op.step.y.stride}"
@@ -203,7 +203,7 @@ class ProductSource(ProductOperands):
 
     @property
     def by_slot(self) -> bool:
-        """Whether a tile, if it has many rows, is finished slot by slot on matrix units, not row by row."""
+        """Whether a tile is finished slot by slot on matrix units, as tiles of many rows are, and not row by row."""
         return not self.tile.decode and not self.by_row
 
     @property

@@ -50,7 +50,7 @@ class RowsSource:
 
     @property
     def x_row(self) -> str:
-        """Where a row of x begins."""
+        """The expression for where a row of x begins."""
         stride = self.op.x.stride
         if self.op.x_per_slot:
             return f"(row // TOPK).to(tl.int64) * {stride} + row % TOPK * K"

@@ -65,7 +65,7 @@ class CodeGroups(MatrixLayout):
     @property
     @abstractmethod
     def unpacking(self) -> Unpacking:
-        """What unpacking the codes costs."""
+        """The cost of unpacking the codes."""
 
     @property
     def fields(self) -> int:

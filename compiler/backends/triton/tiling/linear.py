@@ -41,7 +41,7 @@ class LinearTilings:
 
     @property
     def machine(self) -> Machine:
-        """What the target can do, as the estimates need it."""
+        """The target's properties for the estimates."""
         return Machine(self.target)
 
     def candidates(self, p: ProductFacts) -> list[Config]:

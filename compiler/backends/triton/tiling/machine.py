@@ -12,7 +12,7 @@ from .choice import Config
 LATENCY = 0.45e-6  # seconds from a memory request to its data, under load
 LAUNCH = 1.0e-6  # seconds that each additional kernel costs
 READ = 0.85  # share of the bandwidth that other kernels reach
-INLINE = 1  # up to so many rows every program of a product of few rows quantizes to 8 bits itself
+INLINE = 1  # most rows that every program of a product of few rows quantizes to 8 bits itself
 MERGED_ROWS = 64  # most rows of a tile whose splits the last program adds up
 
 

@@ -90,7 +90,7 @@ class WholeTilings:
         return most if most < 255 else 0
 
     def room(self, product: StageProduct, config: Config) -> int:
-        """Programs that the shared memory of a multiprocessor holds."""
+        """Programs that fit into the shared memory of a multiprocessor."""
         target, needed = self.machine.target, Estimate(self.machine).shared_bytes(product.facts, config)
         most = (target.shared_memory_kib * 1024 + target.reserved_shared) // (needed + target.reserved_shared)
         return most if needed <= target.shared_memory_kib * 1024 else 0
