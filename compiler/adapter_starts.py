@@ -8,7 +8,7 @@ from torch import Tensor
 from ..runtime.adapters.adapter import LowRank, Start
 from .weights.formats.tables import NF4
 
-_BLOCK = 64  # values that share a scale, as bitsandbytes has it
+_BLOCK = 64  # values that share a scale, as in bitsandbytes
 
 
 def trained_over(weight: Tensor, start: Start, low: LowRank, transposed: bool = False) -> Tensor:

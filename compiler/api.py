@@ -122,7 +122,8 @@ def refit_model(
     lora: PathLike | None = None,
     spec: str | None = None,
 ) -> Path:
-    """Put the weights of a checkpoint into an engine, whose program and kernels stay; returns the engine's path.
+    """Put the weights of a checkpoint into an engine without changing its program and kernels; returns the engine's
+    path.
 
     The checkpoint must have the shapes of the one that the engine was compiled from, and is quantized in the same way.
     output: another engine directory, which `force` may replace; default: the engine's own, which is replaced as a

@@ -5,7 +5,7 @@ streaming  keeps the first tokens and a window of the last, with positions as if
 h2o        at `budget` tokens an eighth of them is dropped: per KV head those that got the least attention
            so far, none of the `recent` last (H2O: Zhang et al. 2023, arXiv 2306.14048; that many at once as
            ScissorHands: Liu et al. 2023, arXiv 2305.17118)
-snapkv     of a prompt that has been read, every KV head keeps `budget` tokens: the last `recent`, and those to which
+snapkv     after a prompt was read, every KV head keeps `budget` of its tokens: the last `recent`, and those to which
            they gave the most attention, with their neighbours (SnapKV: Li et al. 2024, arXiv 2404.14469); and all of
            the answer
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
-_MAPPED = 256 << 20  # bytes; larger blocks go back to the system at once
+_MAPPED = 256 << 20  # bytes; larger blocks are returned to the system at once
 _KEPT = 512 << 20  # bytes that may be free
 
 

@@ -52,7 +52,7 @@ def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "en
 
 
 def _adapter(path: Path) -> list[Path]:
-    """The files of an adapter that can count: a GGUF file, or those of a directory of PEFT's."""
+    """The files of an adapter that affect the engine: a GGUF file, or those of a PEFT directory."""
     return [path] if path.is_file() else sorted({*path.glob("adapter_*"), *path.glob("tokenizer*")})
 
 

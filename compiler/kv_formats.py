@@ -29,7 +29,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class KVFormat(ABC):
-    """How keys and values are stored. `numbers` has the sizes, and the name that programs know it by.
+    """How keys and values are stored. `numbers` has the sizes, and the name that programs use.
 
     said: its memory and loss, for `--help`. options: its names on the command line; its own name if there are none.
     tolerance: how far canaries of correct kernels may be off because of it. narrower: the format that --kv-bits tries
@@ -164,7 +164,7 @@ def register_kv_format(form: KVFormat) -> None:
 
 
 def find_kv_format(name: str) -> KVFormat:
-    """The format that programs know by a name; UsageError if there is none, ExtensionError if it cannot be loaded."""
+    """The format that programs call `name`; UsageError if there is none, ExtensionError if it cannot be loaded."""
     if name not in _FORMATS:
         form = extensions.load(GROUP, name)
         if form is None:

@@ -9,8 +9,7 @@ from .targets import Target
 _TOLD, _BEGUN, _STEP = 4e-6, 8e-6, 1e-6
 _SHARE = 0.6  # share of a link's rate that reads of one-shot kernels reach; rings reach 0.8
 _RING_SHARE = 0.8
-# Rings between GPUs that do not see each other's memory, over PCI Express and the host's memory; after published runs
-# of
+# Rings between GPUs that do not see each other's memory, over PCI Express and the host's memory; from published runs of
 # all_reduce_perf: 41 us for 8 bytes on 8 x RTX 4090 (NVIDIA/nccl #1530), 20 of 32 GB/s across a host's bridges
 # (NVIDIA/nccl-tests #178).
 _HOST_STEP, _HOST_SHARE = 2.4e-6, 0.6

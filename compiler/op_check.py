@@ -33,7 +33,7 @@ def check_triton_op(op: Op, samples: Iterable[tuple[Any, ...]] | None = None, ta
     """
     traits = op.traits
     if traits.mixes_tokens or traits.stateful or traits.collective:
-        raise ValueError(f"{op.name}: rows depend on each other, on a state or on other ranks; this check cannot do it")
+        raise ValueError(f"{op.name}: rows depend on each other, on a state or on other ranks; icc cannot check it")
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 in the environment before triton is imported")
     found = list(samples if samples is not None else op.samples() if op.samples else ())

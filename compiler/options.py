@@ -286,7 +286,8 @@ class CompileOptions:
 
 
 def default_output(model: Path) -> Path:
-    """model/, model.gguf or model.onnx -> model.engine beside it; a name on the hub, ORG/NAME -> NAME.engine here."""
+    """The default output: model.engine beside model/, model.gguf or model.onnx; for a name on the hub, ORG/NAME,
+    NAME.engine in the current directory."""
     if is_hub_name(model):
         return Path.cwd() / (model.name.partition("@")[0] + ".engine")
     resolved = model.resolve()

@@ -70,7 +70,8 @@ class CompileProgress:
 
 
 class LoggingReporter(Reporter):
-    """For calls from Python: stages and warnings go to the logger "icc.compile", progress to `heard` if it is given."""
+    """The reporter for calls from Python: it sends stages and warnings to the logger "icc.compile", and progress to
+    `heard` if it is given."""
 
     def __init__(self, heard: Callable[[CompileProgress], object] | None = None) -> None:
         super().__init__()

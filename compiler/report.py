@@ -107,7 +107,7 @@ def make_report(
     profile: Profile,
     tuned: list[str],
 ) -> CompileReport:
-    """Collect the facts; weights must have been packed, so that their errors are known."""
+    """Collect the facts; weights must be packed already, so that their errors are known."""
     weight_bytes = graph.ranks // graph.stages * sum(w.nbytes for w in program.stored.values())
     fused: Counter[str] = Counter()
     for report in phases.reports:

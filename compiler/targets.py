@@ -131,7 +131,7 @@ _TABLE = (
     Target(
         "b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=179.1, link=900.0, sees_others=True
     ),
-    # the 8-bit rate is of FP8: its INT8 is far slower
+    # the 8-bit rate is that of FP8: INT8 is far slower
     Target(
         "b300", "cuda", "sm_103", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=268.0, link=900.0, sees_others=True
     ),

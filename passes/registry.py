@@ -86,7 +86,7 @@ _READ: dict[Any, Callable[[str], Any]] = {
 
 
 def pass_names() -> list[str]:
-    """Every pass that `parse_passes` knows, other packages' included."""
+    """The names of all passes that `parse_passes` accepts, including those of other packages."""
     return sorted({*PASSES, *extensions.names(GROUP)})
 
 

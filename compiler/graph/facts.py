@@ -64,7 +64,7 @@ def is_position_row(node: fx.Node, positions: fx.Node) -> bool:
 
 
 def is_condition(node: fx.Node) -> bool:
-    """Whether the node says what holds of its operands: a tensor of booleans."""
+    """Whether the node is a condition on its operands: a tensor of booleans."""
     kind = node.meta.get("type")
     return isinstance(kind, TensorType) and kind.dtype == torch.bool
 

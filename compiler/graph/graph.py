@@ -41,7 +41,7 @@ class ModelInfo:
 
     @property
     def weight_dtype(self) -> str:
-        """The element type of the checkpoint's weights, as kernels have it: f32, bf16 or f16."""
+        """The element type of the checkpoint's weights in kernels: f32, bf16 or f16."""
         found = short_dtype(self.dtype)
         return found if found in ("bf16", "f16") else "f32"
 
@@ -55,7 +55,7 @@ class Graph:
     info: ModelInfo
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
-    picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
+    picked: str = ""  # the token whose row a scoring graph returns: "first" or "last"
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
     sites: tuple[PoolSite, ...] = ()  # where adapters add their terms
     ranks: int = 1  # how many processes run the graph together, see weights/shards.py
@@ -93,7 +93,7 @@ class Graph:
 
     def declare(self, array: BatchArray) -> fx.Node:
         """A new input: its placeholder, typed by the array. One row per token, which requests may give, or, with shape
-        ("D", ..), one per row for which a section is asked. ValueError for what a program cannot declare."""
+        ("D", ..), one per row for which a section runs. ValueError for an input that a program cannot declare."""
         if problem := declaration_problem((*self.declared, array)):
             raise ValueError(problem)
         self.declared = (*self.declared, array)
@@ -105,7 +105,7 @@ class Graph:
 
     @property
     def outputs(self) -> dict[str, fx.Node]:
-        """The results by name: LOGITS or HIDDEN first, then those of sections, see `sections`."""
+        """The results by name: LOGITS or HIDDEN first, then the outputs of sections, see `sections`."""
         return dict(self.end.args[0])  # type: ignore[arg-type]
 
     @property

@@ -1,4 +1,4 @@
-"""Reads graph text back: `print_graph(parse_graph(text)) == text` for whatever the printer wrote.
+"""Reads graph text back: `print_graph(parse_graph(text)) == text` for any text that the printer wrote.
 
 The text gives a weight's name, storage and shape; its values come from a seed and its name. A value's type is inferred
 and must agree with the text. Empty lines and lines that begin with # do not count.
@@ -160,7 +160,7 @@ class _Parser:
         return _number(token["number"])
 
     def _constant(self, name: str, tokens: Iterator[re.Match[str]]) -> ConstantArgument:
-        """The value behind `Name{`, up to its closing brace."""
+        """The value after `Name{`, up to its closing brace."""
         if name not in ConstantArgument.KNOWN:
             raise ValueError(f"there is no {name}")
         fields: dict[str, Any] = {}

@@ -48,8 +48,8 @@ def run_together(
 ) -> Iterator[SequenceLogits]:
     """The logits (or hidden states, of a graph that embeds) of all sequences, of the model and of each variant.
 
-    Logits are large, so they come for one sequence after the other: the model's own, then those of all variants. heard:
-    called with the work done and the total work, measured in sizes of weights.
+    Logits are large, so they are yielded for one sequence after the other: the model's own, then those of all variants.
+    heard: called with the work done and the total work, measured in sizes of weights.
     """
     order = _needed(graph)
     first = _large(graph, order)

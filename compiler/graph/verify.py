@@ -1,4 +1,4 @@
-"""The verifier: which ops a graph may hold at each stage, and that its types are true."""
+"""The verifier: checks that a graph holds only the ops of its stage, and that its types are right."""
 
 from __future__ import annotations
 

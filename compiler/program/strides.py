@@ -23,7 +23,7 @@ def merge(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple
     """Sizes and every view's strides without dims of size 1; neighbouring dims that all views walk with one stride are
     merged.
 
-    The elements come in the same order, at the same addresses. A shape of one element has no dims left.
+    The elements keep their order and addresses. A shape of one element has no dims left.
     """
     sizes: list[int] = []
     kept: list[list[int]] = []  # per remaining dim, the stride of each view

@@ -27,7 +27,7 @@ Tables = tuple[fx.Node, fx.Node, str]
 
 @dataclass(frozen=True)
 class PagedAttention(Pass):
-    """Every attention node is replaced; rotary embedding that cannot be fused stays in front of it."""
+    """Replaces every attention node; rotary embedding that cannot be fused stays before it."""
 
     name: ClassVar[str] = "paged-attention"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES, Fact.ROPE})

@@ -184,7 +184,7 @@ class PartialRope(Rule):
 
 @dataclass(frozen=True)
 class RecognizeRope(Pass):
-    """Apply the rules; partial rotation last, as it contains the others."""
+    """Applies the rules; partial rotation last, as it contains the others."""
 
     name: ClassVar[str] = "recognize-rope"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})

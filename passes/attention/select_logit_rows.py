@@ -25,7 +25,7 @@ SELECT = OPS["select_rows"].overload
 
 @dataclass(frozen=True)
 class SelectLogitRows(Pass):
-    """Insert select_rows in front of the tail of the graph."""
+    """Inserts select_rows before the tail of the graph."""
 
     name: ClassVar[str] = "select-logit-rows"
     ensures: ClassVar[frozenset[str]] = frozenset({Fact.LOGIT_ROWS})

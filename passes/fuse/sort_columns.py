@@ -1,4 +1,4 @@
-"""Products with weights whose columns are stored in another order (GPTQ with act-order) take their input in that order.
+"""Products with weights whose columns are stored in another order (GPTQ with act-order) get their input in that order.
 
 linear(x, W) -> linear(columns(x, order), W[:, order]), and the same for products with experts, each of which has an
 order of its own: expert_linear(x, W, index) -> expert_linear(expert_columns(x, order, index), W', index). If x is

@@ -51,7 +51,7 @@ class Divided:
 
 
 class Stopped(Exception):
-    """A call depends on a conflict that is known already."""
+    """A call depends on a conflict that was found before."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 It uses the second derivative of the KL divergence: an error N of a weight whose inputs are x and whose outputs have the
 gradients g costs tr(G N H N^T) / 2, with G = E[g g^T], the Fisher information of the outputs, and H the second moments
-of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is taken to be diagonal. One backward pass gives both. The
+of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is assumed to be diagonal. One backward pass gives both. The
 error of a format is an estimate of the error after GPTQ's feedback, without running GPTQ: the errors of its columns
 over the diagonal of the inverse Hessian's Cholesky factor (algorithm 1 of Frantar et al. 2022). allocation.py then
 allocates the bytes.

@@ -33,7 +33,7 @@ def full_shape(node: fx.Node) -> torch.Size:
 
 
 def is_absorbing(node: fx.Node) -> bool:
-    """Whether the node's own weights can take a scale per output channel."""
+    """Whether the node's own weights can absorb a scale per output channel."""
     return node.op == "call_function" and bool(traits_of(node.target).absorbs)
 
 

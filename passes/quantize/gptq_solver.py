@@ -165,8 +165,8 @@ class _Columns:
     form: Coder
 
     def quantize(self, start: int, end: int) -> None:
-        """Columns start to end, by halves: the errors of the first half reach the second in one product, which is the
-        paper's lazy batch of updates at every size."""
+        """Quantize columns start to end, by halves: one product applies the errors of the first half to the second,
+        which is the paper's lazy batch of updates at every size."""
         if end - start <= _LEAF:
             return self._leaf(start, end)
         middle = start + (end - start + 1) // 2

@@ -1,5 +1,5 @@
-"""Rotations that do not change the model, but leave no channel much larger than the others (QuaRot, Ashkboos et al.
-2024, arXiv:2404.00456; SpinQuant, Liu et al. 2024, arXiv:2405.16406).
+"""Rotations that do not change the model's results but even out its channels, so that none is an outlier (QuaRot,
+Ashkboos et al. 2024, arXiv:2404.00456; SpinQuant, Liu et al. 2024, arXiv:2405.16406).
 
 The residual stream x becomes x Q. Ops that write it absorb Q in the rows of their weights (linear layers, embeddings),
 ops that read it in the columns; an RMSNorm in between is invariant to Q once its gain has moved to the layers that read

@@ -24,7 +24,7 @@ from .kernels.caches import CPU_CACHES
 from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
 
-SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
+SCREENED_BYTES = 16 << 20  # bytes of codes; a smaller head may stay in the caches
 CPU_PROFILE = Profile(LAYOUTS.find, adds=True, adapts=True, screened_bytes=SCREENED_BYTES)
 
 

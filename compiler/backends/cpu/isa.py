@@ -168,10 +168,10 @@ MAC_LEVELS = (AVX512, AVX2, I8MM, DOTPROD)
 
 
 def find_isas(arch: str, asked: str | None, systems: str | None = None) -> tuple[Isa, ...]:
-    """The levels of an architecture, or those of --isa: levels and machines (all of their levels), separated by commas.
-    Each is returned once per system in `systems`, the text of --os, separated by commas (None: Linux). For Macs both
-    architectures are meant unless --isa says otherwise. The best level of a machine comes first. UsageError for an
-    unknown name."""
+    """The levels of an architecture, or those that --isa names: levels, or machines for all of their levels, separated
+    by commas. Each is returned once per system in `systems`, the text of --os, separated by commas (None: Linux). For
+    Macs both architectures are meant unless --isa says otherwise. The best level of a machine comes first. UsageError
+    for an unknown name."""
     wanted = {name.strip() for name in (systems or LINUX).split(",")}
     if unknown := sorted(wanted - {*SYSTEMS}):
         raise UsageError(f"--os {systems}: {unknown[0]!r} is unknown", f"choose from: {', '.join(SYSTEMS)}")

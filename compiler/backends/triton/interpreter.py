@@ -84,9 +84,9 @@ def load_source(text: str) -> ModuleType:
     """The rendered source as a module whose kernels are interpreted.
 
     Triton reads a kernel's source from its file. In the interpreter, `tl.dot` on bf16 operands returns garbage (Triton
-    3.6 to 3.9), so INTERPRETED tells the templates to upcast them; operands of e4m3 it converts to float16, exactly,
-    and adds their products in float32. Its conversions to bf16 truncate and those to e4m3 carry no bit, where a GPU
-    rounds: they are replaced.
+    3.6 to 3.9), so INTERPRETED tells the templates to upcast them; it converts operands of e4m3 to float16, exactly,
+    and adds their products in float32. Its conversions to bf16 truncate and its conversions to e4m3 carry no bit,
+    whereas a GPU rounds: they are replaced.
     """
     import triton.language as tl
 
@@ -108,7 +108,7 @@ def load_source(text: str) -> ModuleType:
 
 @lru_cache(maxsize=1)
 def _round_as_gpus_do() -> None:
-    """Make the interpreter's conversions between float32 and bf16 (kept as uint16) or e4m3 (uint8) those of torch."""
+    """Replace the interpreter's conversions between float32 and bf16 (held as uint16) or e4m3 (uint8) by torch's."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 

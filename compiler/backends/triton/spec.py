@@ -25,7 +25,7 @@ ONE = Extent(1)
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument: its name in the source, its Triton type ("*bf16", "i32"), and what the plan passes.
+    """One argument: its name in the source, its Triton type ("*bf16", "i32"), and the value that the plan passes.
 
     `aligned`: a pointer that is always a multiple of 16 bytes, or an integer that is always a multiple of 16.
     """

@@ -1,4 +1,4 @@
-"""The choice of whole rows: of a table by ids, and of the rows whose logits are wanted."""
+"""Gathers of whole rows: from a table by ids, and of the rows whose logits are wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with a weight, and the int8 rows that those with quantized weights read."""
+"""Products with a weight, and the int8 rows that products with quantized weights read."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DenseParams(KernelParams[P]):
 
     @property
     def layout(self) -> ValueTiles:
-        """How W lies in memory."""
+        """The layout of W."""
         return LAYOUTS.of(self.step.stored)
 
     @property
@@ -102,7 +102,7 @@ class QuantParams(KernelParams[P]):
 
     @property
     def layout(self) -> CodeTiles:
-        """How W lies in memory."""
+        """The layout of W."""
         return LAYOUTS.of(self.step.stored)
 
     @property

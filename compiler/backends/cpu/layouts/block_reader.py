@@ -121,7 +121,7 @@ class BlockReader(Reader):
 
     @property
     def signed(self) -> bool:
-        """Whether kernels with sums of 16 bits take codes as signed bytes: unsigned ones of 8 bits would overflow."""
+        """Whether kernels with sums of 16 bits read codes as signed bytes: unsigned 8-bit codes would overflow."""
         return self.dot != "dot_u4"
 
     @property

@@ -1,7 +1,8 @@
 """`q8s`: q8 in two planes, for products that at first need only half of the bits (screen.h).
 
-All tiles with the high nibbles, as q4 has them, then all tiles with the low ones, without headers. The headers hold two
-more f32: at 52 the largest scale of the tile in this group, at 56 the tile's largest lean (see `leans`).
+First all tiles with the high nibbles, in the form of q4, then all tiles with the low nibbles, without headers. The
+headers hold two more f32: at 52 the largest scale of the tile in this group, at 56 the tile's largest lean (see
+`leans`).
 """
 
 from __future__ import annotations

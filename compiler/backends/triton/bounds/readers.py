@@ -44,7 +44,7 @@ def _unsigned(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | 
 
 
 def _loaded(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
-    """A number that is loaded: between the bounds that `Memory` gives for its argument."""
+    """The form of a loaded number: it lies between the bounds that `Memory` gives for its argument."""
     try:
         root, _ = known.pointer(op.operands[0], view)
     except UnclearError:

@@ -25,7 +25,7 @@ class TtirType:
 
     @property
     def bits(self) -> int:
-        """Bits of an element; those of the element that a pointer points to."""
+        """Bits of an element; for a pointer, of the element that it points to."""
         return int(re.sub(r"\D.*", "", self.element.lstrip("bfi").replace("index", "64")) or 8)
 
     @staticmethod
@@ -46,7 +46,7 @@ class TtirType:
 
 @dataclass
 class TtirOp:
-    """One operation. text: the rest of its line behind its name. types: those behind the last colon, in their order.
+    """One operation. text: the rest of its line after its name. types: the types after the last colon, in order.
 
     regions: the blocks of each region. carried: for each value that a loop passes from one iteration to the next, its
     name in the body and that of its first value. counter, bounds: the name of a counting loop's counter, and those of

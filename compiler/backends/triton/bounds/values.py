@@ -1,8 +1,8 @@
 """Facts about the integers in a Triton kernel's IR: each value as a linear form, each condition as facts.
 
-A value of the IR is a block with axes. A form is asked for along a view, which gives every axis a name. The position
-along an axis is an unknown of that name, so that positions along two axes are two unknowns, and a mask bounds an
-address only if both are seen with the same names.
+A value of the IR is a block with axes. The form of a value is computed along a view, which gives every axis a name. The
+position along an axis is an unknown of that name, so that positions along two axes are two unknowns, and a mask bounds
+an address only if both are seen with the same names.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def joined(one: Range, other: Range) -> Range:
 
 
 def whole_range(kind: TtirType) -> tuple[int, int]:
-    """The least and the largest integer of a type, neither beyond what is followed (2**50)."""
+    """The least and the largest integer of a type, neither beyond the analysis's limit (2**50)."""
     return max(-(2 ** (kind.bits - 1)), -_FAR), min(2 ** (kind.bits - 1) - 1, _FAR)
 
 

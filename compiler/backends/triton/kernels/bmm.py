@@ -54,7 +54,7 @@ class BmmKernel(StepKernel[steps.Bmm]):
 
     @property
     def narrow(self) -> bool:
-        """Whether both operands have the same 16-bit type, so that tensor cores take them."""
+        """Whether both operands have the same 16-bit type, so that tensor cores can multiply them."""
         return self.step.a.dtype == self.step.b.dtype != "f32"
 
     def _tiles(self, lines: int) -> list[Config]:

@@ -167,7 +167,7 @@ def _simple(opcode: str, args: Sequence[TritonValue], kind: str) -> TritonValue:
 
 
 def translate(body: Body, arguments: Sequence[TritonValue]) -> tuple[list[str], TritonValue]:
-    """The lines, and the result, given the inputs a<i>."""
+    """The source lines of a body, and its result, given the inputs a<i>."""
     lines: list[str] = []
 
     def assign(register: str, opcode: str, args: list[TritonValue]) -> TritonValue:

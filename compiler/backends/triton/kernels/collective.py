@@ -78,7 +78,7 @@ class CollectiveKernel(StepKernel[Any]):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        """x, y, the number of rows, the rank, its own area and those of all."""
+        """The arguments: x, y, the number of rows, the rank, its own area and those of all ranks."""
         areas = [Arg(name, "*fp32", AreaArg(rank)) for rank, name in enumerate(self.areas)]
         own = Arg("own_ptr", "*fp32", AreaArg())
         return (*self.pointers(x="x_ptr", y="y_ptr"), self.count, size_arg(RANK), *self.rows, own, *areas)

@@ -75,7 +75,8 @@ class ChangePiece:
 
 @dataclass(frozen=True)
 class ChangeOperand:
-    """steps.AdapterChange, as names in the source. wide: whether its operands, of different types, meet in float32."""
+    """steps.AdapterChange, as names in the source. wide: whether its operands have different types and are multiplied
+    in float32."""
 
     name: str
     pieces: tuple[ChangePiece, ...]

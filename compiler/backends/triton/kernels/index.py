@@ -114,7 +114,7 @@ class TakeRowsKernel(StepKernel[R]):
 
     @property
     def converts(self) -> bool:
-        """Whether y is of another type than the source."""
+        """Whether y has another type than the source."""
         raise NotImplementedError
 
     @property
@@ -124,7 +124,7 @@ class TakeRowsKernel(StepKernel[R]):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        """ids_ptr, x_ptr, y_ptr, num_rows and what `last` needs."""
+        """The arguments: ids_ptr, x_ptr, y_ptr, num_rows and those that `last` needs."""
         raise NotImplementedError
 
     @property
@@ -158,7 +158,7 @@ class EmbeddingKernel(TakeRowsKernel[Embedding]):
 
     @property
     def layout(self) -> Layout:
-        """How the table lies in memory."""
+        """The layout of the table."""
         return LAYOUTS.of(self.step.stored)
 
     @property

@@ -1,4 +1,4 @@
-"""The paged KV cache on a GPU: how a page lies in memory, and the kernel that writes this step's keys and values."""
+"""The paged KV cache on a GPU: the layout of a page, and the kernel that writes this step's keys and values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class MixedPiece(Piece):
-    """A piece with the sizes of the blocks that are transformed in it: those from each `(start, size)` on, in order."""
+    """A piece and the blocks in it that are transformed, each as `(start, size)`, in order."""
 
     blocks: tuple[tuple[int, int], ...] = ()
 
@@ -73,7 +73,7 @@ def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
 
 @dataclass(frozen=True)
 class KvKernel(StepKernel[C]):
-    """The geometry of one layer's pages, which begin `page_stride` elements after each other.
+    """The geometry of one layer's pages, which are `page_stride` elements apart.
 
     A page holds keys [heads, block_size, key_width], then values [heads, block_size, value_width], of the cache's type,
     with zeros behind the dims; for codes there follow float32 scales [heads, block_size] of the keys, then of the

@@ -23,7 +23,7 @@ from .product_source import ProductSource
 from .quantize_rows import quantize_rows, quantized_args, quantized_scratch
 from .unpack import read_unpacked, unpack, unpacked, unpacked_scratch
 
-LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
+LOGIT_ROWS = 64  # mixed steps seldom need logits of more rows than this
 _NORMED = 1  # most rows that the product's last program normalizes; for more there is a separate kernel
 _HELD = 64  # elements of a row per thread in that case
 # the operands of a norm, by the names that the product before it gives them

@@ -33,7 +33,7 @@ class NormKernel(StepKernel[steps.Norm]):
 
     @property
     def has_bias(self) -> bool:
-        """Whether a bias is added behind the norm's weight."""
+        """Whether a bias is added after the multiplication by the norm's weight."""
         return "bias" in self.step.operands
 
     @property

@@ -1,6 +1,6 @@
 """A product with a weight: the properties of its step that its launches and their sources use.
 
-Nothing here knows how a product is tiled."""
+This module does not depend on how a product is tiled."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class WeightProduct(StepKernel[P]):
 
     @cached_property
     def layout(self) -> Layout:
-        """How W lies in memory."""
+        """The layout of W."""
         return LAYOUTS.of(self.step.stored)
 
     @property
@@ -85,7 +85,7 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def codes(self) -> CodeGroups | None:
-        """How W lies in memory; None if it has no codes."""
+        """The layout of W; None if W has no codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
     def mode(self, level: int) -> ProductMode:

@@ -37,7 +37,7 @@ class ProductOperands:
 
     @property
     def layout(self) -> Layout:
-        """How W lies in memory."""
+        """The layout of W."""
         return self.op.layout
 
     @property

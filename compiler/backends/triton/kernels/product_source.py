@@ -122,7 +122,7 @@ class ProductSource(ProductOperands):
         ]
 
     def _line_of_rows(self, part: ColumnPart) -> str:
-        """Where the first values of each of a program's rows lie."""
+        """The place of the first values of each of a program's rows."""
         row = 2 * self.op.step.k
         each = max(min(self.asked_lines // self.tile.n, row // _LINE), 1)
         column = f"tl.minimum(first + line // {each}, WIDTH - 1)"

@@ -1,4 +1,4 @@
-"""Kernels of layers with a recurrent state: a program goes through the tokens of one sequence, or through chunks."""
+"""Kernels of layers with a recurrent state: a program walks the tokens of one sequence, or chunks of them."""
 
 from __future__ import annotations
 

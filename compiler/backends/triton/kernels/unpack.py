@@ -37,7 +37,7 @@ class UnpackSource:
 
     @property
     def layout(self) -> Layout:
-        """How the matrix lies in memory."""
+        """The layout of the matrix."""
         return self.op.layout
 
     @property
@@ -47,7 +47,7 @@ class UnpackSource:
 
     @property
     def bytes_layout(self) -> Float8Rows:
-        """How W lies in memory as 8-bit floats."""
+        """The layout of W as 8-bit floats."""
         found = LAYOUTS.of(_bytes_stored(self.op))
         assert isinstance(found, Float8Rows)
         return found

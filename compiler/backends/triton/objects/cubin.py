@@ -33,7 +33,7 @@ _RESERVED_SHARED = 1024  # bytes of a block's shared memory that belong to the d
 @dataclass(frozen=True)
 class CubinFacts:
     """One kernel: its name, offset and size of each parameter in bytes, threads per block, and the bytes of shared
-    memory that it has besides what the launch asks for."""
+    memory that it uses in addition to the launch's."""
 
     entry: str
     parameters: tuple[tuple[int, int], ...]

@@ -34,7 +34,7 @@ class TileForm:
 
 
 def tile_form(spec: LaunchSpec, number: int, grid: Sequence[int]) -> TileForm:
-    """The functions of a launch with `number` behind their names. grid: its programs along each axis.
+    """The functions of a launch, with `number` appended to their names. grid: the launch's programs along each axis.
 
     NoTileForm if a name has two meanings, or if a program may return early other than at once.
     """

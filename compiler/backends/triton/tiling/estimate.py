@@ -1,4 +1,4 @@
-"""An estimate of what a tiling of a product costs.
+"""An estimate of the cost of a tiling of a product.
 
 It is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
 latency of the steps that one program takes in turn. Constants were fitted to the tilings of 172 products (bf16, 4 and 8
@@ -21,7 +21,7 @@ MERGE = 2 * LATENCY  # seconds until a program knows that it ends last and has r
 SPLIT_PER_SM = 31e9  # bytes/s of these sums that a multiprocessor writes and reads again
 WARP_SUM = 0.34e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
-FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
+FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that unpack the code
 REGISTERS = 65536  # registers of a multiprocessor, 32 bits each
 
 

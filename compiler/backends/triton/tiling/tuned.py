@@ -27,7 +27,7 @@ class TuningFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shipped(target: Target) -> Path:
-    """The file of a target that comes with icc."""
+    """The tuning file of a target that comes with icc."""
     return Path(__file__).with_name("tuned") / f"{target.name}.json"
 
 
