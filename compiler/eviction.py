@@ -23,8 +23,7 @@ from .errors import UsageError
 Kind = Literal["streaming", "h2o", "snapkv"]
 ALL = "all"
 LEAST = 32  # tokens: fewer do not make a usable text
-# the sizes of a policy, in tokens, with their defaults: how many tokens it keeps, and how many of the first or last
-# always
+# the sizes of a policy, in tokens, with their defaults: how many it keeps, and how many of the first or last always
 SIZES: Mapping[Kind, Mapping[str, int]] = {
     "streaming": {"sinks": 4, "window": 1020},
     "h2o": {"budget": 1024, "recent": 256},

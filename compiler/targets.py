@@ -18,12 +18,12 @@ _LEVELS = {"x86-64": "AVX2, AVX-VNNI, AVX-512, AVX-512-VNNI and AMX", "arm64": "
 @dataclass(frozen=True)
 class Target:
     """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s, peak_i8 also for 8-bit floats if there are
-    instructions for them; on GPUs, per multiprocessor: the shared memory
-    that one thread block may take, and the most resident warps. is_here: whether it is this machine, so that steps can
-    be timed. memory_gib: a GPU's memory, as its driver reports it. link: GB/s that a GPU sends to others, as its maker
-    states it (half of the sum of both directions); for CPUs the rate at which two ranks add up 32 MB in shared memory
-    (benchmarks/rank_sums.py); sees_others: whether its kernels can read, write and use atomics in the memory of others,
-    as over NVLink and Infinity Fabric, so that ranks need no communicator.
+    instructions for them; on GPUs, per multiprocessor: the shared memory that one thread block may take, and the most
+    resident warps. is_here: whether it is this machine, so that steps can be timed. memory_gib: a GPU's memory, as its
+    driver reports it. link: GB/s that a GPU sends to others, as its maker states it (half of the sum of both
+    directions); for CPUs the rate at which two ranks add up 32 MB in shared memory (benchmarks/rank_sums.py).
+    sees_others: whether its kernels can read, write and use atomics in the memory of others, as over NVLink and
+    Infinity Fabric, so that ranks need no communicator.
     """
 
     name: str

@@ -33,12 +33,11 @@ def attention(
     """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
     If the mask sees later tokens, the whole sequence must be in one step, and nothing of it is cached, unless
-    `spec.cached`. sinks[Hq] add
-    exp(sink) to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column P
-    + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E], or
-    [T, 1, E] for all heads, adds column `spec.later` + query position - key position of the query's own row, or 0 if
-    there is no such column. key_bias, with `spec.key_later`, does the same with the key's own row, if the mask sees all
-    later tokens (c2p and p2c of DeBERTa, He et al. 2021).
+    `spec.cached`. sinks[Hq] add exp(sink) to the denominator. alibi[Hq] adds slope * (key position - query position).
+    bias[Hq, 2 * P] adds column P + key position - query position, where P is at least the longest sequence and
+    BIAS_MARGIN. row_bias[T, Hq, E], or [T, 1, E] for all heads, adds column `spec.later` + query position - key
+    position of the query's own row, or 0 if there is no such column. key_bias, with `spec.key_later`, does the same
+    with the key's own row, if the mask sees all later tokens (c2p and p2c of DeBERTa, He et al. 2021).
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":

@@ -35,17 +35,17 @@ class Traits:
         mixes_tokens: a row of the result depends on other rows, so that it cannot be computed for some rows alone.
         stateful: each call owns something that lives longer than a step, such as a layer of the KV cache.
         collective: it takes the values of all ranks, see collective.py.
-        by_line: each line of the last axis gives one line of the result, independent of other lines. divisions: how
-        ranks may divide a call; the first that fits their weights is used.
+        by_line: each line of the last axis gives one line of the result, independent of other lines.
+        divisions: how ranks may divide a call; the first that fits what they have is used.
         attention: arguments 0, 1, 2 are queries, keys and values [T, heads, dim]; a result is a mean of values.
     What it does with numbers and weights:
         product: a matrix product: these arguments are rounded to the back end's activation type, and so is the result.
         weights: arguments that are weights of the model in every graph, or None.
         absorbs: weights that can absorb a scale of the result's last axis: the first, [..., N, K] of a product or [N],
-        and those added after it. If the first is None, it counts as ones.
+            and those added after it. If the first is None, it counts as ones.
         abstract: it has no kernel on any back end; a pass replaces it before the lowering.
-        selects: the result depends on which input is larger, so rounding may change it altogether. routes: passes
-        scores to a selection (the ops of an MoE router between its linear layer and the choice).
+        selects: the result depends on which input is larger, so rounding may change it altogether.
+        routes: passes scores to a selection (the ops of an MoE router between its linear layer and the choice).
     """
 
     moves_only: bool = False

@@ -21,8 +21,8 @@ Role = Literal["plain", "product", "screen", "table"]
 
 plain: vectors, constants and the matrices of bmm, as rows of f32 or i32.
 product: linear layers, and embeddings that are one matrix with a linear layer.
-screen: the linear layer that gives the logits, if the largest may be found from a part of its codes. table: an
-embedding that nothing else reads.
+screen: the linear layer that gives the logits, if the largest may be found from a part of its codes.
+table: an embedding that nothing else reads.
 """
 
 

@@ -1,9 +1,9 @@
 """Rotary embedding written out in elementwise ops becomes `rope`.
 
 x * cos + cat(-x[D/2:], x[:D/2]) * sin                    -> rope(x, cos, sin, "half")
-cat(a * cos - b * sin, b * cos + a * sin), x = cat(a, b)  -> rope(x, cat(cos, cos), cat(sin, sin), "half") x * cos +
-stack(-x[1::2], x[0::2]) * sin                  -> rope(x, cos, sin, "interleaved") cat(rope(x[:R]), x[R:])
--> rope(x), which keeps dims above R
+cat(a * cos - b * sin, b * cos + a * sin), x = cat(a, b)  -> rope(x, cat(cos, cos), cat(sin, sin), "half")
+x * cos + stack(-x[1::2], x[0::2]) * sin                  -> rope(x, cos, sin, "interleaved")
+cat(rope(x[:R]), x[R:])                                   -> rope(x), which does not change dims above R
 cos and sin must be rows of position tables, seen through ops that only move elements, which are moved into the table.
 """
 

@@ -1,7 +1,7 @@
 """Stores the results of a calibration on disk as it proceeds, so that an interrupted one can resume.
 
-    00003.safetensors    the result of job or group 3: arrays, and facts in the file's metadata values.safetensors the
-    values that are alive between two nodes of the stream, for the nodes that follow
+    00003.safetensors    the result of job or group 3: arrays, and facts in the file's metadata
+    values.safetensors   the values that are alive between two nodes of the stream, for the nodes that follow
 
 Every file is renamed into place when it is complete. If a store cannot be written, the calibration continues but cannot
 be resumed from that point.

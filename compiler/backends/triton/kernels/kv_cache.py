@@ -37,13 +37,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class MixedPiece(Piece):
-    """A piece and the blocks in it that are transformed, each as `(start, size)`, in order."""
+    """A piece and the blocks in it that are transformed, each as `(start, size)`, in order. After a start with size 1
+    nothing is transformed."""
 
     blocks: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def of(piece: Piece, dim: int) -> MixedPiece:
-        """Divide a piece into blocks of 64 dims, and the rest into powers of two; padding is in no block."""
+        """Divide a piece into blocks of 64 dims, and the rest into powers of two; padding is not transformed."""
         found, at, size = [], piece.first, MIXED_BLOCK
         while at < min(piece.end, dim):
             while size > dim - at:
