@@ -114,7 +114,7 @@ def find_quantization(name: str) -> Quantization | None:
 
 
 def head_format(name: str) -> str | None:
-    """The storage format of a value of --quant-head; None leaves the head unquantized. UsageError if it is unknown."""
+    """The storage format of a value of --quant-head; None leaves the head as stored. UsageError if it is unknown."""
     if name in _HEAD_FORMATS:
         return _HEAD_FORMATS[name]
     if name not in _other_names():

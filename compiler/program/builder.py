@@ -111,8 +111,8 @@ class ProgramBuilder:
         self.records.append(Record(step, origin, self.section))
 
     def sections(self) -> list[Section]:
-        """The sections, in the order of their records. A section that gives logits is preceded by the steps that make
-        its inputs."""
+        """The sections. `shared` of one that gives logits: how many leading steps run before it, because they make its
+        inputs."""
         found: list[Section] = []
         for name, gives in self.gives.items():
             places = [at for at, record in enumerate(self.records) if record.section == name]
