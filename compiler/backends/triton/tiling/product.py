@@ -188,9 +188,7 @@ class ProductMode:
         large = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
         if self.whole(machine, p, c):
             return WHOLE[(c["m"] > 64) + (c["m"] > 128)] * max(groups, 0.6)
-        if (
-            machine.level >= 90 and large
-        ):  # instructions of a warp group; reads of shared memory may bound them
+        if machine.level >= 90 and large:  # instructions of a warp group; reads of shared memory may bound them
             shared = 1.0 if p.apart else min(1.0, 90 / (64 + 4096 / c["m"]))
             return self.large_share * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(machine.level, 0.25) * groups
