@@ -1,4 +1,4 @@
-"""The graph that runs where a batch has adapters."""
+"""The variant of the graph that runs when requests of a batch use adapters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .graph.graph import Graph
 
 
 def adapted_graph(graph: Graph, slots: AdapterSlots, source: ModelSource) -> Graph:
-    """A copy of a quantized graph behind attention, and divided if ranks run it, with room for adapters, ready to be
-    lowered; `graph` stays as it is.
+    """A copy of `graph` with slots for adapters, ready to be lowered. `graph` is quantized, has passed the attention
+    passes, is divided if ranks run it, and is not changed.
 
-    source: what the graph was read from. UsageError where a pattern of `slots` fits no linear layer.
+    source: the model that the graph was read from. UsageError if a pattern of `slots` matches no linear layer.
     """
     adapted = graph.copy()
     for phase in (pipelines.adapters(slots), pipelines.fuse()):
@@ -29,7 +29,7 @@ def adapted_graph(graph: Graph, slots: AdapterSlots, source: ModelSource) -> Gra
 
 
 def _name_for_llama_cpp(graph: Graph, source: ModelSource) -> None:
-    """Say of each place for adapters what llama.cpp calls it."""
+    """Record for each place for adapters the name that llama.cpp gives it."""
     names = names_of(source, {site.parameter: site.shape for site in graph.sites})
     if names is None:
         return

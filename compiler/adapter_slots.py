@@ -1,4 +1,4 @@
-"""How much room an engine has for adapters that are loaded at run time: --adapters."""
+"""How many adapters, and of what rank, an engine can load at run time: --adapters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ALL_LINEAR = "all-linear"  # PEFT's word
 
 @dataclass(frozen=True)
 class AdapterSlots:
-    """Room for `count` adapters in memory at once, each of at most this rank, of these linear layers.
+    """Slots for `count` adapters in memory at once, each of at most rank `rank`, on the linear layers of `targets`.
 
     targets: patterns (fnmatch) over the ends of module names, such as q_proj, and ALL_LINEAR for all linear layers but
-    the LM head, routers and experts, which is also what none means. dora: with room for magnitudes (DoRA).
+    the LM head, routers and experts; no patterns mean ALL_LINEAR. dora: the slots also hold magnitudes (DoRA).
     """
 
     count: int
@@ -29,15 +29,15 @@ class AdapterSlots:
     dora: bool = False
 
     def matching(self, module: str, usual: bool) -> str | None:
-        """The pattern that a module's name ends with, None for no such pattern. usual: whether it is a linear layer
-        that ALL_LINEAR means."""
+        """The pattern that the end of a module's name matches; None if no pattern does. usual: whether the module is a
+        linear layer that ALL_LINEAR includes."""
         if usual and (not self.targets or ALL_LINEAR in self.targets):
             return ALL_LINEAR
         return next((p for p in self.targets if fnmatchcase(module, p) or fnmatchcase(module, f"*.{p}")), None)
 
 
 def read_adapter_slots(text: str) -> AdapterSlots:
-    """8x16, 8x16+dora, or 8x16:q_proj,v_proj. UsageError for anything else."""
+    """Parse 8x16, 8x16+dora, or 8x16:q_proj,v_proj. UsageError for any other text."""
     found = re.fullmatch(r"(\d{1,6})x(\d{1,6})(\+dora)?(?::([^:]+))?", text)
     if found is None:
         raise UsageError(

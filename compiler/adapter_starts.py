@@ -1,4 +1,4 @@
-"""The base as an adapter was trained over it, where that is not the base itself: PiSSA, OLoRA, LoftQ."""
+"""The base weight that an adapter was trained on, if its method changes the base first: PiSSA, OLoRA, LoftQ."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from ..runtime.adapters.adapter import LowRank, Start
 from .weights.formats.tables import NF4
 
-_BLOCK = 64  # values that share a scale, as bitsandbytes has it
+_BLOCK = 64  # values that share a scale, as in bitsandbytes
 
 
 def trained_over(weight: Tensor, start: Start, low: LowRank, transposed: bool = False) -> Tensor:
-    """The weight that PEFT put in place of the base's before it trained A and B, in the shape of `weight`.
+    """The weight, in the shape of `weight`, that PEFT put in place of the base's before it trained A and B.
 
     weight: the base's, float32 [out, in], or [in, out] if transposed. low: rank and scale of the adapter.
     """
@@ -24,7 +24,7 @@ def trained_over(weight: Tensor, start: Start, low: LowRank, transposed: bool = 
 
 
 def _began_as(weight: Tensor, kind: str, low: LowRank) -> Tensor:
-    """scale * B A with A and B as they were before training, [out, in]."""
+    """scale * B A, [out, in], with the values of A and B before training."""
     if kind == "olora":
         q, r = torch.linalg.qr(weight)
         return low.scale * (q[:, : low.rank] @ r[: low.rank])
@@ -33,8 +33,8 @@ def _began_as(weight: Tensor, kind: str, low: LowRank) -> Tensor:
 
 
 def _rounded_base(weight: Tensor, start: Start, rank: int) -> Tensor:
-    """LoftQ's (Li et al. 2023, arXiv:2310.08659; peft/utils/loftq_utils.py): rounds, finds the best B A for the error,
-    and rounds again what that leaves."""
+    """LoftQ's rounded base (Li et al. 2023, arXiv:2310.08659; peft/utils/loftq_utils.py): round the weight, find the
+    best B A for the error, round the weight minus B A, and repeat."""
     rounded = _nf4 if start.bits == 4 else _int8
     found = rounded(weight)
     for _ in range(start.iterations - 1):
@@ -54,7 +54,8 @@ def _nf4(weight: Tensor) -> Tensor:
 
 
 def _int8(weight: Tensor) -> Tensor:
-    """LLM.int8's rows (Dettmers et al. 2022, arXiv:2208.07339), of values that were float16 first."""
+    """The weight rounded per row as LLM.int8 does (Dettmers et al. 2022, arXiv:2208.07339), after a conversion to
+    float16."""
     values = weight.half().float()
     peak = values.abs().amax(1, keepdim=True)
     return (values * (127 / peak.clamp(min=2.0**-120))).round() * peak / 127

@@ -1,4 +1,4 @@
-"""icc.compile: a compile from Python, with what it tells on its way."""
+"""icc.compile: compile from Python, with progress reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ PathLike = str | os.PathLike[str]
 
 
 class CompileFields(TypedDict, total=False):
-    """The fields of CompileOptions, which says what each is for, as keywords of icc.compile; a test compares them.
+    """The fields of CompileOptions as keywords of icc.compile. CompileOptions documents each; a test keeps the two
+    equal.
 
     size is in bytes, group_size in weights, max_batch_size in sequences.
     """
@@ -93,8 +94,8 @@ def compile_model(
     (default: MODEL.engine); returns its path. Several targets, with commas, give one engine that has all of them.
 
     `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... progress: "bar" shows it on
-    standard error, as the command line does; a function is called whenever something was done. Stages and warnings go
-    to the logger "icc.compile" in any case. Raises IccError with one clear line; nothing is left behind then.
+    standard error, as the command line does; a function is called after each unit of work. Stages and warnings always
+    go to the logger "icc.compile". Raises IccError with one clear line, and then leaves no files behind.
     """
     unknown = set(options) - set(CompileOptions.__dataclass_fields__)
     if unknown:
@@ -121,12 +122,13 @@ def refit_model(
     lora: PathLike | None = None,
     spec: str | None = None,
 ) -> Path:
-    """Put the weights of a checkpoint into an engine, whose program and kernels stay; returns the engine's path.
+    """Put the weights of a checkpoint into an engine without changing its program and kernels; returns the engine's
+    path.
 
-    The checkpoint has the shapes of the one that the engine was compiled from, and is quantized as that was. output:
-    another engine directory, which `force` may replace; default: the engine's own, which is replaced as a whole. The
-    files that the engine was compiled with are given again. progress: see `compile_model`. MismatchError names what
-    does not fit; the engine is as it was then.
+    The checkpoint must have the shapes of the one that the engine was compiled from, and is quantized in the same way.
+    output: another engine directory, which `force` may replace; default: the engine's own, which is replaced as a
+    whole. Files that were given at the compile (calib, gate_text, lora) must be given again. progress: see
+    `compile_model`. MismatchError names what does not fit; the engine is then unchanged.
     """
     files = {"calib": calib, "gate_text": gate_text, "lora": lora}
     given = {name: None if path is None else Path(path) for name, path in files.items()}
@@ -147,7 +149,7 @@ def _reporter(progress: Literal["bar"] | Callable[[CompileProgress], object] | N
 
 
 def _signature() -> inspect.Signature:
-    """What help() shows: the options with their defaults."""
+    """The signature that help() shows: the options with their defaults."""
     own = [p for p in inspect.signature(compile_model).parameters.values() if p.kind is not p.VAR_KEYWORD]
     fields = [p for p in inspect.signature(CompileOptions).parameters.values() if p.name not in ("model", "output")]
     keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]

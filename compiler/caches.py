@@ -1,4 +1,4 @@
-"""How an engine keeps what sequences leave behind: the numbers of its KV cache and of its recurrent states."""
+"""How an engine stores what it keeps of sequences: the number formats of its KV cache and its recurrent states."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .options import CompileOptions
 from .program.context import LowerOptions
 from .program.lower import lower
 
-_ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # states that are worth halving
+_ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # ops whose states are worth halving
 
 
 def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limits: Limits) -> LowerOptions:
-    """What the lowering is told; UsageError if --state-cache is given and changes no state."""
+    """The options of the lowering; UsageError if --state-cache is given and changes no state."""
     if options.state_cache != "f32" and not any(node.target in _ROUNDED for node in graph.nodes):
         raise UsageError(
             f"--state-cache {options.state_cache}: no layer of the model has a matrix, or a vector per channel, as its "
@@ -41,11 +41,13 @@ def choose_caches(
     sequences: Sequence[Sequence[int]],
     progress: Progress = lambda text, done, total: None,
 ) -> tuple[LowerOptions, Allocation]:
-    """The types of the layers' caches for --kv-bits, and the alternatives. graph: with paged attention. whole: the same
-    graph before it was divided among ranks; its predictions are measured, so that ranks get the types of one rank.
+    """The cache types of the layers for --kv-bits, and the alternatives. graph: with paged attention. whole: the same
+    graph before it was divided among ranks; its predictions are measured, so that the choice does not depend on the
+    number of ranks.
 
     bits: the average bits per number of a sequence of full length, with scales. sequences: token ids for calibration;
-    without any, layers count as equally sensitive. UsageError if nothing is cached, or the smallest types do not fit.
+    if there are none, layers count as equally sensitive. UsageError if nothing is cached, or the smallest types do not
+    fit.
     """
     sizes, numbers = _sizes(graph, lowering, backend)
     if not numbers:
@@ -62,8 +64,8 @@ def choose_caches(
 
 
 def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Sizes, int]:
-    """What each layer's cache takes for a sequence of full length, in bytes by type, for the types that the back end
-    has; and how many numbers all caches together hold."""
+    """Bytes of each layer's cache for a sequence of full length, by type, for the types that the back end has; and how
+    many numbers all caches together hold."""
     lowered = lower(graph, lowering)
     kv = lowered.program.kv
     sizes: dict[int, list[tuple[CacheRounding, int]]] = {}

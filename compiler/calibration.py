@@ -1,4 +1,4 @@
-"""Calibration text -> token sequences for the passes that look at activations."""
+"""Turns calibration text into token sequences for the passes that measure activations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DEFAULT_TEXT = Path(__file__).parent / "data" / "calib.txt"
-FEW = 256  # tokens; of two, awq4 made a tiny model answer nonsense, of 48 no more
+FEW = 256  # tokens; with two, awq4 made a tiny model answer nonsense, with 48 it did not
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Token sequences of one length, and a sentence to show where they are not what the user may expect."""
+    """Token sequences of one length, and a warning to show if they are not what the user may expect, else ""."""
 
     sequences: list[list[int]]
     warning: str = ""
@@ -34,7 +34,7 @@ def load_calibration(
 ) -> Calibration:
     """Windows of the text in `path` (default: the bundled one), spread evenly; random tokens without a tokenizer.
 
-    A text with fewer tokens than asked for gives fewer windows; one that does not fill a single window is refused.
+    A text with fewer tokens than asked for gives fewer windows; a text that does not fill a single window is refused.
     """
     if path is not None:
         check_text(path, tokenizer_file is not None)
@@ -60,7 +60,8 @@ def load_calibration(
 
 
 def check_text(path: Path, has_tokenizer: bool) -> None:
-    """UsageError for a text, to calibrate or measure on, that cannot be used, as far as shows before it is tokenized.
+    """Raise UsageError for a text to calibrate or measure on that cannot be used, as far as can be told before it is
+    tokenized.
 
     has_tokenizer: whether the model has one."""
     if not has_tokenizer:
@@ -85,7 +86,7 @@ def read_text(path: Path) -> str:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint. CheckpointError where the file is none."""
+    """The tokenizer of a checkpoint. CheckpointError if the file is not a tokenizer."""
     from tokenizers import Tokenizer
 
     try:
@@ -97,6 +98,6 @@ def read_tokenizer(file: Path) -> Tokenizer:
 def tokenize(text: str, tokenizer_file: Path) -> list[int]:
     """Token ids of a text, without special tokens."""
     tokenizer = read_tokenizer(tokenizer_file)
-    tokenizer.no_truncation()  # settings for training batches that a checkpoint may have stored
+    tokenizer.no_truncation()  # turn off settings for training batches that a checkpoint may store
     tokenizer.no_padding()
     return tokenizer.encode(text, add_special_tokens=False).ids

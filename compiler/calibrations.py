@@ -1,8 +1,8 @@
-"""Where a compile keeps what its calibration has found, until it has succeeded: one that was interrupted goes on.
+"""Keeps the results of a compile's calibration on disk until it succeeds, so that an interrupted compile can resume.
 
 $XDG_CACHE_HOME/icc/calibrations/KEY/
-  PASS/    what passes/quantize/store.py says
-  lock     held by the compile that uses it; another one at the same time keeps nothing
+  PASS/    the files that passes/quantize/store.py writes
+  lock     held by the compile that uses the folder; another one at the same time keeps nothing
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _KEPT: ContextVar[set[Path] | None] = ContextVar("kept", default=None)  # folder
 
 @dataclass
 class Calibrations:
-    """The folder, where there may be one."""
+    """The folder of a compile's calibration, or None if it keeps nothing."""
 
     folder: Path | None = None
     lock: IO[str] | None = None
 
     def done(self) -> None:
-        """The compile has succeeded: nothing stays, but for the next target."""
+        """Remove the folder of a compile that has succeeded, unless the next target needs it."""
         kept = _KEPT.get()
         if self.folder is not None and kept is not None:
             kept.add(self.folder)
@@ -45,7 +45,8 @@ class Calibrations:
 
 @contextlib.contextmanager
 def kept_between_targets() -> Iterator[None]:
-    """Within the block, what a compile has found stays for the next one, until the block ends well."""
+    """Within the block, keep the results of one compile for the next; remove them if the block ends without an
+    error."""
     token = _KEPT.set(set())
     try:
         yield
@@ -56,7 +57,8 @@ def kept_between_targets() -> Iterator[None]:
 
 
 def open_calibrations(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> Calibrations:
-    """The folder of what these options and this text give for this checkpoint, by content."""
+    """The folder for the results of these options and this text on this checkpoint, named by a hash of their
+    content."""
     facts = {
         "icc": sources_digest(),
         "options": stated(options, "calibration"),
@@ -69,7 +71,7 @@ def open_calibrations(options: CompileOptions, sequences: Sequence[Sequence[int]
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("a")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is in use, or there is no place for it
+    except OSError:  # the folder is in use, or cannot be made
         if lock is not None:
             lock.close()
         return Calibrations()
@@ -77,12 +79,12 @@ def open_calibrations(options: CompileOptions, sequences: Sequence[Sequence[int]
 
 
 def calibrations_root() -> Path:
-    """Where the folders are."""
+    """The directory that holds the folders."""
     return user_cache() / "calibrations"
 
 
 def prune() -> int:
-    """Remove what compiles that were interrupted have kept, but what is in use; the number of folders."""
+    """Remove the folders of interrupted compiles, except those in use; returns how many were removed."""
     root, removed = calibrations_root(), 0
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         with contextlib.suppress(OSError), (folder / "lock").open("a") as lock:

@@ -1,4 +1,5 @@
-"""Canary prompts: what an engine must answer on any machine, by the reference interpreter on the stored weights."""
+"""Canary prompts: the answers that an engine must give on any machine, computed by the reference interpreter from the
+stored weights."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from .graph.graph import Graph
 from .graph.together import logits_of
 from .kv_formats import find_kv_format
 
-# Texts that any model has seen the like of: its answers are then sharp, and kernels that are right agree well.
+# Texts similar to some that any model has seen: its answers are then sharp, and correct kernels agree well.
 TEXTS = (
     "The capital of France is Paris, and the capital of Italy is Rome. One of them is",
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n",
 )
-TOKENS = 16  # of a prompt
+TOKENS = 16  # length of a prompt
 POSITIONS = 4
-IDS = 32  # of a position: half of them the most likely, half spread over all others
+IDS = 32  # logits kept per position: half of them the most likely, half spread over all others
 ALLOWED = 0.1
-"""See Canaries. Right kernels were off by 0.0002 (float32) to 0.014 (8-bit activations). In a model of six layers half
-of one weight set to zero made 0.16 to 1.1, and a sixteenth of its codes flipped 0.04 to 0.14."""
+"""See Canaries. Correct kernels were off by 0.0002 (float32) to 0.014 (8-bit activations). In a model of six layers,
+setting half of one weight to zero gave 0.16 to 1.1, and flipping a sixteenth of its codes 0.04 to 0.14."""
 
 
 def make_canaries(graph: Graph, tokenizer: Path | None, kept: Sequence[str]) -> Canaries:
-    """The canaries of a graph whose weights are as they will be stored, and whose caches will hold numbers `kept` so.
-    tokenizer: its tokenizer.json, None if there is none: the prompts are drawn."""
+    """The canaries of a graph that has its final, stored weights. kept: the KV formats of its caches. tokenizer: the
+    model's tokenizer.json; None if it has none: the prompts are then random tokens."""
     prompts = [_fitted(graph, ids) for ids in _prompts(graph, tokenizer)]
     found = [_canary(ids, rows) for ids, rows in zip(prompts, logits_of(graph, prompts), strict=True)]
     return Canaries(ALLOWED + max(find_kv_format(kind).tolerance for kind in kept), found)
@@ -64,5 +65,5 @@ def _canary(tokens: list[int], rows: Tensor) -> Canary:
 
 
 def _rounded(value: float) -> float:
-    """Four digits say enough."""
+    """Round to four digits, which are enough."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""What options of a compile choose from, with what each choice means."""
+"""The choices of a compile's options, each with its meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The `icc` command: the runtime's commands and those that compile. Nothing is imported before it is asked for."""
+"""The `icc` command: the runtime's commands and those that compile. Modules are imported only when a command needs
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A compile under way: what its stages share, and what each of them does. compiler/driver.py has their order."""
+"""A compile in progress: the state that its stages share, and the work of each stage. compiler/driver.py has their
+order."""
 
 from __future__ import annotations
 
@@ -59,14 +60,14 @@ from .weights.handles import is_quantized
 
 @dataclass
 class Compilation:
-    """The graph, which stages change in place, and what they ask of.
+    """The graph, which stages change in place, and the inputs and settings that they read.
 
-    source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
-    that directory as the model. texts: the directory with the tokenizer. calibrations: what an interrupted compile may
-    have left, and this one keeps until it is done. draft_layer: the layer that guesses, to be inserted. earlier: the
-    engine whose program and kernels these weights are for; None where the compile makes its own. prompts, forms: what
-    else the engine is to have: prompts whose KV is, and what answers may follow. kept: the engine of which it has those
-    as well.
+    source: the model that the graph was read from; its directory of files lasts as long as it does. options: the
+    checked options, with that directory as the model. texts: the directory with the tokenizer. calibrations: results
+    that an interrupted compile may have left, and that this one keeps until it is done. draft_layer: the draft layer to
+    insert. earlier: the engine whose program and kernels these weights are for; None if the compile makes its own.
+    prompts: prompts whose KV the engine is to hold. forms: forms that answers may follow. kept: an engine whose prompts
+    and forms are kept, too.
     """
 
     request: CompileRequest
@@ -94,11 +95,11 @@ class Compilation:
 
     @property
     def is_delta(self) -> bool:
-        """Whether what is written has only the weights that an earlier engine has not."""
+        """Whether the output is a delta engine: only the weights that differ from those of an earlier engine."""
         return self.earlier is not None and self.earlier.as_base
 
     def write_weights(self, lowered: Lowered, built: Built, stage: Path) -> None:
-        """All weights, packed; or those that the base of a delta does not have."""
+        """Write all weights, packed; of a delta engine only those that its base does not have."""
         facts = stage, built.program, lowered.sources, self.backend.pack, self.reporter.progress
         stages, parts = self.graph.stages, self.graph.parts
         held = [weights_of(lowered.program, number) for number in range(stages)] if stages > 1 else ()
@@ -108,8 +109,8 @@ class Compilation:
             writer.write_weights(*facts, parts=parts, held=held)
 
     def optimize(self) -> None:
-        """The graph in the form that all later phases expect. Before minutes of quantizing: UsageError where nothing
-        divides among ranks, CodegenError where the back end has no kernel."""
+        """Bring the graph into the form that all later phases expect. To fail before minutes of quantizing: UsageError
+        if nothing divides among ranks, CodegenError if the back end lacks a kernel."""
         self.phases.run("canonicalize", pipelines.canonicalize())
         self.phases.run("packages", pipelines.packages(parse_passes(self.options.passes)))
         program = lower(self._prepared(), self.lowering).program
@@ -118,7 +119,7 @@ class Compilation:
                 raise CodegenError(f"{step.op}: {reason}")
 
     def quantize(self) -> None:
-        """What --quant asks for."""
+        """Quantize as --quant asks."""
         chosen = find_quantization(self.options.quant)
         if chosen is None:
             return
@@ -134,7 +135,7 @@ class Compilation:
             self.phases.run("quantize", self._quantization(sequences))
 
     def choose_caches(self) -> None:
-        """The types of the layers' caches that --kv-bits asks for."""
+        """Choose the cache types of the layers for --kv-bits."""
         if self.options.kv_bits is None:
             return
         with self.reporter.stage("caches"):
@@ -145,8 +146,8 @@ class Compilation:
             )
 
     def _prepared(self, divided: bool = True) -> Graph:
-        """The graph as it is now, in the form that is lowered; without `divided` as if there were one rank. UsageError
-        where nothing of it divides among ranks."""
+        """A copy of the current graph in the form that is lowered; without `divided` as if there were one rank.
+        UsageError if nothing of it divides among ranks."""
         rough, context = self.graph.copy(), PassContext()
         run_passes(rough, pipelines.attention(self.options.eviction), PassContext())
         if divided:
@@ -156,7 +157,7 @@ class Compilation:
         return rough
 
     def _check_divided(self, graph: Graph, refusals: Sequence[Refusal]) -> None:
-        """UsageError where ranks have not each a part of the graph. refusals: those of what divides it."""
+        """Raise UsageError unless every rank has a part of the graph. refusals: those of the passes that divide it."""
         if graph.ranks < self.options.ranks:
             names = {division.name for division in self._parallel()}
             hint = "it has no experts that they could share evenly: --tensor-parallel divides columns and heads"
@@ -166,18 +167,18 @@ class Compilation:
             )
 
     def _parallel(self) -> list[Pass]:
-        """What divides the graph among ranks."""
+        """The passes that divide the graph among ranks."""
         options, seconds = self.options, token_seconds(self.request.target, self.backend.profile)
         counts = options.tensor_parallel or 1, options.expert_parallel or 1, options.pipeline_parallel or 1
         return pipelines.parallel(*counts, seconds, options.sequence_parallel)
 
     def answers(self) -> Canaries:
-        """What the engine must answer on any machine."""
+        """The canaries: answers that the engine must give on any machine."""
         kinds = (self.lowering.kv_dtype, *self.lowering.kv_dtypes.values(), self.lowering.state_dtype)
         return make_canaries(self.graph, tokenizer_file(self.texts), kinds)
 
     def speculate(self, heads: Sequence[MedusaHead]) -> None:
-        """Draft heads, an early exit or a layer that guesses, where --spec asks for them."""
+        """Add draft heads, an early exit or a draft layer, if --spec asks for them."""
         choice = self.request.choice
         layers = choice.layers if choice else 0
         added = pipelines.speculate(heads, layers, self.options.quant, self.options.quant_head, self.draft_layer)
@@ -189,7 +190,7 @@ class Compilation:
             self.acceptance = acceptance_of(self.graph, sequences, self.reporter.progress)
 
     def lower(self) -> Lowered:
-        """The program, with attention and everything that can be fused as single steps."""
+        """The program, with attention and everything that can be fused as single steps of it."""
         self.phases.run("attention", pipelines.attention(self.options.eviction))
         self.phases.run("parallel", self._parallel())
         self._check_divided(self.graph, self._context.refusals)
@@ -201,8 +202,8 @@ class Compilation:
         return lowered
 
     def build(self, lowered: Lowered, stage: Path) -> Built:
-        """The kernels, in the engine directory `stage`. MismatchError where they are an earlier engine's, and the
-        program is another than its."""
+        """The kernels, in the engine directory `stage`. MismatchError if they come from an earlier engine whose program
+        differs."""
         if self.earlier is not None:
             self.earlier.copy("kernels", stage)
             return self.earlier.built(lowered.program, self.limits)
@@ -211,7 +212,8 @@ class Compilation:
         return built
 
     def tune(self, built: Built, stage: Path) -> tuple[Built, list[str]]:
-        """The kernels as --tune finds them to be fastest here, and what is not the default; else as they are."""
+        """With --tune, the kernels that are fastest on this machine, and the choices that are not the default; else
+        `built` and an empty list."""
         if not self.options.tune or self.earlier is not None:
             return built, []
         with self.reporter.stage("tune"):
@@ -220,7 +222,8 @@ class Compilation:
     def write(
         self, lowered: Lowered, built: Built, tuned: list[str], canaries: Canaries, stage: Path
     ) -> tuple[CompileReport, Manifest]:
-        """Everything but the kernels and weights: the program, the report, tokenizer, runtime, canaries, manifest."""
+        """Write everything but the kernels and weights: the program, the report, tokenizer, runtime, canaries,
+        manifest."""
         options, target = self.options, self.request.target
         program = self._with_speculation(built, stage)
         report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
@@ -247,15 +250,16 @@ class Compilation:
         return report, writer.write_manifest(stage, manifest)
 
     def prompts_for(self, lowered: Lowered) -> list[CompiledPrompt]:
-        """The prompts whose KV the engine has. UsageError for one that does not fit its cache."""
+        """The prompts whose KV the engine is to hold. UsageError for a prompt that does not fit its cache."""
         return compiled_prompts(self.prompts, self.kept, lowered, self.limits, self.reporter)
 
     def write_prompts(self, manifest: Manifest, prompts: Sequence[CompiledPrompt], stage: Path) -> Manifest:
-        """Compute and write the KV of prompts, where the engine runs here; else it does so when it is loaded."""
+        """Compute and write the KV of prompts, if the engine can run on this machine; else the engine does so when it
+        is loaded."""
         return write_prompts(manifest, prompts, stage, self.request.target, self.reporter)
 
     def gate(self, original: Graph, quantized: Graph, manifest: Manifest, stage: Path) -> None:
-        """Measure what --gate asks for on the engine as built; GateError where it falls short."""
+        """Measure what --gate asks for on the built engine; GateError if it loses more than allowed."""
         if self.gates is None:
             return
         with self.reporter.stage("gate"):
@@ -264,13 +268,14 @@ class Compilation:
             writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
 
     def check_answers(self, stage: Path) -> None:
-        """That an engine with an earlier one's kernels gives the answers of its own weights, where it runs here."""
+        """Check that an engine with an earlier one's kernels gives the answers of its own weights, if it can run on
+        this machine."""
         if self.earlier is not None:
             with self.reporter.stage("verify"):
                 measure.check_answers(stage, self.request.target)
 
     def _with_speculation(self, built: Built, stage: Path) -> Program:
-        """The program with the trees of its drafter, which an earlier engine's has."""
+        """The program with the trees of its drafter; an earlier engine's program already has them."""
         if self.earlier is not None:
             return built.program
         cost = modelled_cost(self.graph, self.request.target, self.backend.profile, DRAFTS)
@@ -281,7 +286,7 @@ class Compilation:
         return with_speculation(built.program, found)
 
     def _quantization(self, sequences: Sequence[Sequence[int]]) -> list[Pass]:
-        """The quantization passes; `sequences` are what calibrated methods read."""
+        """The quantization passes; calibrated methods read `sequences`."""
         options = self.options
         if options.quant == "auto":
             kv_dtype = read_cache_option(options.kv_cache) or self.backend.kv_dtype
@@ -293,7 +298,7 @@ class Compilation:
 
     @cached_property
     def _calibration(self) -> Sequence[Sequence[int]]:
-        """Token sequences of the calibration text; the first who asks makes them, and what is wrong is said once."""
+        """Token sequences of the calibration text, made at the first call; a warning about them is shown once."""
         calibration = load_calibration(
             self.options.calib,
             tokenizer_file(self.texts),

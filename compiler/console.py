@@ -1,4 +1,4 @@
-"""What a compile prints: stages with progress and time left, and a summary at the end."""
+"""The output of a compile: stages with progress and time left, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ConsoleReporter(Reporter):
 
 
 def show_reports(done: Sequence[tuple[CompileOptions, CompileReport]], reporter: Reporter, as_json: bool) -> None:
-    """What was compiled, as one JSON value or for people; of several targets, each behind the other."""
+    """Print what was compiled, as one JSON value or as text; several targets one after the other."""
     if as_json and len(done) > 1:
         print(json.dumps({"targets": {options.target: json.loads(report.to_json()) for options, report in done}}))
     for options, report in done:
@@ -60,7 +60,8 @@ def show_reports(done: Sequence[tuple[CompileOptions, CompileReport]], reporter:
 
 
 def show_summary(options: CompileOptions, report: CompileReport, reporter: Reporter) -> None:
-    """The end of `icc compile`: time per stage, bytes, bits per weight, fusions, and what was left unquantized."""
+    """Print the summary of `icc compile`: time per stage, bytes, bits per weight, fusions, and weights left
+    unquantized."""
     console = Console(highlight=False)
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("engine", f"{options.output}  ({_mib(report.engine_bytes)})")
@@ -98,7 +99,7 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
 
 
 def given_formats(given: Mapping[str, int], target: Target) -> str:
-    """Which formats a checkpoint's weights are kept in, and what is stored in more bits than it has there."""
+    """The formats in which a checkpoint's weights are kept, and those stored in more bits than in the checkpoint."""
     from .weights.formats.float8 import Float8
     from .weights.formats.ggml import file_bits
     from .weights.formats.registry import find_format
@@ -119,7 +120,7 @@ def given_formats(given: Mapping[str, int], target: Target) -> str:
 
 
 def show_explanation(report: CompileReport, name: str) -> None:
-    """Where and why `name`, a pass or a rule, did not fire."""
+    """Print where and why `name`, a pass or a rule, did not fire."""
     console, said = Console(highlight=False), False
     for entry in report.passes:
         for refusal in entry["refusals"]:
@@ -134,7 +135,7 @@ def show_explanation(report: CompileReport, name: str) -> None:
 
 
 def show_accuracy(output: Path, drafter: str, accuracy: Sequence[Sequence[float]]) -> None:
-    """The end of `icc train-heads`: on held-out text, how often the token is among each head's best."""
+    """Print the summary of `icc train-heads`: on held-out text, how often the right token is among each head's best."""
     table = Table("head", *(f"top-{rank + 1}" for rank in range(len(accuracy[0]))), box=None, pad_edge=False)
     for number, ranks in enumerate(accuracy):
         table.add_row(str(number), *(f"{rate:.3f}" for rate in ranks))
@@ -143,7 +144,7 @@ def show_accuracy(output: Path, drafter: str, accuracy: Sequence[Sequence[float]
 
 
 def show_checkpoint(model: Path) -> None:
-    """`icc inspect MODEL`: the canonical graph as quantization sees it."""
+    """Print, for `icc inspect MODEL`, the canonical graph that quantization works on."""
     from ..passes import pipelines
     from ..passes.base import PassContext
     from ..passes.manager import run_passes

@@ -1,4 +1,4 @@
-"""Constants: values that an op takes as one argument beside tensors and numbers, written out in graph text."""
+"""Constants: arguments of ops other than tensors and numbers, each one value, which graph text spells out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 class ConstantArgument:
     """Base of frozen dataclasses that nodes of a graph take as an argument, such as AttentionSpec.
 
-    Graph text has one as `Name{field=value, field=value}`, without the fields that have their defaults; a field is a
-    number, a text, None or another ConstantArgument. A subclass is known to the reader of graph text by its name.
+    Graph text shows it as `Name{field=value, field=value}`, without the fields that have their defaults; a field is a
+    number, a text, None or another ConstantArgument. The reader of graph text finds a subclass by its name.
     """
 
     KNOWN: ClassVar[dict[str, type[ConstantArgument]]] = {}

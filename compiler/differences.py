@@ -1,4 +1,4 @@
-"""What two engines differ in: options, facts, program, kernels, tensors, and the answers to their canary prompts."""
+"""The differences of two engines: options, facts, program, kernels, tensors, and the answers to canary prompts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from .targets import find_target
 from .weights.formats.dense import F32, I32
 
 Progress = Callable[[str, int, int], None]
-_TOLD = {"files", "digest", "programs", "canaries_file", "base"}  # fields of the manifest that are told of elsewhere
+_TOLD = {"files", "digest", "programs", "canaries_file", "base"}  # fields of the manifest that are compared elsewhere
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """Two values of one weight. norm: of their difference over that of the first (Frobenius; None where shapes
-    differ). largest: the largest difference of an element. formats: how either engine stores it."""
+    """Two values of one weight. norm: the norm of their difference over that of the first (Frobenius). largest: the
+    largest difference of an element. Both are None if the shapes differ or one engine lacks the weight. formats: how
+    either engine stores the weight."""
 
     name: str
     norm: float | None
@@ -39,9 +40,9 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class AnswerDifference:
-    """The logits that both engines know of for the same canary prompts: how far the second's are from the first's, in
-    the measure of `Canaries.allowed`, the largest of all prompts; and at how many positions the best token is the
-    same."""
+    """The recorded logits of two engines for the same canary prompts. deviation: how far the second's are from the
+    first's, in the measure of `Canaries.allowed`, the largest of all prompts. same_best: at how many positions the best
+    token is the same."""
 
     prompts: int
     deviation: float
@@ -51,9 +52,9 @@ class AnswerDifference:
 
 @dataclass(frozen=True)
 class EngineDifferences:
-    """What two engines differ in. options, facts: what either has, by name. program: the first difference in words, ""
-    for none. tensors: those that are not stored alike, the largest norm first; equal_tensors: how many are. answers:
-    None where their prompts differ. files: others that are not the same, or in one of them only."""
+    """The differences of two engines. options, facts: both values, by name. program: the first difference in words, ""
+    for none. tensors: weights whose stored data differ, the largest norm first; equal_tensors: how many are equal.
+    answers: None if the canary prompts differ. files: other files that differ, or that only one engine has."""
 
     options: dict[str, tuple[Any, Any]]
     facts: dict[str, tuple[Any, Any]]
@@ -70,12 +71,12 @@ class EngineDifferences:
         return not (self.options or self.facts or self.program or self.kernels or self.tensors or self.files)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """All differences as plain values."""
         return {"equal": self.equal, **asdict(self)}
 
 
 def compare_engines(first: Path, second: Path, progress: Progress) -> EngineDifferences:
-    """Open, verify and compare two engines; what `open_engine` raises."""
+    """Open, verify and compare two engines. Raises the errors of `open_engine`."""
     with closing(open_earlier(first)) as one, closing(open_earlier(second)) as other:
         return _compared(one, other, progress)
 
@@ -97,7 +98,7 @@ def _compared(one: EarlierEngine, other: EarlierEngine, progress: Progress) -> E
 
 
 def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs, by name."""
+    """The values that differ, by name; None for a missing value."""
     names = dict.fromkeys((*first, *second))
     return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
 
@@ -112,7 +113,7 @@ def _facts(engine: Engine) -> dict[str, Any]:
 
 
 def _changed(first: Engine, second: Engine) -> list[str]:
-    """The files that are not the same, but those that are compared by what they hold, and the runtime's."""
+    """The files that differ, except those whose contents are compared elsewhere, and the runtime's."""
     own, other = first.manifest.files, second.manifest.files
     held = {REPORT_FILE}
     for manifest in (first.manifest, second.manifest):
@@ -140,7 +141,7 @@ def _tensors(first: EarlierEngine, second: EarlierEngine, progress: Progress) ->
 
 
 def _values(own: EarlierEngine, name: str) -> torch.Tensor:
-    """A weight as float32, decoded from how it is stored."""
+    """A weight as float32, decoded from its stored form."""
     entry, layout = own.program.stored[name], _layout(own, name)
     parts = layout.unpack(own.engine.weights.view(name), entry.shape)
     return layout.format.decode({key: torch.from_numpy(np.array(part)) for key, part in parts.items()}).float()

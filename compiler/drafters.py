@@ -1,9 +1,9 @@
-"""What `--spec` may name at compile time, as far as options must know it."""
+"""The drafters that `--spec` may name at compile time, as far as options must know them."""
 
 from __future__ import annotations
 
 FROM_FILES = ("eagle", "assistant", "dflash", "medusa")  # drafters with weights of their own, in a directory
-LAYERS = ("mtp", "eagle", "assistant", "dflash")  # those that are a layer over tokens and hidden states
+LAYERS = ("mtp", "eagle", "assistant", "dflash")  # drafters that are a layer over tokens and hidden states
 EXPLAINED = {
     "none": "no speculation",
     "mtp": "the checkpoint's layer that predicts further tokens",

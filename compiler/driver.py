@@ -22,11 +22,11 @@ def compile_engine(
     earlier: EarlierEngine | None = None,
     kept: EarlierEngine | None = None,
 ) -> CompileReport:
-    """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of.
+    """Run every stage and report each to `reporter`. Returns the report behind report.json and the summary.
 
-    earlier: take program and kernels from this engine, whose options these are; so does one whose options say `like`.
-    kept: take compiled prompts and forms of answers from this one; None: from `earlier`. MismatchError where they do
-    not fit.
+    earlier: take program and kernels from this engine, which was compiled with these options; None: make them, or take
+    them from the engine that the option `like` names. kept: take compiled prompts and forms of answers from this
+    engine; None: from `earlier`. MismatchError if they do not fit.
     """
     if options.like is not None:
         earlier, options = as_delta(options)

@@ -81,7 +81,7 @@ class PassError(IccError):
 
 
 class VerifyError(PassError):
-    """The graph, or what it was lowered to, breaks a rule of its stage after `pass_name`."""
+    """The graph, or the program it was lowered to, breaks a rule of its stage after `pass_name`."""
 
     exit_code = 18
 
@@ -95,13 +95,13 @@ class VerifyError(PassError):
 
 
 class ExportError(IccError):
-    """A graph holds what ONNX has no words for."""
+    """A graph holds an op or value that ONNX cannot express."""
 
     exit_code = 35
 
 
 class GraphTextError(IccError):
-    """A line of graph text cannot be read, or says what is not true. `line` is its number."""
+    """A line of graph text cannot be read, or states something untrue. `line` is its number."""
 
     exit_code = 33
 
@@ -125,13 +125,13 @@ class HeadMismatch(IccError):
 
 
 class HubError(IccError):
-    """A model cannot be had from the Hugging Face hub: no network, no such name, no permission."""
+    """A model cannot be loaded from the Hugging Face hub: no network, no such name, no permission."""
 
     exit_code = 40
 
 
 class OutOfMemory(IccError):
-    """The machine has not the memory that a stage of the compile needs. `stage` is its name."""
+    """The machine does not have the memory that a stage of the compile needs. `stage` is its name."""
 
     exit_code = 41
 
@@ -145,7 +145,7 @@ class OutOfMemory(IccError):
 
 
 class RebuildError(IccError):
-    """A compile of what an engine is said to be made of gives another engine."""
+    """A compile from the recorded sources of an engine gives another engine."""
 
     exit_code = 51
 

@@ -1,11 +1,11 @@
-"""Which tokens attention gives up before a sequence ends (`--kv-policy`): memory is bounded, and something is lost.
+"""Which tokens the KV cache drops before a sequence ends (`--kv-policy`): this bounds memory and loses information.
 
-streaming  the first tokens and a window of the last, at distances as if nothing lay between (StreamingLLM: Xiao et al.
+streaming  keeps the first tokens and a window of the last, with positions as if adjacent (StreamingLLM: Xiao et al.
            2023, arXiv 2309.17453)
-h2o        when there are `budget` tokens, an eighth of them goes: of every KV head those that got the least attention
+h2o        at `budget` tokens an eighth of them is dropped: per KV head those that got the least attention
            so far, none of the `recent` last (H2O: Zhang et al. 2023, arXiv 2306.14048; that many at once as
            ScissorHands: Liu et al. 2023, arXiv 2305.17118)
-snapkv     of a prompt that has been read, every KV head keeps `budget` tokens: the last `recent`, and those to which
+snapkv     after a prompt was read, every KV head keeps `budget` of its tokens: the last `recent`, and those to which
            they gave the most attention, with their neighbours (SnapKV: Li et al. 2024, arXiv 2404.14469); and all of
            the answer
 """
@@ -22,25 +22,25 @@ from .errors import UsageError
 
 Kind = Literal["streaming", "h2o", "snapkv"]
 ALL = "all"
-LEAST = 32  # tokens: what is kept of less is no text
-# the sizes of a policy, in tokens, and what they are if they are not given: how many it keeps, and of these in any case
+LEAST = 32  # tokens: fewer do not make a usable text
+# the sizes of a policy, in tokens, with their defaults: how many it keeps, and how many of the first or last always
 SIZES: Mapping[Kind, Mapping[str, int]] = {
     "streaming": {"sinks": 4, "window": 1020},
     "h2o": {"budget": 1024, "recent": 256},
     "snapkv": {"budget": 1024, "recent": 32},
 }
 EXPLAINED = {
-    ALL: "everything: what the model does",
-    "streaming[:sinks=4,window=1020]": "lossy: the first tokens and the last, for texts of any length",
-    "h2o[:budget=1024,recent=256]": "lossy: what got the most attention so far (CPUs)",
-    "snapkv[:budget=1024,recent=32]": "lossy: of the prompt, what its end looks at (CPUs)",
+    ALL: "keep everything, as the model does",
+    "streaming[:sinks=4,window=1020]": "lossy: keep the first tokens and the last, for texts of any length",
+    "h2o[:budget=1024,recent=256]": "lossy: keep the tokens that got the most attention so far (CPUs)",
+    "snapkv[:budget=1024,recent=32]": "lossy: keep the prompt's tokens that its end attends to (CPUs)",
 }
 
 
 @dataclass(frozen=True)
 class Eviction(ConstantArgument):
-    """A policy: tokens of a window or budget, and beside them the first ones (streaming), or of them the last ones,
-    that are kept in any case."""
+    """A policy. size: tokens of the window or budget. beside: tokens that are always kept: the first ones, in addition
+    to the window (streaming), or the last ones of the budget."""
 
     kind: Kind
     size: int
@@ -48,22 +48,23 @@ class Eviction(ConstantArgument):
 
     @property
     def tokens(self) -> int:
-        """The most tokens of a sequence that a layer holds; of "snapkv", of its prompt once that has been read."""
+        """The most tokens of a sequence that a layer holds; for "snapkv" the most of its prompt, after the prompt was
+        read."""
         return self.size + self.beside if self.kind == "streaming" else self.size
 
     @property
     def endless(self) -> bool:
-        """Whether no distance is ever larger than `tokens`: texts may be longer than the model was made for."""
+        """Whether no distance ever exceeds `tokens`, so that texts may be longer than the model was trained for."""
         return self.kind == "streaming"
 
     @property
     def chooses(self) -> bool:
-        """Whether what is kept depends on attention, and differs between heads."""
+        """Whether the choice of kept tokens depends on attention, and differs between heads."""
         return self.kind != "streaming"
 
     @property
     def loses(self) -> str:
-        """What an engine that has it can no longer do."""
+        """What an engine with this policy can no longer do, in words."""
         if self.kind == "streaming":
             return (
                 f"each token sees the first {self.beside} tokens and the last {self.size}, itself among them, and "
@@ -84,7 +85,7 @@ class Eviction(ConstantArgument):
 
 
 def read_eviction(text: str) -> Eviction | None:
-    """The policy that --kv-policy says; None for ALL. UsageError where there is no such policy, name or size."""
+    """The policy that --kv-policy names; None for ALL. UsageError for an unknown policy, name or size."""
     name, _, rest = text.partition(":")
     if name == ALL and not rest:
         return None

@@ -1,4 +1,4 @@
-"""`--gate`: what an engine may lose against the model that it is made of, and the text to measure that on."""
+"""`--gate`: how much worse than its model an engine may be, and the text to measure that on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .calibration import DEFAULT_TEXT, check_text, read_text, tokenize
 from .errors import UsageError
 
 WINDOW = 512  # tokens of a sequence, at most
-CALIBRATED = 32  # windows of the bundled text that calibration reads unless told otherwise
+CALIBRATED = 32  # windows of the bundled text that calibration reads by default
 _HINT = "such as --gate ppl=2% (perplexity rises by at most 2 %) or --gate kl=0.01 (mean KL per token, in nats)"
 
 
@@ -27,7 +27,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GatePlan:
-    """What --gate asks for: conditions, and the windows of token ids to measure on. text: where they are from."""
+    """What --gate asks for: conditions, and the windows of token ids to measure on. text: the source of the windows."""
 
     gates: tuple[Gate, ...]
     sequences: Sequence[Sequence[int]]
@@ -35,7 +35,8 @@ class GatePlan:
 
 
 def parse_gates(texts: Sequence[str]) -> tuple[Gate, ...]:
-    """The conditions of `--gate`, each of one or more with commas; UsageError."""
+    """The conditions of `--gate`; each text has one or more, separated by commas. UsageError for one that cannot be
+    read."""
     return tuple(_parse(part.strip()) for text in texts for part in text.split(","))
 
 
@@ -59,9 +60,9 @@ def _parse(text: str) -> Gate:
 def gate_sequences(
     path: Path | None, tokenizer: Path | None, vocab_size: int, bos: int | None, max_seq_len: int
 ) -> list[list[int]]:
-    """The token ids to measure on, in windows that do not overlap: the whole text of `path`, or, if it is None, parts
-    of the bundled one that lie between those that calibration reads. bos: the token that each begins with, None for
-    none. UsageError for a text that cannot be used, and without a tokenizer."""
+    """The token ids to measure on, in windows that do not overlap: the whole text of `path`, or, if it is None, the
+    parts of the bundled text between those that calibration reads. bos: the token that each window begins with; None
+    for none. UsageError for a text that cannot be used, or if there is no tokenizer."""
     if tokenizer is None:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json")
     if path is not None:

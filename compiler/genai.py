@@ -1,4 +1,4 @@
-"""What genai_config.json says of an ONNX model of onnxruntime's builder, which lays no config.json beside it."""
+"""Reads genai_config.json, which onnxruntime's builder writes beside an ONNX model instead of config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 
 
 def genai_config(folder: Path) -> dict[str, Any]:
-    """The facts of config.json, {} where there is no such file or it says nothing that can be read."""
+    """The facts of config.json; {} if there is no genai_config.json, or nothing in it can be read."""
     model = _section(folder, "model")
     decoder = model.get("decoder")
     both = {**decoder, **model} if isinstance(decoder, dict) else model

@@ -1,4 +1,4 @@
-"""What generation_config.json says of a checkpoint: how to sample, and which tokens begin and end a text."""
+"""Reads a checkpoint's generation_config.json: how to sample, and which tokens begin and end a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import CheckpointError
 from .frontend.source.identify import read_object
 
 GENERATION_CONFIG = "generation_config.json"
-# what transformers' generate takes too and changes the tokens by, each with the value that asks for nothing
+# other settings of transformers' generate that change the tokens, each with the value that turns it off
 _UNUSED: dict[str, float | None] = {
     "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
     "top_h": None, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "bad_words_ids": None,
@@ -25,10 +25,10 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_generation(folder: Path) -> dict[str, Any]:
-    """The facts of generation_config.json, {} where there is no such file.
+    """The facts of generation_config.json; {} if there is no such file.
 
-    CheckpointError where it is damaged, is no JSON object, or has a field that an engine takes with a value of another
-    type, or one that no request could ask for.
+    CheckpointError if the file is damaged or no JSON object, or if a field that an engine reads has a value of a wrong
+    type or one that no request could ask for.
     """
     path = folder / GENERATION_CONFIG
     if not path.is_file():
@@ -48,8 +48,8 @@ def read_generation(folder: Path) -> dict[str, Any]:
 
 
 def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
-    """Sampling defaults count only where the checkpoint says do_sample. Where it says not to, the temperature is 0;
-    where it says nothing, there is none, see SamplingDefaults."""
+    """The sampling defaults, which count only if do_sample is true. If it is false, the temperature is 0; if it is
+    missing, the temperature is None, see SamplingDefaults."""
     penalty = generation.get("repetition_penalty")
     if not generation.get("do_sample"):
         return SamplingDefaults(0.0 if generation.get("do_sample") is False else None, repetition_penalty=penalty)
@@ -63,12 +63,12 @@ def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
 
 
 def unused_settings(generation: dict[str, Any]) -> list[str]:
-    """The names of what generation_config.json asks for, and an engine does not take from there."""
+    """The names of settings that generation_config.json asks for and an engine ignores."""
     return [name for name, nothing in _UNUSED.items() if generation.get(name) not in (None, nothing, [], {}, False)]
 
 
 def _wanted(name: str, value: object) -> str:
-    """What a field's value should be, in words; "" where it is that."""
+    """What a field's value should be, in words; "" if the value is valid."""
     if name == "do_sample":
         return "" if isinstance(value, bool) else "true or false"
     if name in _TOKENS:

@@ -1,4 +1,4 @@
-"""Tables of handlers: which function does what an op says, one part of a table per module of handlers."""
+"""Tables of handlers: the function that handles each op; each module of handlers has one part of a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HandlerTable(dict[str, Handler]):
 
 
 def joined(*tables: Mapping[str, Handler]) -> HandlerTable[Handler]:
-    """One table of several; an op may be in one of them only."""
+    """Merge several tables into one; an op may be in only one of them."""
     found: HandlerTable[Handler] = HandlerTable()
     for table in tables:
         for name, handler in table.items():

@@ -1,4 +1,4 @@
-"""What an engine in the cache was made of, as one digest: the checkpoint's files, the options, the target, and icc."""
+"""The identity of an engine in the cache, as one digest: the checkpoint's files, the options, the target, and icc."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .frontend.source.identify import is_onnx, onnx_files
 from .options import CompileOptions
 from .targets import find_target
 
-_SMALL = 4 << 20  # bytes; of a larger file the place is what tells it from others, not its content
-FOLDERS = tuple(f"{name}:" for name in FROM_FILES)  # what --spec begins with that names a directory
+_SMALL = 4 << 20  # bytes; a larger file is identified by its place, not its content
+FOLDERS = tuple(f"{name}:" for name in FROM_FILES)  # beginnings of --spec values that name a directory
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("compiler", "passes", "codegen_templates", "runtime")
 _SUFFIXES = (".py", ".jinja", ".h", ".json")
@@ -37,8 +37,8 @@ def engine_key(options: CompileOptions) -> str:
 
 
 def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "engine") -> dict[str, Any]:
-    """The options that decide what an engine is, or what its calibration finds, as plain values; texts, drafters
-    and an adapter by their content."""
+    """The options that decide an engine's content, or the results of its calibration, as plain values; texts, drafters
+    and an adapter by the digest of their content."""
     deciding = {*named_by_role(type(options), "engine")} & {*named_by_role(type(options), role)}
     found = {name: getattr(options, name) for name in deciding}
     for name in deciding & {"calib", "gate_text"}:
@@ -52,13 +52,13 @@ def stated(options: CompileOptions, role: Literal["engine", "calibration"] = "en
 
 
 def _adapter(path: Path) -> list[Path]:
-    """The files of an adapter that can count: a GGUF file, or those of a directory of PEFT's."""
+    """The files of an adapter that affect the engine: a GGUF file, or those of a PEFT directory."""
     return [path] if path.is_file() else sorted({*path.glob("adapter_*"), *path.glob("tokenizer*")})
 
 
 def checkpoint_files(model: Path) -> dict[str, str]:
-    """Every file of a checkpoint directory, or of a GGUF model, by name: the digest of a small one; where a large one
-    lies, its size and when it was written. A file in the cache of huggingface_hub lies where its own digest says."""
+    """Every file of a checkpoint directory, or of a GGUF model, by name: the digest of a small file; the path, size and
+    modification time of a large one. In the cache of huggingface_hub the path contains the file's digest."""
     found: dict[str, str] = {}
     folder = onnx_files(model) if is_onnx(model) else model.parent if model.is_file() else model
     for path in model_files(model):
@@ -80,7 +80,7 @@ def model_files(model: Path) -> list[Path]:
         beside = [p for p in folder.glob("*") if p.is_file() and p.suffix.lower() != ".onnx"]
         return sorted({model, *beside, *(p for p in model.parent.glob(f"{model.stem}*") if p.is_file())})
     if model.is_file():
-        from .frontend.source.gguf.split import open_container  # needs numpy, which a command that is parsed does not
+        from .frontend.source.gguf.split import open_container  # imports numpy, which parsing a command does not need
 
         return sorted({entry.path for entry in open_container(model).tensors.values()})
     return sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file())
@@ -88,7 +88,7 @@ def model_files(model: Path) -> list[Path]:
 
 @functools.cache
 def sources_digest() -> str:
-    """The digest of icc itself: its version, and the files that an engine is made by and with."""
+    """The digest of icc itself: its version, and the files that make an engine or go into it."""
     whole = hashlib.sha256(__version__.encode())
     for folder in _SOURCES:
         for path in sorted(p for p in (_ROOT / folder).rglob("*") if p.suffix in _SUFFIXES):

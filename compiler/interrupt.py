@@ -1,7 +1,7 @@
-"""Ctrl-C or SIGTERM ends a compile at once: the compilers it started, what it has half written, and then the process.
+"""Ctrl-C or SIGTERM ends a compile at once: it ends the compilers it started, removes half-written output, and exits.
 
 Python raises KeyboardInterrupt between two of its own instructions. A thread that waits for a compiler, or a product of
-large matrices, may keep it waiting much longer than a user does.
+large matrices, may delay it much longer than a user is willing to wait.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-SIGNALLED = 128  # the exit code is this and the signal's number, as shells have it: 130 after Ctrl-C
-GRACE_S = 0.5  # for the main thread to unwind by itself
+SIGNALLED = 128  # the exit code is this plus the signal's number, as in shells: 130 after Ctrl-C
+GRACE_S = 0.5  # time for the main thread to unwind by itself
 _open: set[Processes] = set()
 _half_written: set[Path] = set()
 
@@ -28,8 +28,8 @@ _half_written: set[Path] = set()
 def ends_at_once() -> Iterator[None]:
     """In this block Ctrl-C or SIGTERM ends the process within a second; for commands, not for libraries.
 
-    As always Ctrl-C raises KeyboardInterrupt in the main thread. Where that does not leave the block soon, because
-    native code runs, a second thread ends the process, if the native code has released the interpreter's lock.
+    As usual, Ctrl-C raises KeyboardInterrupt in the main thread. If that does not leave the block soon, because native
+    code runs, a second thread ends the process, provided that the native code has released the interpreter's lock.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +42,7 @@ def ends_at_once() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _end(signal.SIGINT)  # rather than let the libraries take themselves down, which has taken them a second
+        _end(signal.SIGINT)  # without the libraries' own shutdown, which can take a second
     finally:
         signal.signal(signal.SIGTERM, terminates)
         signal.set_wakeup_fd(before)
@@ -51,8 +51,8 @@ def ends_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def removed_if_interrupted(path: Path) -> Iterator[None]:
-    """`path` is half written until the block ends, and is removed if Ctrl-C ends the process in it. After an exception
-    the caller removes it."""
+    """Mark `path` as half written until the block ends: it is removed if Ctrl-C ends the process in the block. After an
+    exception the caller removes it."""
     _half_written.add(path)
     try:
         yield
@@ -61,8 +61,8 @@ def removed_if_interrupted(path: Path) -> Iterator[None]:
 
 
 class Processes:
-    """Processes of compilers, each in a group with all that it starts. A context manager: none outlives the block, and
-    none outlives the command where Ctrl-C ends it."""
+    """Compiler processes, each in its own process group with its children. A context manager: no process outlives the
+    block, or the command if Ctrl-C ends it."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[Any]] = set()
@@ -79,7 +79,7 @@ class Processes:
 
     @contextlib.contextmanager
     def running(self, command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-        """A process, which does not outlive this block either. KeyboardInterrupt after `end`."""
+        """Start a process, which does not outlive this block either. KeyboardInterrupt after `end`."""
         with self._lock:
             if self._ended:
                 raise KeyboardInterrupt
@@ -94,7 +94,7 @@ class Processes:
                 self._running.discard(process)
 
     def end(self) -> None:
-        """End all that run, so that whoever waits for one goes on at once; none is started any more."""
+        """End all running processes, so that threads that wait for them continue at once; no more are started."""
         with self._lock:
             self._ended = True
             for process in self._running:
@@ -102,13 +102,13 @@ class Processes:
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
-    if process.returncode is None:  # nobody has waited for it: its number is its own
+    if process.returncode is None:  # not waited for yet, so its id cannot have been reused
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _watch(ear: socket.socket) -> None:
-    """Waits for signals, even while the main thread is in native code."""
+    """Wait for signals, even while the main thread is in native code."""
     with ear:
         while heard := ear.recv(1):
             if heard[0] not in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""For tests of a KV format: whether its reference keeps its word, and the logits that right kernels give over it."""
+"""For tests of a KV format: check its reference, and compute the logits that correct kernels give with it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from .graph.graph import Graph
 
 _LEADING = (5, 3)
-_SAME_CODES = 0.97  # the others lie between two codes, and are rounded by other arithmetic
-_MOST_LOST = 0.7  # of normal vectors, as norms; 2 bits lose 0.33
+_SAME_CODES = 0.97  # other values lie between two codes and may be rounded differently
+_MOST_LOST = 0.7  # relative norm of the error of normal vectors; 2 bits lose 0.33
 
 
 def check_kv_format(form: KVFormat, dim: int = 24) -> None:
-    """ValueError where `encode` and `decode` of vectors of `dim` elements give other shapes or types than `numbers`
-    says, vectors far from those that were given, or a number for NaN."""
+    """Raise ValueError if `encode` and `decode` of vectors of `dim` elements give other shapes or types than `numbers`
+    says, vectors far from the originals, or a number for NaN."""
     x = torch.randn(*_LEADING, dim, generator=torch.Generator().manual_seed(0))
     made = form.encode(x)
     if not (isinstance(made, tuple) and len(made) == 2):
@@ -38,22 +38,22 @@ def check_kv_format(form: KVFormat, dim: int = 24) -> None:
         gives = f"{kept.dtype} {tuple(kept.shape)}"
         raise ValueError(f"{form.name}: decode must give float32 {tuple(x.shape)}, not {gives}")
     if (kept - x).norm() > _MOST_LOST * x.norm():
-        raise ValueError(f"{form.name}: what is kept is far from what was given")
+        raise ValueError(f"{form.name}: decoded vectors are far from the originals")
     x[0, 0, 1] = float("nan")
     if form.kept(x)[0, 0, 1].isfinite():
         raise ValueError(f"{form.name}: NaN is kept as a number")
 
 
 def check_triton_codes(form: KVFormat) -> None:
-    """ValueError where the Triton macros of a format of 8 bits make other codes of vectors than `encode`, read them as
-    other numbers than `decode`, or keep a number for NaN. Codes may be a step apart where a vector lies between two.
+    """Raise ValueError if the Triton macros of an 8-bit format give other codes than `encode`, decode them to other
+    numbers than `decode`, or give a number for NaN. Codes may differ by a step if a value lies between two.
 
     Runs in Triton's interpreter: the environment needs TRITON_INTERPRET=1 before triton is imported (RuntimeError).
     """
     from .backends.triton.cache_check import interpreted_codes
 
     if form.numbers.bits != 8:
-        raise ValueError(f"{form.name}: elements of {form.numbers.bits} bits; only those of 8 are checked so")
+        raise ValueError(f"{form.name}: elements of {form.numbers.bits} bits; this check handles only 8 bits")
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
     x[3], x[5, 7] = 0.0, float("nan")
     sound = torch.arange(16) != 5
@@ -71,11 +71,11 @@ def check_triton_codes(form: KVFormat) -> None:
 
 
 def cached_logits(model: str | Path, ids: Sequence[int], form: str) -> tuple[np.ndarray, np.ndarray]:
-    """The logits [tokens, vocabulary], float32, of a model over caches of the KV format `form`, and over exact ones.
+    """The logits [tokens, vocabulary], float32, of a model with caches of the KV format `form`, and with exact caches.
 
-    model: what `icc compile` takes. ids: the tokens of one text. form: as `--kv-cache` says it. An engine with right
-    kernels is nearer to the first logits than these are to the second. UsageError if there is no such format,
-    UnsupportedModel if icc cannot compile the model.
+    model: a model that `icc compile` takes. ids: the tokens of one text. form: a format's name for `--kv-cache`. An
+    engine with correct kernels is nearer to the first logits than these are to the second. UsageError if there is no
+    such format, UnsupportedModel if icc cannot compile the model.
     """
     from ..passes import pipelines
     from ..passes.base import PassContext

@@ -1,9 +1,9 @@
-"""What numbers of a KV cache can be stored as: the formats by name, with their reference. Not weights': those are
+"""The formats in which a KV cache can store numbers, by name, with their reference. Formats of weights are
 StorageFormats.
 
-A format is one value here, and one in the table of each back end that has kernels for it (`CPU_CACHES`,
-`TRITON_CACHES`). Another package adds its own with `register_kv_format`, or an entry point of `icc.kv_formats`.
-Nothing here imports torch before numbers are coded.
+A format has one entry here, and one in the table of each back end that has kernels for it (`CPU_CACHES`,
+`TRITON_CACHES`). Another package adds its own with `register_kv_format`, or an entry point of `icc.kv_formats`. This
+module imports torch only when numbers are encoded or decoded.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class KVFormat(ABC):
-    """How keys and values are stored. `numbers` has the sizes, and the name that programs know it by.
+    """How keys and values are stored. `numbers` has the sizes, and the name that programs use.
 
-    said: what it takes and loses, for `--help`. options: its names on the command line; its own name where there are
-    none. tolerance: what canaries of right kernels may be off because of it. narrower: the format that --kv-bits tries
-    after it, "" for none. mixed: before they are rounded, vectors go through a Walsh-Hadamard transform, of 64
-    elements at a time and of the powers of two that the rest is a sum of (QuaRot, Ashkboos et al. 2024).
+    said: its memory and loss, for `--help`. options: its names on the command line; its own name if there are none.
+    tolerance: how far canaries of correct kernels may be off because of it. narrower: the format that --kv-bits tries
+    after it, "" for none. mixed: before they are rounded, vectors go through a Walsh-Hadamard transform, on 64 elements
+    at a time, and on powers of two for the rest (QuaRot, Ashkboos et al. 2024).
     """
 
     numbers: KVNumbers
@@ -46,7 +46,7 @@ class KVFormat(ABC):
 
     @property
     def name(self) -> str:
-        """As KVGroup.dtype has it."""
+        """The format's name, which KVGroup.dtype holds."""
         return self.numbers.name
 
     def shares(self, value_dim: int) -> bool:
@@ -56,29 +56,29 @@ class KVFormat(ABC):
         return not self.mixed or value_dim % MIXED_BLOCK == 0
 
     def layer(self, layer: KVLayer) -> KVLayer:
-        """What a layer caches in this format: where it cannot be the beginning of keys, values beside them."""
+        """The layer's cache in this format: if values cannot be the beginning of keys, they are stored separately."""
         return msgspec.structs.replace(layer, shared=layer.shared and self.shares(layer.value_dim))
 
     @abstractmethod
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The elements of vectors float32 [..., dim] as they lie in memory, and what lies beside each vector.
+        """The elements of vectors float32 [..., dim] as memory holds them, and the scales beside each vector.
 
-        Elements: [..., dim], or packed ones as bytes [..., dim / elements per byte, rounded up]. Beside them: float32
-        scales [..., 1], of packed ones float16 scales and centres [..., 2], or None where numbers are not scaled.
+        Elements: [..., dim], or if packed bytes [..., dim / elements per byte, rounded up]. Beside them: float32 scales
+        [..., 1], for packed elements float16 scales and centres [..., 2], or None if numbers are not scaled.
         """
 
     @abstractmethod
     def decode(self, codes: Tensor, beside: Tensor | None, dim: int) -> Tensor:
-        """The vectors float32 [..., dim] that `encode`'s results stand for, as kernels read them. beside: None where
-        there is nothing beside the codes."""
+        """The vectors float32 [..., dim] that kernels read from `encode`'s results. beside: None if the format has no
+        scales."""
 
     def kept(self, x: Tensor) -> Tensor:
-        """What a cache holds of vectors [..., dim] of any float type; float32."""
+        """Vectors [..., dim] of any float type after `encode` and `decode`, float32."""
         return self.decode(*self.encode(x.float()), x.shape[-1])
 
 
 class FloatCache(KVFormat):
-    """Floats as they are."""
+    """Floats without codes."""
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         from .ops.kept import FLOATS
@@ -103,7 +103,8 @@ class Int8Cache(KVFormat):
 
 
 class Float8Cache(KVFormat):
-    """Bytes of e4m3 with a scale. Kernels take 2^-8 of an 8-bit float, and the scale makes up for it."""
+    """Bytes of e4m3 with a scale. Kernels read an 8-bit float as 2^-8 of its value, and the scale compensates for
+    it."""
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         from .ops.kept import e4m3_codes
@@ -118,7 +119,7 @@ class Float8Cache(KVFormat):
 
 
 class MixedCache(KVFormat):
-    """Codes of a mixed vector about a centre of it, several to a byte, with a step and a centre."""
+    """Codes of a mixed vector relative to its centre, several to a byte, with a step and a centre per vector."""
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         from .ops.kept import mixed_codes
@@ -132,8 +133,9 @@ class MixedCache(KVFormat):
         return mixed_values(codes, beside, self.numbers.bits, dim)
 
 
-# Tolerances: in 27 tiny random models, whose attention is sharper than that of trained ones, right caches were off by
-# at most 0.009 (i8), 0.13 (f8), 0.31 (i4) and 0.81 (i2, where only nonsense is told from rounding: 1.4 is chance).
+# Tolerances: in 27 tiny random models, whose attention is sharper than that of trained ones, correct caches were off by
+# at most 0.009 (i8), 0.13 (f8), 0.31 (i4) and 0.81 (i2, where the check only tells nonsense from rounding: 1.4 is
+# chance).
 _KNOWN = (
     FloatCache(KV_NUMBERS["f32"], "4 bytes each", 0.0, narrower="f16"),
     FloatCache(KV_NUMBERS["bf16"], "2 bytes, rounded to 8 bits of precision", 0.02, narrower="i8"),
@@ -154,7 +156,7 @@ _FORMATS: dict[str, KVFormat] = {form.name: form for form in _KNOWN}
 
 
 def register_kv_format(form: KVFormat) -> None:
-    """Add a format; ValueError if there is another of its name, or memory cannot be laid out for it."""
+    """Add a format; ValueError if another format has its name, or its sizes do not allow a memory layout."""
     if form.numbers.problem():
         raise ValueError(f"{form.name}: {form.numbers.problem()}")
     if _FORMATS.setdefault(form.name, form) is not form:
@@ -162,7 +164,7 @@ def register_kv_format(form: KVFormat) -> None:
 
 
 def find_kv_format(name: str) -> KVFormat:
-    """The format that programs know by a name; UsageError if there is none, ExtensionError if it cannot be loaded."""
+    """The format that programs call `name`; UsageError if there is none, ExtensionError if it cannot be loaded."""
     if name not in _FORMATS:
         form = extensions.load(GROUP, name)
         if form is None:
@@ -177,7 +179,7 @@ def find_kv_format(name: str) -> KVFormat:
 
 
 def narrowing(name: str) -> Iterator[KVFormat]:
-    """A format and those that --kv-bits tries beside it, each narrower than the one before."""
+    """A format and the ones that --kv-bits tries as alternatives, each narrower than the one before."""
     while name:
         form = find_kv_format(name)
         yield form
@@ -185,8 +187,8 @@ def narrowing(name: str) -> Iterator[KVFormat]:
 
 
 def cache_options() -> dict[str, str]:
-    """What --kv-cache may say, and what the help says of each. What packages offer is named, and not loaded."""
-    said = {AUTO: "what suits the target: 2 bytes each, of f32 weights on a CPU 4"}
+    """The values of --kv-cache, each with its help text. Formats of other packages are listed but not loaded."""
+    said = {AUTO: "the target's default: 2 bytes each, for f32 weights on a CPU 4"}
     for form in _FORMATS.values():
         own, *others = form.options or (form.name,)
         said |= {own: form.said} | {other: f"the same as {own}" for other in others}

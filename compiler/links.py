@@ -1,16 +1,15 @@
-"""Modelled seconds that ranks take to give each other values, by the rate of the links between them."""
+"""A model of the seconds that ranks need to exchange values, by the rate of the links between them."""
 
 from __future__ import annotations
 
 from .targets import Target
 
-# GPUs, in seconds: until others are seen to have told, and until a ring has begun, and of each of its steps. Set from
-# published timings of NCCL and of one-shot kernels over NVLink; nothing of it was measured by icc.
+# GPUs, in seconds: until signals of others are seen, until a ring has begun, and per step of a ring. Taken from
+# published timings of NCCL and of one-shot kernels over NVLink; icc measured none of them.
 _TOLD, _BEGUN, _STEP = 4e-6, 8e-6, 1e-6
-_SHARE = 0.6  # of a link's rate that reads of one-shot kernels reach; rings reach 0.8
+_SHARE = 0.6  # share of a link's rate that reads of one-shot kernels reach; rings reach 0.8
 _RING_SHARE = 0.8
-# Rings between GPUs that do not see each other's memory, over PCI Express and the host's memory; after published runs
-# of
+# Rings between GPUs that do not see each other's memory, over PCI Express and the host's memory; from published runs of
 # all_reduce_perf: 41 us for 8 bytes on 8 x RTX 4090 (NVIDIA/nccl #1530), 20 of 32 GB/s across a host's bridges
 # (NVIDIA/nccl-tests #178).
 _HOST_STEP, _HOST_SHARE = 2.4e-6, 0.6
@@ -28,24 +27,24 @@ def ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
 
 
 def half_ring_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """What a ring takes to leave each rank its own part of a sum of so many bytes, or to gather the parts again."""
+    """Seconds of a ring that leaves each rank its own part of a sum of `nbytes`, or that gathers the parts."""
     return _BEGUN + (ranks - 1) * _pass_seconds(nbytes / ranks, target)
 
 
 def _pass_seconds(nbytes: float, target: Target) -> float:
-    """A step of a ring, in which each rank passes so many bytes on."""
+    """Seconds of a step of a ring, in which each rank passes on `nbytes`."""
     step, share = (_STEP, _RING_SHARE) if target.sees_others else (_HOST_STEP, _HOST_SHARE)
     return step + nbytes / (target.link * 1e9 * share)
 
 
 def part_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """What a rank takes to read of all others its own part of a sum of so many bytes, or theirs again."""
+    """Seconds that a rank takes to read its own part of a sum of `nbytes` from all others, or to read their parts."""
     return read_seconds(nbytes * (ranks - 1) / ranks, target)
 
 
 def divided_seconds(nbytes: float, ranks: int, target: Target) -> float:
-    """Half of a sum of so many bytes on each rank, which ranks divide, or the gathering of their parts of so many bytes
-    in all: in the faster way that the target has."""
+    """Seconds of half of a sum of `nbytes` on each rank, which ranks divide, or of gathering their parts of `nbytes` in
+    all, in the faster way that the target has."""
     if target.backend == "cpu":
         return part_seconds(nbytes, ranks, target)
     ring = half_ring_seconds(nbytes, ranks, target)

@@ -1,4 +1,4 @@
-"""Merges an adapter into a model that was traced: --lora."""
+"""Merges an adapter into a traced model: --lora."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHECK = "it was made for another model, or its names are others"
 
 
 def read_for(graph: Graph, source: ModelSource, path: Path) -> Adapter:
-    """An adapter for a graph as it was traced, from `source`; AdapterError where it cannot be read."""
+    """Read an adapter for a graph that was traced from `source`; AdapterError if it cannot be read."""
     names = None
     if path.is_file():
         names = names_of(source, {name: tuple(weight.shape) for name, weight in graph.weights.items()})
@@ -40,8 +40,8 @@ def read_for(graph: Graph, source: ModelSource, path: Path) -> Adapter:
 
 
 def merge_from(path: Path, graph: Graph, source: ModelSource, request: CompileRequest, reporter: Reporter) -> Path:
-    """Read an adapter and merge it; the directory with the tokenizer of what that gives, which is the adapter's where
-    it has made the vocabulary another one. Raises as `read_for` and `merge_adapter`."""
+    """Read an adapter and merge it; returns the directory with the tokenizer of the merged model, which is the
+    adapter's if the adapter changed the vocabulary. Raises as `read_for` and `merge_adapter`."""
     before, adapter = graph.info.vocab_size, read_for(graph, source, path)
     given = merge_adapter(graph, adapter, reporter.warn)
     if told := other_base(adapter, published_name(request.options.model)):
@@ -57,15 +57,15 @@ def merge_from(path: Path, graph: Graph, source: ModelSource, request: CompileRe
 
 
 def merge_adapter(graph: Graph, adapter: Adapter, tell: Callable[[str], object] = lambda line: None) -> int:
-    """Change the weights of a graph as it was traced; how many of them came quantized, and no longer are.
+    """Merge an adapter into the weights of a traced graph; returns how many of them came quantized and no longer are.
 
-    Weights stay lazy: what is added is computed when a weight is loaded. tell: is called with what was left out, see
-    `Change.is_idle`. AdapterError naming the first weight that the model does not have, or has in another shape, and
-    for an adapter that counts from some tokens on only.
+    Weights stay lazy: the change is computed when a weight is loaded. tell: called with a line about changes that were
+    left out, see `Change.is_idle`. AdapterError names the first weight that the model lacks or has in another shape; it
+    is also raised for an adapter that acts only from some tokens on.
     """
     if adapter.invocation:
         raise AdapterError(
-            f"{adapter.path}: it counts from its invocation tokens on (aLoRA), so that it cannot be merged",
+            f"{adapter.path}: it acts only after its invocation tokens (aLoRA), so it cannot be merged",
             "make room for it (--adapters), and load it at run time",
         )
     shapes = {name: tuple(weight.shape) for name, weight in graph.weights.items()}
@@ -98,8 +98,8 @@ def merge_adapter(graph: Graph, adapter: Adapter, tell: Callable[[str], object] 
 
 
 def _one_by_one(adapter: Adapter) -> Iterator[tuple[str, Change, bool]]:
-    """(name of a weight, change, whether it is one of all that share the weight): what PEFT's wrapper holds comes
-    first, then what the wrapper makes of it."""
+    """(weight's name, change, whether the change applies to all modules that share the weight): first the weight that
+    PEFT's wrapper holds, then the changes that the wrapper adds."""
     for name, change in adapter.changes.items():
         if change.whole is not None and (change.low_rank is not None or change.rows is not None):
             yield name, Change(whole=change.whole), True
@@ -108,7 +108,8 @@ def _one_by_one(adapter: Adapter) -> Iterator[tuple[str, Change, bool]]:
 
 
 def _meant(graph: Graph, name: str, shared: bool) -> list[tuple[fx.Node, fx.Node]]:
-    """(weight, call) of the calls that see a change; of a tied matrix all, or those of one module."""
+    """(weight, call) of the calls that a change affects: for a tied matrix all calls if `shared`, else those of one
+    module."""
     module = name.rpartition(".")[0]
     readers = list(_readers(graph, name, module))
     if readers and shared:
@@ -122,8 +123,8 @@ def _module(node: fx.Node) -> str:
 
 
 def _readers(graph: Graph, name: str, module: str) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """(weight, call) of every call that reads a weight of that name, or, where that is the same as another's, of the
-    module that should have it."""
+    """(weight, call) of every call that reads the weight `name`; if the graph stores it under the name of a tied
+    weight, of every such call in `module`."""
     known = name in graph.weights
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -134,7 +135,7 @@ def _readers(graph: Graph, name: str, module: str) -> Iterator[tuple[fx.Node, fx
 
 
 def _problem(weight: Weight, change: Change, of_tokens: bool) -> str:
-    """Why a weight cannot change so; "" if it can. of_tokens: it may have more rows, or fewer, than it had."""
+    """Why a change does not fit a weight; "" if it fits. of_tokens: the change may alter the number of rows."""
     shape = list(weight.shape)
     turned = [*shape[:-2], *reversed(shape[-2:])]
     stored = turned if change.transposed else shape
@@ -154,14 +155,14 @@ def _problem(weight: Weight, change: Change, of_tokens: bool) -> str:
 
 
 def _changed(graph: Graph, weight: Weight, change: Change) -> Derived:
-    """The weight as the adapter makes it, in the type that it has; of one that came quantized, in the model's."""
+    """The weight with the adapter merged, in its own dtype; in the model's dtype if it came quantized."""
     dtype = graph.info.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
     shape = tuple(weight.shape if change.whole is None else change.whole.shape)
     return Derived(_changed_by(change, dtype), (weight,), shape, dtype)
 
 
 def _changed_by(change: Change, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """A function of the values of a weight: those that an adapter makes of them, computed in float32."""
+    """A function from the values of a weight to those with the adapter merged, computed in float32."""
 
     def apply(value: Tensor) -> Tensor:
         if value.is_meta:
@@ -189,7 +190,7 @@ def _tensor(values: np.ndarray) -> Tensor:
 
 
 def _add_bias(graph: Graph, users: Sequence[fx.Node], name: str, bias: np.ndarray) -> None:
-    """Add to what the linear layer gives that reads the weight, or a transpose of it."""
+    """Add a bias to the linear layers that read the weight, or a transpose of it."""
     for user in users:
         linears = [user] if user.target is LINEAR else [one for one in user.users if one.target is LINEAR]
         for linear in linears:

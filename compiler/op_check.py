@@ -1,4 +1,4 @@
-"""For tests of an op of another package: whether its kernels for GPUs give what its reference gives, without a GPU."""
+"""For tests of an op of another package: compares its GPU kernels with its reference, without a GPU."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _view = torch.ops.aten.view.default
 
 
 def check_triton_op(op: Op, samples: Iterable[tuple[Any, ...]] | None = None, target: str = "h100") -> None:
-    """ValueError where the Triton kernels of `op`, or those that fusion draws of its `instructions`, give other numbers
-    than its reference: off by more than `op.tolerance` times the largest finite one, or finite where it is not.
+    """Raise ValueError if the Triton kernels of `op`, or those that fusion makes from its `instructions`, differ from
+    its reference: by more than `op.tolerance` times the largest finite number, or finite where the reference is not.
 
-    samples: tuples of the op's arguments; None for those of `set_samples`. Tensors begin with the rows, as many as the
-    first one has, but for `Traits.weights` and, of elementwise ops, those with fewer axes than others or one row.
-    Each runs as a step of a GPU engine for `target` does, as a prompt and as one token of each of several sequences, in
-    Triton's interpreter: the environment needs TRITON_INTERPRET=1 before triton is imported (RuntimeError otherwise).
-    ValueError also for an op that mixes tokens, keeps a state or works on several ranks, and where there is no sample;
-    VerifyError or CodegenError where a kernel is missing or refuses the step.
+    samples: tuples of the op's arguments; None for those of `set_samples`. The first axis of tensors is the rows, as
+    many as the first tensor has, except for `Traits.weights` and, in elementwise ops, tensors with fewer axes than
+    others or one row. EachEach sample runs like a step of a GPU engine for `target`, as a prompt and as one token of
+    each of several sequences, in Triton's interpreter: the environment needs TRITON_INTERPRET=1 before triton is
+    imported (RuntimeError otherwise). ValueError also for an op that mixes tokens, keeps a state or works on several
+    ranks, and if there is no sample; VerifyError or CodegenError if a kernel is missing or refuses the step.
     """
     traits = op.traits
     if traits.mixes_tokens or traits.stateful or traits.collective:
-        raise ValueError(f"{op.name}: rows depend on each other, on a state or on other ranks; it is not checked so")
+        raise ValueError(f"{op.name}: rows depend on each other, on a state or on other ranks; icc cannot check it")
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 in the environment before triton is imported")
     found = list(samples if samples is not None else op.samples() if op.samples else ())
@@ -83,7 +83,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _graph_of(op: Op, arguments: tuple[Any, ...], rows: int, results: int) -> Graph:
-    """One call of the op on rows gathered by token id, with its results side by side as logits [rows, n]."""
+    """A graph of one call of the op on rows gathered by token id, with its results concatenated as logits [rows, n]."""
     info = ModelInfo(op.name, rows, 0, 0, 0, None, torch.float32)
     graph = Graph(fx.Graph(), {}, info, max_seq_len=rows)
     tokens = graph.fx.placeholder("token_ids")

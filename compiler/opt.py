@@ -1,4 +1,4 @@
-"""`icc opt`: passes over one graph, of a checkpoint or of a text file, for whoever writes passes.
+"""`icc opt`: runs passes over one graph, of a checkpoint or of a text file, for authors of passes.
 
 A text file may name the passes itself, after its graph:
 
@@ -6,7 +6,7 @@ A text file may name the passes itself, after its graph:
     graph(%token_ids: i64[T]):
       ...
     -- simplify,fuse-pointwise
-    what the graph was afterwards; this is what a golden test compares
+    the graph after the passes, which a golden test compares
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .graph.printer import print_graph
 from .ops import OPS
 
 MARK = "-- "  # before the passes of a text file
-TOKENS = 13  # of the sequence that compares logits
+TOKENS = 13  # length of the sequence whose logits are compared
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GraphFile:
 
     @classmethod
     def parse(cls, text: str) -> GraphFile:
-        """Split a file; `passes` and `after` are empty where it is just a graph."""
+        """Split a file; `passes` and `after` are empty if the file has only a graph."""
         head, found, tail = text.partition(f"\n{MARK}")
         start = head.find("graph(")
         passes, _, after = tail.partition("\n")
@@ -54,7 +54,7 @@ class GraphFile:
         return cls(head[:start] if start > 0 else "", before.rstrip("\n") + "\n", passes if found else "", after)
 
     def after_passes(self, found: Optimized) -> GraphFile:
-        """The file with the text that a run of its passes gives."""
+        """The file with the text that a run of its passes produced."""
         return replace(self, after=print_graph(found.graph) + found.notes)
 
     def __str__(self) -> str:
@@ -63,11 +63,11 @@ class GraphFile:
 
 @dataclass(frozen=True)
 class Optimized:
-    """A graph after passes.
+    """The result of running passes over a graph.
 
-    difference: max |after - before| / max |before| of the logits, where they were compared; bound: what the passes
-    allow, None where one of them changes numbers on purpose. added: passes that ran because others require what they
-    ensure.
+    difference: max |after - before| / max |before| of the logits, if they were compared; bound: the difference that the
+    passes allow, None if one of them changes numbers on purpose. added: passes that ran because others require facts
+    that they ensure.
     """
 
     graph: Graph
@@ -78,14 +78,14 @@ class Optimized:
 
     @property
     def notes(self) -> str:
-        """What each rewrite did, and why others refused, as lines of comments."""
+        """How often each rewrite fired, and why others refused, as lines of comments."""
         counts = [f"# {name}: {count}\n" for report in self.reports for name, count in report.counts.items()]
         refusals = [f"# {r.rule} refused: {r.reason}\n" for report in self.reports for r in report.refusals if r.reason]
         return "".join([*counts, *dict.fromkeys(refusals)])
 
 
 def is_text(source: Path) -> bool:
-    """Whether a path is a text file of `icc opt`, and no model."""
+    """Whether a path is a text file of `icc opt`, not a model."""
     if not source.is_file() or source.name == "config.json":
         return False
     with source.open("rb") as file:
@@ -107,11 +107,11 @@ def read_graph(source: Path, max_seq_len: int | None = None, task: str = "genera
 def optimize(
     graph: Graph, passes: Sequence[Pass], check: bool = False, compare: bool = False, strict: bool = False
 ) -> Optimized:
-    """Run `passes` in place, each behind those that it requires and that nobody asked for.
+    """Run `passes` in place; each runs after the passes that it requires, which are added if missing.
 
-    check: a second run of each must change nothing. compare: logits before and after. strict: PassError, with the
-    passes that are missing, instead of running them. Passes that calibrate get random tokens. Raises PassError or
-    VerifyError naming the pass; PassError where the logits differ by more than the passes allow.
+    check: a second run of each must change nothing. compare: compare logits before and after. strict: raise PassError
+    naming the missing passes instead of adding them. Passes that calibrate get random tokens. Raises PassError or
+    VerifyError naming the pass, and PassError if the logits differ by more than the passes allow.
     """
     ids = token_ids(graph)
     before = interpret(graph, ids) if compare else None
@@ -152,7 +152,7 @@ def difference(before: Tensor, after: Tensor) -> float:
 
 
 def token_ids(graph: Graph) -> list[int]:
-    """A sequence of random tokens that the graph's embeddings know and its position tables reach."""
+    """A sequence of random tokens within the graph's vocabulary and its position tables."""
     tokens = graph.input("token_ids")
     embedding = OPS["embedding"].overload
     tables = [u.args[1] for u in tokens.users if u.target is embedding and u.args[0] is tokens] if tokens else []
@@ -174,7 +174,7 @@ def explain(reports: Sequence[PassReport], name: str) -> str:
 
 
 def uncalibrated(passes: Sequence[Pass]) -> list[str]:
-    """The names of those passes that calibrate and were given nothing to read."""
+    """The names of passes that calibrate and were given no sequences."""
     return [item.name for item in passes if _calibrated(item, []) is not item]
 
 

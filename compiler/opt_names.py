@@ -1,4 +1,4 @@
-"""The names that `icc opt -p` takes: passes of the graph, and behind them rewrites of its steps. Imports no torch."""
+"""The names that `icc opt -p` takes: passes of the graph, followed by rewrites of its steps. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ STEP_NAMES = ("lower", "fuse-epilogues", "join-adapters", "add-changes", "join-n
 
 
 def split(passes: str) -> tuple[str, tuple[str, ...]]:
-    """The graph's passes of a list, and the step rewrites behind them. UsageError where a pass follows a rewrite."""
+    """Split a list into the graph's passes and the step rewrites that follow. UsageError if a pass follows a
+    rewrite."""
     names = [name.strip() for name in re.split(r",(?![^{]*})", passes)]
     first = next((at for at, name in enumerate(names) if name in STEP_NAMES), len(names))
     late = [name for name in names[first:] if name not in STEP_NAMES]

@@ -28,7 +28,7 @@ from .targets import find_target
 
 @dataclass(frozen=True)
 class Checked(StepRewrite):
-    """A rewrite, a second run of which must find nothing to do; PassError if it does."""
+    """A rewrite that is run twice: PassError if the second run finds something to do."""
 
     item: StepRewrite
 
@@ -48,10 +48,10 @@ class Checked(StepRewrite):
 
 
 def lowered_text(graph: Graph, model: Path, target: str, names: Sequence[str], check: bool = False) -> tuple[str, str]:
-    """The steps after the rewrites `names`, in the compile's order, and a line for each of what it did.
+    """The steps after the rewrites `names`, in the compile's order, and for each a line that says what it did.
 
-    The rest of the graph's pipeline runs first where that is still to do. check: a second run of each must change
-    nothing. UsageError where the target's kernels have no use for a rewrite.
+    First the remaining passes of the graph's pipeline run. check: a second run of each rewrite must change nothing.
+    UsageError if the target's kernels do not use a rewrite.
     """
     options = CompileOptions(model, Path(), target=target)
     backend = backend_for(find_target(target), graph.info.weight_dtype)

@@ -1,4 +1,4 @@
-"""Which options of a compile have a meaning: each by itself, for the target, and beside each other."""
+"""Checks that the options of a compile are valid: each by itself, for the target, and in combination."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .targets import Target, find_target
 if TYPE_CHECKING:
     from .options import CompileOptions
 
-MAX_RANKS, MAX_STAGES = 64, 24  # on CPUs; the latter of several ranks each, see stages.h
+MAX_RANKS, MAX_STAGES = 64, 24  # on CPUs; stages of several ranks each, see stages.h
 
 
 def check_options(options: CompileOptions) -> None:
-    """UsageError for the first option whose value does not exist, or to which the target or another option leaves no
-    meaning; and what the readers of values raise."""
+    """Raise UsageError for the first option whose value does not exist, or which has no effect for the target or with
+    another option. Also raises the errors of the functions that parse values."""
     _choice("--task", options.task, tuple(TASKS))
     find_quantization(options.quant)
     head_format(options.quant_head)
@@ -89,7 +89,7 @@ def _check_isa(options: CompileOptions) -> None:
     isas = find_isas(target.arch, options.isa, options.os)
     if options.ranks > 1 and any(isa.system != LINUX for isa in isas):
         raise UsageError(
-            f"--os {options.os}: several ranks run on Linux alone", "compile for one rank, or leave --os out"
+            f"--os {options.os}: several ranks run only on Linux", "compile for one rank, or leave --os out"
         )
 
 
@@ -177,7 +177,7 @@ def _check_ranks(options: CompileOptions) -> None:
 
 
 def most_ranks(target: Target) -> int:
-    """How many ranks an engine of a target may have."""
+    """The most ranks that an engine of a target may have."""
     return MAX_RANKS if target.backend == "cpu" else MAX_GPUS
 
 
@@ -230,7 +230,7 @@ def _check_task(options: CompileOptions) -> None:
         raise UsageError(f"--schema and --grammar are for answers, and --task {options.task} gives none")
     if options.eviction is not None and options.eviction.chooses and options.prefix:
         raise UsageError(
-            f"--prefix: --kv-policy {options.eviction} gives up tokens by what comes later", "leave one of them out"
+            f"--prefix: --kv-policy {options.eviction} drops tokens depending on later ones", "leave one of them out"
         )
     if options.task != "generate" and options.gate:
         raise UsageError(f"--gate compares predictions, and --task {options.task} makes none", "leave --gate out")

@@ -1,4 +1,4 @@
-"""What a compile is asked to do, as one checked value."""
+"""The options of a compile, as one checked value."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from .targets import find_target
 class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
-    isa: the machines and levels that a CPU engine has libraries for, with commas; None means those of its target's
-    machine, and on Macs those of both. os: the operating systems, with commas; None means Linux. task: "embed" for an
-    engine that makes one vector per prompt of its hidden states. pooling: which of them make it; None means what the
-    checkpoint says. "rerank" for one that scores pairs of texts. quant_head: how the LM head is stored when `quant` is
-    not none. group_size: weights per scale, of the head too; None means 128, or fewer
-    where a layer's width demands it. keep: patterns of linears to leave unquantized. size, bits: what `quant` "auto"
-    may spend, on all weights as the engine stores them: in bytes, or in bits per parameter. kv_bits: what the KV cache
-    may take, in bits per number of a sequence of full length; the types are chosen layer by layer, by what they cost
-    the predictions for the calibration text. kv_policy: which tokens attention goes on reading, see eviction.py: all
-    but "all" lose something. gate: what the engine, kernels included, may lose against the model that it is made of:
-    "ppl=2%" (perplexity rises by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats);
-    GateError if it loses more. passes: passes that run behind those of canonicalize, as `passes.registry.parse_passes`
-    reads them; "" for none. spec: the drafter of speculative decoding, "mtp", "eagle:DIR", "assistant:DIR",
-    "dflash:DIR", "medusa:DIR", "layer-skip:LAYERS", "ngram", "suffix" or "none". spec_guesses: the size of the tree of
-    draft heads at every batch size, instead of what its cost says. deterministic: a request's logits have the same bits
-    whatever else is in its steps; on a CPU they always do. step_kernel: decode steps of one sequence launch a layer's
-    kernels as one, on NVIDIA GPUs. lora: an adapter that is merged first. adapters: see
-    AdapterSlots. tensor_parallel, expert_parallel: processes that run the engine together, each with parts of the
-    weights; where both are given, they are the same ranks. sequence_parallel: what they would all do alike of a prompt
-    is divided by rows. pipeline_parallel: each with some layers. prefix: system prompts, or beginnings of
-    conversations, whose KV the engine has. schema, grammar: what answers follow, so that the first that does waits for
-    nothing. like: an engine of another checkpoint of these shapes; what is written has the weights that differ from
-    its, and takes everything else from it. tune: choose the blocks of CPU products by time, on this machine.
+    isa: the machines and ISA levels that a CPU engine has libraries for, separated by commas; None means all levels of
+    its target's machine, on Macs those of both machines. os: the operating systems, separated by commas; None means
+    Linux. task: "embed" for an engine that makes one vector per prompt from hidden states, "rerank" for one that scores
+    pairs of texts. pooling: how the vector is made; None means as the checkpoint says. quant_head: how the LM head is
+    stored when `quant` is not none. group_size: weights per scale, of the head too; None means 128, or fewer if a
+    layer's width demands it. keep: patterns of linears to leave unquantized. size, bits: the limit for `quant` "auto"
+    on all weights as the engine stores them: in bytes, or in bits per parameter. kv_bits: the limit for the KV cache,
+    in bits per number of a sequence of full length; the types are chosen per layer, by their effect on predictions for
+    the calibration text. kv_policy: which tokens the KV cache keeps, see eviction.py; every policy but "all" loses
+    information. gate: how much worse than its model the engine, kernels included, may be: "ppl=2%" (perplexity rises by
+    at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
+    passes: passes that run after canonicalize, in the syntax of `passes.registry.parse_passes`; "" for none. spec: the
+    drafter of speculative decoding, "mtp", "eagle:DIR", "assistant:DIR", "dflash:DIR", "medusa:DIR",
+    "layer-skip:LAYERS", "ngram", "suffix" or "none". spec_guesses: the size of the tree of draft heads at every batch
+    size, instead of a size chosen by cost. deterministic: the bits of a request's logits do not depend on the rest of
+    its batch; on a CPU they never do. step_kernel: decode steps of one sequence launch a layer's kernels as one, on
+    NVIDIA GPUs. lora: an adapter that is merged first. adapters: see AdapterSlots. tensor_parallel, expert_parallel:
+    the number of processes that run the engine together, each with parts of the weights; if both are given, they are
+    the same ranks. sequence_parallel: work on a prompt that all ranks would repeat is divided by rows.
+    pipeline_parallel: the number of stages, each with some layers. prefix: system prompts, or beginnings of
+    conversations, whose KV the engine holds. schema, grammar: forms of answers, compiled in advance so that the first
+    such request does not wait. like: an engine of another checkpoint with these shapes; the output has only the weights
+    that differ from that engine's and takes everything else from it. tune: choose the blocks of CPU products by time,
+    on this machine.
     """
 
     model: Path
@@ -252,7 +253,7 @@ class CompileOptions:
     tune: bool = setting(
         False, "Choose CPU kernels by time on this machine (--target native; takes a minute or two).", calibration=False
     )
-    seed: int = setting(0, "Of everything that is drawn.")
+    seed: int = setting(0, "Seed of all random choices.")
     passes: str = setting("", "Passes of packages to run after canonicalize.", metavar="PASS[,PASS]", unset="none")
     dump_passes: Path | None = setting(
         None, "Write the graph after each pass here.", metavar="DIR", unset="no", engine=False
@@ -262,16 +263,16 @@ class CompileOptions:
     def __post_init__(self) -> None:
         self._resolve_target()
         check_options(self)
-        object.__setattr__(self, "kv_policy", ALL if self.eviction is None else str(self.eviction))  # as written out
+        object.__setattr__(self, "kv_policy", ALL if self.eviction is None else str(self.eviction))  # the option's text
 
     @cached_property
     def eviction(self) -> Eviction | None:
-        """What kv_policy says, read; None where the cache keeps all tokens."""
+        """The parsed kv_policy; None if the cache keeps all tokens."""
         return read_eviction(self.kv_policy)
 
     @cached_property
     def adapter_slots(self) -> AdapterSlots | None:
-        """What --adapters says, read; None for no room."""
+        """The parsed --adapters; None for no slots."""
         return None if self.adapters is None else read_adapter_slots(self.adapters)
 
     @property
@@ -285,7 +286,8 @@ class CompileOptions:
 
 
 def default_output(model: Path) -> Path:
-    """model/, model.gguf or model.onnx -> model.engine beside it; a name on the hub, ORG/NAME -> NAME.engine here."""
+    """The default output: model.engine beside model/, model.gguf or model.onnx; for a name on the hub, ORG/NAME,
+    NAME.engine in the current directory."""
     if is_hub_name(model):
         return Path.cwd() / (model.name.partition("@")[0] + ".engine")
     resolved = model.resolve()

@@ -1,4 +1,4 @@
-"""What went into an engine: a bill of materials and its provenance, as files beside the manifest, and a compile again.
+"""The inputs of an engine: a bill of materials and its provenance, as files beside the manifest, and a rebuild.
 
 Formats: CycloneDX 1.6 (ECMA-424); in-toto's Statement v1 with SLSA's provenance v1 (https://slsa.dev/spec/v1.0/provenance).
 Nothing in them depends on time or place.
@@ -33,20 +33,20 @@ _LICENCE = re.compile(r"\A---\n(?:.*\n)*?license:\s*['\"]?([\w.+-]+)['\"]?\s*\n(
 
 def write_sbom(engine: Path, model: Path) -> None:
     """Put a CycloneDX bill of materials beside the manifest. model: the checkpoint that it was compiled from.
-    EngineFormatError and its kinds for the engine, UsageError for a model that is not there."""
+    EngineFormatError or a subclass for the engine, UsageError for a model that does not exist."""
     container, manifest = open_verified(engine)
     put_beside(container, {SBOM_FILE: _json(sbom(_text(engine_name(engine.resolve())), manifest, model))})
 
 
 def write_provenance(engine: Path, model: Path) -> None:
-    """Put an in-toto statement beside the manifest: which files and options it was compiled from. Raises as
+    """Put an in-toto statement beside the manifest: the files and options that the engine was compiled from. Raises as
     `write_sbom`."""
     container, manifest = open_verified(engine)
     put_beside(container, {PROVENANCE_FILE: _json(provenance(container, manifest, model))})
 
 
 def sbom(name: str, manifest: Manifest, model: Path) -> dict[str, Any]:
-    """The bill of materials of the engine of that name."""
+    """The bill of materials of the engine `name`."""
     inputs = input_digests(model)
     licence = licence_of(model)
     checkpoint = {"type": "machine-learning-model", "bom-ref": "checkpoint", "name": _text(model.resolve().name)}
@@ -111,7 +111,7 @@ def provenance(container: Container, manifest: Manifest, model: Path) -> dict[st
 
 
 def input_digests(model: Path) -> dict[str, str]:
-    """The sha256 of every file of a model, by name; see `_text`. UsageError if it is not there."""
+    """The sha256 of every file of a model, by name; see `_text`. UsageError if the model does not exist."""
     if not model.exists():
         raise UsageError(f"--model {model} does not exist", "give the checkpoint that the engine was compiled from")
     folder = model.parent if model.is_file() else model
@@ -123,7 +123,7 @@ def input_digests(model: Path) -> dict[str, str]:
 
 
 def licence_of(model: Path) -> str:
-    """What the checkpoint's model card says its licence is; "" where it does not say."""
+    """The licence that the checkpoint's model card states; "" if it states none."""
     card = (model.parent if model.is_file() else model) / "README.md"
     if not card.is_file():
         return ""
@@ -133,8 +133,8 @@ def licence_of(model: Path) -> str:
 
 def rebuild(engine: Path, model: Path, given: Mapping[str, Any], reporter: Reporter) -> None:
     """Compile a model as an engine was compiled, with its prompts and forms, and compare. given: see `options_again`.
-    RebuildError names what differs: an input, if the engine has a provenance, or a file of the engine. What
-    `options_again` and a compile raise."""
+    RebuildError names what differs: an input, if the engine has a provenance, or a file of the engine. Also raises the
+    errors of `options_again` and of a compile."""
     container, manifest = open_verified(engine)
     if manifest.base is not None:
         raise UsageError(f"{engine} is a delta", "rebuild its base; a refit with the same checkpoint gives the rest")
@@ -163,8 +163,8 @@ def rebuild(engine: Path, model: Path, given: Mapping[str, Any], reporter: Repor
 
 
 def _stated_inputs(container: Container) -> dict[str, str]:
-    """The digests that the provenance of an engine states, by name. EngineFormatError where it is damaged: no digest
-    holds for it."""
+    """The digests that the provenance of an engine states, by name. EngineFormatError if the provenance, which no
+    digest covers, is damaged."""
     try:
         statement = json.loads(container.read(PROVENANCE_FILE))
         stated = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
@@ -183,13 +183,14 @@ def _check_inputs(wanted: Mapping[str, str], found: Mapping[str, str]) -> None:
 
 
 def _ref(name: str) -> str:
-    """What a file of the checkpoint is referred to by: it may be called as something else is, such as "engine"."""
+    """The reference of a file of the checkpoint, distinct from other references: a file may have a name such as
+    "engine"."""
     return f"file:{name}"
 
 
 def _text(name: str) -> str:
-    """The name of a file as text: bytes that are no UTF-8 become escapes ("\\xff"), because readers of JSON, such as
-    in-toto's, refuse half surrogates."""
+    """The name of a file as text: bytes that are not UTF-8 become escapes ("\\xff"), because readers of JSON, such as
+    in-toto's, refuse lone surrogates."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""An engine in its other form: a directory as one file, one file as a directory. What is written is verified first."""
+"""Converts engines between a directory and one file. The engine is verified before it is written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .errors import UsageError
 
 
 def pack_engine(engine: Path, output: Path, force: bool = False) -> None:
-    """Write an engine to one file. EngineFormatError and its kinds where it is damaged; OutputExistsError, WriteError
-    as a compile; UsageError for a name that one-file engines do not have."""
+    """Write an engine to one file. EngineFormatError or a subclass if it is damaged; OutputExistsError and WriteError
+    as in a compile; UsageError if the output does not have the suffix of one-file engines."""
     if output.suffix != ONE_FILE:
         raise UsageError(f"-o {output}: a one-file engine's name ends in {ONE_FILE}", f"-o {output.stem}{ONE_FILE}")
     check_output(output, force)
@@ -27,7 +27,7 @@ def pack_engine(engine: Path, output: Path, force: bool = False) -> None:
 
 
 def pack_layout(engine: Path, output: Path, force: bool = False) -> None:
-    """Write an engine as an OCI image layout. Raises as `pack_engine`; --force replaces layouts alone."""
+    """Write an engine as an OCI image layout. Raises as `pack_engine`; --force replaces only layouts."""
     check_output(output, force, is_layout, "--oci")
     engine = engine_in(engine)
     [(_, manifest), *_] = verify_all(engine)
@@ -37,7 +37,8 @@ def pack_layout(engine: Path, output: Path, force: bool = False) -> None:
 
 
 def unpack_engine(engine: Path, output: Path, force: bool = False) -> None:
-    """Write an engine to a directory. Raises as `pack_engine`, and UsageError for a name of one-file engines."""
+    """Write an engine to a directory. Raises as `pack_engine`, but UsageError if the output has the suffix of one-file
+    engines."""
     if output.suffix == ONE_FILE:
         raise UsageError(f"-o {output}: {ONE_FILE} is the suffix of one-file engines", "give another name")
     check_output(output, force)

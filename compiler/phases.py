@@ -24,16 +24,16 @@ from .program.rewrites import LOWER, RewriteReport
 from .program.steps_text import steps_text
 
 _LAYER = re.compile(r"^(?:.*?\.)?(\d+)(?:\.|$)")
-# Numbers that may be a layer's own, such as its number.
+# Numbers that may differ between equal layers, such as the layer's number.
 _OWN = re.compile(r"(?<=, )-?[\d.e-]+(?=[,)])|(?<=\{layer=)\d+")
-_MOST_KINDS = 12  # of layers that are told of; a model has one to three, with formats by layer more
+_MOST_KINDS = 12  # kinds of layers that are reported; a model has one to three, more if formats differ by layer
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers whose graphs are alike, and that of the first: a line per call, `%number = op(arguments): type`.
+    """Layers with equal graphs, and the graph of the first: a line per call, `%number = op(arguments): type`.
 
-    What a layer reads of others is %in; the names of weights and modules are those in the layer.
+    Values from other layers are shown as %in; the names of weights and modules are relative to the layer.
     """
 
     layers: list[int]
@@ -51,9 +51,9 @@ class PhaseSnapshot:
 
 
 class Phases:
-    """Runs phases over a graph. `reports` has what the passes did, `stages` the graph as it was traced and after each
-    phase that had passes; caches: what --kv-bits has chosen. dump: where the graph after each pass is written, a folder
-    per phase."""
+    """Runs phases over a graph. `reports` has the passes' reports, `stages` the graph as traced and after each phase
+    that had passes; caches: the choice of --kv-bits. dump: the directory to which the graph is written after each pass,
+    with a folder per phase."""
 
     def __init__(self, graph: Graph, context: PassContext, dump: Path | None = None) -> None:
         self._graph, self._context, self._dump = graph, context, dump
@@ -63,16 +63,16 @@ class Phases:
 
     @property
     def allocation(self) -> Allocation | None:
-        """What --quant auto has chosen; None without it."""
+        """The choice of --quant auto; None for other quantization."""
         return self._context.allocation
 
     @property
     def records(self) -> list[QuantRecord]:
-        """What quantization did to each weight."""
+        """The records of quantization, one per weight."""
         return self._context.quant_records
 
     def observe(self, report: RewriteReport, program: Program) -> None:
-        """Take in what the lowering, or a rewrite of the steps that it made, did."""
+        """Record the report of the lowering, or of a rewrite of its steps."""
         counts = {report.name: report.count} if report.count and report.name != LOWER else {}
         number = sum(done.phase == LOWER for done in self.reports)
         self.reports.append(PassReport(report.name, report.seconds, bool(counts), counts, (), report.steps, LOWER))
@@ -90,7 +90,7 @@ class Phases:
 
 
 def stage_of(graph: Graph, name: str) -> PhaseSnapshot:
-    """The graph as a stage of its compile."""
+    """A snapshot of the graph after a stage of its compile."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     ops = Counter(target_name(node.target) for node in calls)
     layers: dict[int, list[fx.Node]] = defaultdict(list)
@@ -109,7 +109,8 @@ def stage_of(graph: Graph, name: str) -> PhaseSnapshot:
 
 
 def layer_of(node: fx.Node) -> int | None:
-    """The layer that a node's module tells; None for one of none. A part of a result is where the result is."""
+    """The layer in the name of a node's module; None if it names none. A getitem belongs to the layer of its
+    operand."""
     if node.target is operator.getitem:
         node = node.args[0]  # type: ignore[assignment]
     found = _LAYER.match(node.meta.get("module", ""))

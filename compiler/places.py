@@ -1,4 +1,4 @@
-"""Where icc keeps what it can make again."""
+"""The directory for files that icc can make again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """icc's own directory in the user's cache directory, as the XDG specification has it."""
+    """icc's own directory in the user's cache directory, by the XDG specification."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "icc"

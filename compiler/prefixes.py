@@ -1,4 +1,4 @@
-"""Prompts that an engine is compiled with: which of --prefix and of an earlier engine, and their KV."""
+"""Prompts that an engine is compiled with: those of --prefix and of an earlier engine, and their KV."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .targets import Target
 def compiled_prompts(
     prompts: Sequence[PromptTokens], kept: EarlierEngine | None, lowered: Lowered, limits: Limits, reporter: Reporter
 ) -> list[CompiledPrompt]:
-    """The prompts whose KV the engine has: those of the engine whose prompts it keeps, if that is not None, and those
-    of --prefix. UsageError for one that does not fill a block of the engine's cache, or a sequence."""
+    """The prompts whose KV the engine is to hold: those of `kept` if it is not None, and those of --prefix. UsageError
+    for a prompt that does not fill a block of the engine's cache, or does not fit a sequence."""
     multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
     found = [] if kept is None else kept.prompts()
     for prompt in prompts:
@@ -48,7 +48,8 @@ def compiled_prompts(
 def write_prompts(
     manifest: Manifest, prompts: Sequence[CompiledPrompt], stage: Path, target: Target, reporter: Reporter
 ) -> Manifest:
-    """Compute and write the KV of prompts, where the engine runs here; else it does so when it is loaded."""
+    """Compute and write the KV of prompts, if the engine can run on this machine; else the engine does so when it is
+    loaded."""
     if not prompts:
         return manifest
     with reporter.stage("prompts"):

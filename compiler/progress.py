@@ -1,4 +1,4 @@
-"""How a compile tells what it is doing: an interface, and the one of calls from Python."""
+"""Progress reports of a compile: the interface, and the reporter for calls from Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("icc.compile")
 
 
 class Reporter:
-    """Hears of stages, of progress within them, and of warnings; times the stages. A context manager."""
+    """Receives stages, progress within them, and warnings; times the stages. A context manager."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -27,11 +27,11 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The compile has ended, well or not."""
+        """Called when the compile has ended, with or without an error."""
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """A named part of the compile; OutOfMemory where memory ran out in it."""
+        """A named part of the compile; OutOfMemory if memory runs out in it."""
         start = time.perf_counter()
         self.enter(name)
         try:
@@ -44,22 +44,23 @@ class Reporter:
         self.leave(name, self.seconds[name])
 
     def enter(self, name: str) -> None:
-        """A stage begins."""
+        """Called when a stage begins."""
 
     def leave(self, name: str, seconds: float) -> None:
-        """A stage has ended well."""
+        """Called when a stage has ended without an error."""
 
     def progress(self, text: str, done: int, total: int) -> None:
-        """`done` of `total` of the current stage is done, counted by what it costs; now it is `text`."""
+        """Called when `done` of `total` of the current stage is done, in units of its cost; `text` names the current
+        work."""
 
     def warn(self, text: str) -> None:
-        """Something that the user should know."""
+        """Called with a warning for the user."""
 
 
 @dataclass(frozen=True)
 class CompileProgress:
-    """Where a compile is: its stage, what it works on there, how much of the stage is done (0 to 1, None: not known),
-    the seconds that the stage has taken, and those that it may still take (None: not known)."""
+    """The progress of a compile: its stage, the current work, the share of the stage that is done (0 to 1, None: not
+    known), the seconds that the stage has taken, and those that it may still take (None: not known)."""
 
     stage: str
     text: str
@@ -69,7 +70,8 @@ class CompileProgress:
 
 
 class LoggingReporter(Reporter):
-    """For calls from Python: stages and warnings go to the logger "icc.compile", progress to `heard` if it is given."""
+    """The reporter for calls from Python: it sends stages and warnings to the logger "icc.compile", and progress to
+    `heard` if it is given."""
 
     def __init__(self, heard: Callable[[CompileProgress], object] | None = None) -> None:
         super().__init__()
@@ -100,6 +102,6 @@ class LoggingReporter(Reporter):
 
 
 def _is_memory(error: Exception) -> bool:
-    """Whether an error says that memory ran out; torch's allocators say it in a RuntimeError."""
+    """Whether an error means that memory ran out; torch's allocators raise a RuntimeError for that."""
     text = str(error)
     return isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text

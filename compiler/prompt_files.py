@@ -1,4 +1,4 @@
-"""Files that an engine is compiled with: system prompts, whose KV it has, and forms of answers."""
+"""Files that an engine is compiled with: system prompts, whose KV it holds, and forms of answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class PromptFile:
-    """What --prefix names: a text, or messages of a conversation, each with role and content."""
+    """A file of --prefix: a text, or messages of a conversation, each with role and content."""
 
     path: Path
     text: str
@@ -21,12 +21,12 @@ class PromptFile:
 
     @property
     def option(self) -> str:
-        """As the user gave it."""
+        """The option as the user gave it."""
         return f"--prefix {self.path}"
 
 
 def read_prompt_file(path: Path) -> PromptFile:
-    """A file of --prefix: messages if it ends in .json, else a text. UsageError says what is wrong with it."""
+    """Read a file of --prefix: messages if it ends in .json, else a text. UsageError says what is wrong with it."""
     text = read_text(path)
     if not text.strip():
         raise UsageError(f"--prefix {path} is empty")
@@ -50,7 +50,7 @@ def _is_message(found: object) -> bool:
 
 @dataclass(frozen=True)
 class FormFile:
-    """What --schema or --grammar names. schema: of a grammar, None."""
+    """A file of --schema or --grammar. schema: None for a grammar."""
 
     path: Path
     kind: Literal["schema", "grammar"]
@@ -59,13 +59,13 @@ class FormFile:
 
     @property
     def option(self) -> str:
-        """As the user gave it."""
+        """The option as the user gave it."""
         return f"--{self.kind} {self.path}"
 
 
 def read_form_file(path: Path, kind: Literal["schema", "grammar"]) -> FormFile:
-    """A file of --schema, which is JSON, or of --grammar, in Lark's or llama.cpp's notation. UsageError says what is
-    wrong with it."""
+    """Read a file of --schema, which is JSON, or of --grammar, in Lark's or llama.cpp's notation. UsageError says what
+    is wrong with it."""
     text = read_text(path)
     if not text.strip():
         raise UsageError(f"--{kind} {path} is empty")
@@ -82,7 +82,7 @@ def read_form_file(path: Path, kind: Literal["schema", "grammar"]) -> FormFile:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The token ids with which every prompt begins that begins with a file."""
+    """The token ids that begin every prompt which begins with a file."""
 
     source: str
     kind: Literal["system", "messages", "text"]

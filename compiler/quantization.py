@@ -1,4 +1,4 @@
-"""What --quant and --quant-head stand for: a method and a storage format. The only list of them.
+"""The values of --quant and --quant-head: each is a method and a storage format. The only list of them.
 
 Another package adds its own with `register_quantization`, or an entry point of `icc.quantizations`.
 """
@@ -11,19 +11,19 @@ from ..runtime import extensions
 from .errors import ExtensionError, UsageError
 
 GROUP = "icc.quantizations"  # entry points of other packages: a Quantization by its name
-GROUPS = (128, 64, 32, 16)  # values per scale that kernels have
-ROWS8 = "q4a8"  # the format of codes of 4 bits that rows of 8 may meet
-METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smooth")  # that a format of another package can be chosen with
+GROUPS = (128, 64, 32, 16)  # values per scale that kernels support
+ROWS8 = "q4a8"  # the 4-bit format that may be multiplied with rows of 8 bits
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smooth")  # methods that can be used with a format of another package
 
 
 @dataclass(frozen=True)
 class Quantization:
     """How the weights of a compile are quantized.
 
-    method: the pass that chooses the codes, "rtn" for quantize-rtn; "awq+gptq" for the scales of the one and the codes
-    of the other. format: what it stores, by the name that `find_format` knows. summary: what help says of it.
-    encoding: the format where an engine for CPUs only ever computes many tokens at a time, "" for the same. on_cpu: the
-    format in all engines for CPUs, "" for the same.
+    method: the pass that chooses the codes, "rtn" for quantize-rtn; "awq+gptq" for the scales of awq and the codes of
+    gptq. format: the storage format, by its name for `find_format`. summary: the help text. encoding: the format in
+    engines for CPUs that always compute many tokens at a time, "" for `format`. on_cpu: the format in all engines for
+    CPUs, "" for `format`.
     """
 
     method: str
@@ -34,12 +34,12 @@ class Quantization:
 
     @property
     def calibrated(self) -> bool:
-        """Whether the method reads text, to see what activations are."""
+        """Whether the method reads calibration text to measure activations."""
         return self.method != "rtn"
 
     @property
     def grouped(self) -> bool:
-        """Whether --group-size says how many weights share a scale."""
+        """Whether --group-size sets how many weights share a scale."""
         return self.format in ("q4", "q8", "nf4", ROWS8)
 
     def stored(self, cpu: bool, encodes: bool) -> str:
@@ -74,19 +74,19 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
     ),
     "auto": Quantization("auto", "q4", "the bits that pay, by weight, within --size or --bits"),
 }
-SPARSE = ("2:4", "sparse", "sparsegpt", "wanda", "magnitude")  # what one may ask for and icc has not
+SPARSE = ("2:4", "sparse", "sparsegpt", "wanda", "magnitude")  # names that users may try and that icc does not have
 _NOT_SPARSE = (
     "icc has no sparse weights: 2:4 by SparseGPT raised perplexity by 23 % at 9 bits per weight, where 8 bits lose "
     "nothing and are multiplied as fast (docs/quantization.md)"
 )
 _HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
 _HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}
-_OTHERS: dict[str, Quantization] = {}  # of other packages
+_OTHERS: dict[str, Quantization] = {}  # values of other packages
 
 
 def register_quantization(name: str, found: Quantization) -> None:
-    """Add a value of --quant, and of --quant-head for its format. ValueError if the name is taken, or the method is
-    none of METHODS."""
+    """Add a value of --quant, and of --quant-head for its format. ValueError if the name is taken, or the method is not
+    one of METHODS."""
     if found.method not in METHODS:
         raise ValueError(f"the method {found.method!r} is none of {', '.join(METHODS)}")
     if name in QUANTIZATIONS or _OTHERS.setdefault(name, found) is not found:
@@ -94,8 +94,8 @@ def register_quantization(name: str, found: Quantization) -> None:
 
 
 def find_quantization(name: str) -> Quantization | None:
-    """What a value of --quant stands for; None for "none". UsageError if it is unknown, ExtensionError if what another
-    package has by that name cannot be loaded, or is no Quantization."""
+    """The Quantization of a value of --quant; None for "none". UsageError if it is unknown, ExtensionError if another
+    package's entry of that name cannot be loaded or is not a Quantization."""
     if name in QUANTIZATIONS:
         return QUANTIZATIONS[name]
     if name not in _OTHERS:
@@ -114,8 +114,7 @@ def find_quantization(name: str) -> Quantization | None:
 
 
 def head_format(name: str) -> str | None:
-    """The storage format that a value of --quant-head stands for; None leaves the head as it is. UsageError if it is
-    unknown."""
+    """The storage format of a value of --quant-head; None leaves the head as stored. UsageError if it is unknown."""
     if name in _HEAD_FORMATS:
         return _HEAD_FORMATS[name]
     if name not in _other_names():
@@ -130,7 +129,7 @@ def _other_names() -> list[str]:
 
 
 def explained() -> dict[str, str]:
-    """The values of --quant and what they mean. What packages offer is named, and not loaded."""
+    """The values of --quant and their help texts. Values of other packages are listed but not loaded."""
     texts = {name: "as in the checkpoint" if found is None else found.summary for name, found in QUANTIZATIONS.items()}
     read = {name for name, found in QUANTIZATIONS.items() if found is not None and found.calibrated}
     texts |= {name: "of another package" for name in _other_names()}
@@ -138,5 +137,5 @@ def explained() -> dict[str, str]:
 
 
 def heads_explained() -> dict[str, str]:
-    """The values of --quant-head and what they mean."""
+    """The values of --quant-head and their help texts."""
     return _HEADS | {name: f"as --quant {name} stores weights" for name in _other_names()}

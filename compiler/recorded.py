@@ -1,7 +1,7 @@
-"""The options of a compile as its engine records them, and a compile with them again.
+"""The options of a compile as its engine records them, and their reuse for another compile.
 
-report.json has those that are not as by default. A file or directory is recorded by its content, not by where it lay:
-equal compiles give equal engines. Whoever compiles again has to give it again.
+report.json has the options that differ from their defaults. A file or directory is recorded by its content, not by its
+path, so that equal compiles give equal engines; a later compile must be given it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GIVEN = ("calib", "gate_text", "lora", "spec")  # options that may name a file
 
 
 def recorded(options: CompileOptions) -> dict[str, Any]:
-    """The options that decide what an engine is, and are not as by default, as plain values by name."""
+    """The options that decide an engine's content and differ from their defaults, as plain values by name."""
     return {
         name: value
         for name, value in stated(options).items()
@@ -30,7 +30,7 @@ def recorded(options: CompileOptions) -> dict[str, Any]:
 
 
 def recorded_in(engine: Engine) -> dict[str, Any] | None:
-    """What `recorded` gave for an engine; None of one whose report does not have it."""
+    """The result of `recorded` in an engine's report; None if the report does not have it."""
     if REPORT_FILE not in engine.manifest.files:
         return None
     return json.loads(engine.files.read(REPORT_FILE)).get("options")
@@ -38,7 +38,8 @@ def recorded_in(engine: Engine) -> dict[str, Any] | None:
 
 def options_again(engine: Engine, model: Path, output: Path, given: Mapping[str, Any]) -> CompileOptions:
     """The options that an engine was compiled with, for another model and output. given: files that they name, by the
-    names of GIVEN. UsageError for one that is missing, that the engine has not used, or if nothing is recorded."""
+    names of GIVEN. UsageError for a file that is missing or that the engine has not used, or if no options are
+    recorded."""
     if (facts := recorded_in(engine)) is None:
         raise _unknown(engine)
     for name in GIVEN:
@@ -55,7 +56,7 @@ def options_again(engine: Engine, model: Path, output: Path, given: Mapping[str,
 
 
 def flag(name: str) -> str:
-    """An option as the command line has it."""
+    """The name of an option on the command line."""
     return "--" + name.replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""New weights for an existing engine, whose program and kernels stay: in its place, or as a delta beside it."""
+"""Puts new weights into an existing engine, whose program and kernels do not change: in its place, or as a delta."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .recorded import GIVEN, flag, options_again, recorded
 def check_refit(
     engine: Path, checkpoint: Path, output: Path | None, force: bool, given: Mapping[str, Any]
 ) -> tuple[EarlierEngine, CompileOptions]:
-    """The engine, opened and verified, and the options of a compile of CHECKPOINT as it was compiled, to `output` or in
-    its place. given: files that those options name, see `options_again`. What that and `open_engine` raise."""
+    """The engine, opened and verified, and the options to compile `checkpoint` in the same way, to `output` or, if it
+    is None, in the engine's place. given: files that those options name, see `options_again`. Raises the errors of
+    `options_again` and `open_engine`."""
     if output is not None:
         check_output(output, force)
     earlier = open_earlier(engine)
@@ -27,10 +28,10 @@ def check_refit(
 
 def as_delta(options: CompileOptions) -> tuple[EarlierEngine, CompileOptions]:
     """The engine of --like, opened and verified, and the options that it was compiled with for this model. UsageError
-    where `options` say otherwise; and what `options_again` and `open_engine` raise."""
+    if `options` contradict them; also raises the errors of `options_again` and `open_engine`."""
     assert options.like is not None
     base, output = options.like.resolve(), options.output.resolve()
-    if output == base or output in base.parents:  # the latter where the base is one target of several
+    if output == base or output in base.parents:  # the latter if the base is one target of several
         raise UsageError(f"-o {options.output} is the engine of --like, which the delta needs", "another path with -o")
     asked = recorded(options)
     earlier = open_earlier(options.like, as_base=True)

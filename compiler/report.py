@@ -1,6 +1,6 @@
-"""What the compiler did, for report.json, the manifest and the summary.
+"""The report of a compile, for report.json, the manifest and the summary.
 
-It holds no times: equal compiles report equally.
+It holds no times: equal compiles give equal reports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .weights.handles import QuantizedWeight, pieces_of
 
 @dataclass(frozen=True)
 class RooflineRow:
-    """Work of all calls of one op in one step. `seconds` is the bound of the target's bandwidth and peak."""
+    """Work of all calls of one op in one step. `seconds` is the lower bound by the target's bandwidth and peak."""
 
     op: str
     calls: int
@@ -43,7 +43,7 @@ class RooflineRow:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """The roofline of each of some layers that are alike; `layers` is empty for what belongs to none."""
+    """The roofline of each of several equal layers; `layers` is empty for calls that belong to no layer."""
 
     layers: list[int]
     rows: list[RooflineRow]
@@ -51,14 +51,13 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: what the
-    roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. refused:
-    tilings of GPU kernels that a check refused, and why. launched: kernels that --step-kernel left as launches of
-    their own, and why. tuned: blocks of the CPU products that --tune chose instead of
-    the default. allocation: what --quant auto chose, and what else there
-    was; see Allocation. caches: what --kv-bits chose, likewise; bytes are of a sequence of full length.
-    options: those that are not as by default; see recorded.py. model: of an engine with room for adapters, what was
-    compiled, see `published_name`; else ""."""
+    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: the
+    figures behind the roofline, in GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. refused:
+    tilings of GPU kernels that a check refused, and why. launched: kernels that --step-kernel left as separate
+    launches, and why. tuned: blocks of the CPU products that --tune chose instead of
+    the default. allocation: the choice of --quant auto and its alternatives; see Allocation. caches: the same for
+    --kv-bits; bytes are of a sequence of full length. options: those that differ from their defaults; see recorded.py.
+    model: for an engine with adapter slots, the model that was compiled, see `published_name`; else ""."""
 
     target: str
     quant: str
@@ -90,7 +89,7 @@ class CompileReport:
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
-        """report.json."""
+        """The content of report.json."""
         facts = asdict(self)
         facts.pop("engine_bytes")
         for name in ("given", "allocation", "caches", "model", "refused", "launched"):
@@ -108,7 +107,7 @@ def make_report(
     profile: Profile,
     tuned: list[str],
 ) -> CompileReport:
-    """Collect the facts; weights must have been packed, so that their errors are known."""
+    """Collect the facts; weights must be packed already, so that their errors are known."""
     weight_bytes = graph.ranks // graph.stages * sum(w.nbytes for w in program.stored.values())
     fused: Counter[str] = Counter()
     for report in phases.reports:
@@ -143,7 +142,7 @@ def make_report(
 
 
 def _given(graph: Graph) -> dict[str, int]:
-    """Weights by the format that the checkpoint has them in."""
+    """The number of weights by the format that they have in the checkpoint."""
     names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     kinds = [pieces_of(graph.weights[name]) for name in sorted(names)]
     given = [w.storage.name for weights in kinds for w in weights if isinstance(w, QuantizedWeight) and w.given]
@@ -163,7 +162,7 @@ def _pass_facts(report: PassReport) -> dict[str, Any]:
 
 
 def _by_layer(graph: Graph, target: Target, profile: Profile, tokens: int) -> list[LayerRows]:
-    """The roofline of each layer, and of what belongs to none; layers that are alike together."""
+    """The roofline of each layer, and of calls that belong to no layer; equal layers are combined."""
     nodes: dict[int | None, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         nodes[layer_of(node)].append(node)
@@ -199,7 +198,8 @@ def _roofline(
 
 
 def node_cost(graph: Graph, node: fx.Node, counts: Mapping[str, int], profile: Profile) -> Cost | None:
-    """The work of one node for so many rows of each kind, weights as a back end stores them; None: it has no cost."""
+    """The work of one node for `counts` rows of each kind, with weights as a back end stores them; None if the node has
+    no cost."""
     op = op_of(node.target)
     if op is None or op.cost is None:
         return None
@@ -220,7 +220,7 @@ def token_seconds(target: Target, profile: Profile) -> Callable[[Graph, fx.Node]
 
 
 def _streams(traits: Traits) -> bool:
-    """Whether each call reads the op's whole weight, as it is stored."""
+    """Whether each call reads the op's whole weight in its stored form."""
     return bool(traits.product and traits.absorbs)
 
 
@@ -236,7 +236,7 @@ def _argument(graph: Graph, arg: Any, counts: Mapping[str, int]) -> Any:
 
 
 def _stored_less(graph: Graph, node: fx.Node, profile: Profile) -> float:
-    """Bytes that a layout saves against the type that the graph shows, of a matrix that a product reads."""
+    """Bytes that the layout of a matrix saves compared with the graph's type, for a matrix that a product reads."""
     if node.op != "get_attr":
         return 0.0
     weight = graph.weight(node)

@@ -1,4 +1,4 @@
-"""What can be told of a compile before anything heavy is imported: a mistake is answered at once."""
+"""Checks of a compile before anything heavy is imported, so that a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def tokenizer_file(folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A compile that nothing speaks against so far: its options, with the model as a directory or file here, its
-    target and drafter, what the user should know, the prompts of --prefix, and the forms of --schema and --grammar."""
+    """A compile that has passed the first checks: its options, with the model as a local directory or file, its target
+    and drafter, warnings for the user, the prompts of --prefix, and the forms of --schema and --grammar."""
 
     options: CompileOptions
     target: Target
@@ -49,10 +49,10 @@ class CompileRequest:
 
 
 def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
-    """The compile that is asked for; a model from the hub is downloaded. IccError says what is wrong with it.
-    has_other: where the model has no tokenizer, the engine gets that of another engine.
+    """Check the options of a compile; a model from the hub is downloaded. IccError says what is wrong. has_other: if
+    the model has no tokenizer, the engine gets that of another engine.
 
-    First comes what needs no network, then config.json, then the files that the compile reads.
+    Checks that need no network come first, then config.json, then the files that the compile reads.
     """
     target, choice = find_target(options.target), SpecChoice.parse(options.spec)
     if lacking := lacking_module():
@@ -69,7 +69,7 @@ def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
     options = replace(options, model=model)
     files = onnx_files(model) if found.is_onnx else model
     has_tokenizer = found.is_gguf or (files / TOKENIZER).is_file()
-    has_tokenizer |= not found.is_file and bool(other_tokenizer(files))  # of which one is made
+    has_tokenizer |= not found.is_file and bool(other_tokenizer(files))  # from which a tokenizer.json is made
     generation = {} if found.is_gguf else read_generation(files)
     if not found.is_file:
         weight_files(model)
@@ -91,7 +91,7 @@ def check(options: CompileOptions, has_other: bool = False) -> CompileRequest:
 
 def check_export(source: Path, output: Path, force: bool) -> Path:
     """The model or text file that `icc export` is to write to `output`; a model from the hub is downloaded.
-    MissingExtraError without onnx, or what tracing needs."""
+    MissingExtraError if onnx, or a package that tracing needs, is not installed."""
     if find_spec("onnx") is None:
         raise MissingExtraError("this needs onnx, which is not installed", install("onnx"))
     if lacking := lacking_module():
@@ -108,13 +108,13 @@ def lacking_module() -> str:
 
 
 def find_model(model: Path) -> FoundModel:
-    """The checkpoint that MODEL names: here, or on the hub, of which config.json alone is downloaded."""
+    """The checkpoint that MODEL names: local, or on the hub, from where only config.json is downloaded."""
     return find_checkpoint(hub.fetch_config(model) if hub.is_hub_name(model) else model)
 
 
 def check_found(found: FoundModel, options: CompileOptions) -> None:
-    """Raise what config.json says against a compile with these options, or the header of a GGUF file; MissingExtraError
-    for an ONNX file without onnx."""
+    """Raise the error that config.json, or the header of a GGUF file, gives for a compile with these options;
+    MissingExtraError for an ONNX file if onnx is not installed."""
     policy = options.eviction
     check_length(found.config, options.max_seq_len, policy is not None and policy.endless)
     if found.is_onnx and find_spec("onnx") is None:
@@ -129,7 +129,7 @@ def check_found(found: FoundModel, options: CompileOptions) -> None:
 
 
 def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:
-    """What the options say of files and directories besides the model; and the C++ compiler."""
+    """Check the files and directories of the options besides the model, and the C++ compiler."""
     if choice is not None and choice.is_layer:
         name = f"--spec {choice.drafter}"
         if options.adapter_slots is not None:
@@ -159,7 +159,7 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
 
 
 def _check_device(options: CompileOptions) -> None:
-    """UsageError where --device is not there, or nothing would compute on it."""
+    """Raise UsageError if the device of --device does not exist, or nothing would compute on it."""
     if options.device == "cpu":
         return
     chosen = find_quantization(options.quant)
@@ -177,14 +177,14 @@ def _check_device(options: CompileOptions) -> None:
 
 
 def _warnings(model: Path) -> tuple[str, ...]:
-    """What a compile can do without, but whoever runs the engine may miss."""
+    """Warnings about files that a compile does not need but users of the engine may miss."""
     other = other_tokenizer(model)
     made = f"; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) makes one of its {other}" if other else ""
     return (f"{model} has no {TOKENIZER}: the engine takes and gives token ids only{made}",)
 
 
 def _costs(options: CompileOptions) -> tuple[str, ...]:
-    """What options are known to lose."""
+    """Warnings about options that are known to lose much."""
     found: list[str] = []
     if options.kv_cache == "int2":
         found.append(

@@ -1,4 +1,4 @@
-"""A model whose vocabulary an adapter has made another one: its tables and LM head have other numbers of rows."""
+"""A model whose vocabulary an adapter has resized: its tables and LM head have other numbers of rows."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ VIEW = torch.ops.aten.view.default
 
 
 def has_vocabulary(graph: Graph, readers: Iterable[fx.Node]) -> bool:
-    """Whether the rows of a weight are tokens, by the calls that read it, perhaps turned: lookups in a table, or the LM
-    head."""
+    """Whether the rows of a weight are tokens, judged by the calls that read it or its transpose: lookups in a table,
+    or the LM head."""
     known = {*token_lookups(graph), *lm_heads(graph)}
     return all(user in known or (len(user.all_input_nodes) == 1 and known.intersection(user.users)) for user in readers)
 
 
 def settle_vocabulary(graph: Graph, given: Mapping[str, tuple[int, ...]]) -> None:
-    """Give a graph the vocabulary that weights [vocabulary, width] have, which are other than they were, and infer its
-    types; given: their shapes before, by the names that the graph has for them.
+    """Set a graph's vocabulary to that of its resized weights [vocabulary, width], and infer its types again. given:
+    the shapes of these weights before, by their names in the graph.
 
-    AdapterError where another table, or the LM head, has another number of rows: it was not in the adapter.
+    AdapterError if another table, or the LM head, has another number of rows because it was not in the adapter.
     """
     if not given:
         return
@@ -55,7 +55,7 @@ def settle_vocabulary(graph: Graph, given: Mapping[str, tuple[int, ...]]) -> Non
 
 
 def _resize_views(graph: Graph, before: int, after: int) -> None:
-    """Let views of logits be as wide as the vocabulary is now."""
+    """Make views of logits as wide as the new vocabulary."""
     behind = lm_heads(graph)
     for node in graph.nodes:
         if behind.intersection(node.all_input_nodes):

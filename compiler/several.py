@@ -26,15 +26,15 @@ from .targets import find_target
 if TYPE_CHECKING:  # imports torch
     from .report import CompileReport
 
-_PARTS = ".parts"  # of the directory that becomes the engine: an engine per target, until they are joined
-One = tuple[CompileOptions, "CompileReport"]  # of one target: its options, with the path of its engine
+_PARTS = ".parts"  # a folder in the directory that becomes the engine: an engine per target, until they are joined
+One = tuple[CompileOptions, "CompileReport"]  # one target: its options, with the path of its engine, and its report
 Done = list[One]
 
 
 def for_targets(model: Path, output: Path, given: Mapping[str, Any]) -> list[CompileOptions]:
     """The options of a compile for each target that `target` names, with commas. given: the fields of CompileOptions;
-    of several targets `isa` and `os` are for CPUs other than this machine's. UsageError where that is the same target
-    twice, or several with an option for one."""
+    with several targets `isa` and `os` apply only to CPUs other than this machine's. UsageError if a target is named
+    twice, or if several targets are given with an option for one."""
     text, found = given.get("target", CompileOptions.target), list[CompileOptions]()
     for name in text.split(","):
         fields = {**given, "target": name.strip()}
@@ -51,14 +51,14 @@ def for_targets(model: Path, output: Path, given: Mapping[str, Any]) -> list[Com
 
 
 def compile_all(asked: Sequence[CompileOptions], reporter: Reporter) -> Done:
-    """Compile for each target, to the output that all name. Raises as `compile_engine`, whose engine this is where
-    there is one target."""
+    """Compile for each target, to the output that all name. Raises as `compile_engine`, which makes the engine directly
+    if there is one target."""
     from .driver import compile_engine
     from .measure import check_device
 
     if len(asked) == 1:
         return [(asked[0], compile_engine(asked[0], reporter))]
-    for options in asked:  # of the last target, too: minutes would be lost
+    for options in asked:  # check the last target, too: else minutes would be lost
         check(options)
         if options.gate:
             check_device(find_target(options.target))
@@ -76,7 +76,7 @@ def refit_all(
     engine: Path, checkpoint: Path, output: Path | None, force: bool, given: Mapping[str, Any], reporter: Reporter
 ) -> Done:
     """Put the weights of a checkpoint into the engine of each target; see `check_refit` for the arguments and what it
-    raises. UsageError for one target of an engine of several in its place."""
+    raises. UsageError for an in-place refit of one target of an engine with several."""
     from .driver import compile_engine  # these import torch
     from .refit import check_refit
 
@@ -101,7 +101,7 @@ def refit_all(
 
 
 def _joined(output: Path, parts: Mapping[str, Callable[[Path], One]], reporter: Reporter) -> Done:
-    """The engines that `parts` write, by their targets, as one."""
+    """Join the engines that `parts` write, by their targets, into one."""
     from .engine.joining import join_engines
 
     found: dict[str, One] = {}

@@ -18,8 +18,8 @@ from .errors import OutputExistsError, UsageError
 
 
 def make_keys(path: Path) -> SecretKey:
-    """A new key: `path` gets the secret half, readable by its owner alone, and `path`.pub the public one.
-    OutputExistsError where there is one."""
+    """Make a new key: `path` gets the secret half, readable only by its owner, and `path`.pub the public one.
+    OutputExistsError if either exists."""
     public = path.with_name(f"{path.name}.pub")
     for file in (path, public):
         if file.exists():
@@ -34,7 +34,7 @@ def make_keys(path: Path) -> SecretKey:
 
 
 def read_secret_key(path: Path, password: Callable[[], bytes]) -> SecretKey:
-    """A key of `make_keys` or `minisign -G`. UsageError where it is none, or the password is wrong."""
+    """Read a key of `make_keys` or `minisign -G`. UsageError if the file is not a key, or the password is wrong."""
     try:
         return SecretKey.parse(path.read_text(), password)
     except UsageError as error:
@@ -44,8 +44,8 @@ def read_secret_key(path: Path, password: Callable[[], bytes]) -> SecretKey:
 
 
 def sign_engine(engine: Path, key: SecretKey) -> None:
-    """Put a signature beside the manifest, in place of one that is there, of each target; all files are verified first.
-    EngineFormatError and its kinds, WriteError; UsageError for an engine that is too old to be sealed."""
+    """Put a signature beside the manifest of each target, replacing an earlier one; all files are verified first.
+    EngineFormatError or a subclass, WriteError; UsageError for an engine that is too old to be sealed."""
     signatures: dict[str, bytes] = {}
     for container, manifest in verify_all(engine):
         if not manifest.digest:
@@ -56,7 +56,7 @@ def sign_engine(engine: Path, key: SecretKey) -> None:
 
 
 def put_beside(container: Container, files: Mapping[str, bytes]) -> None:
-    """Give an engine files that its manifest does not list: a directory gets them, one file is written again."""
+    """Add files that the manifest does not list to an engine: a directory gets them, a one-file engine is rewritten."""
     if isinstance(container, TargetFiles):
         return put_beside(container.whole, {f"{container.target}/{name}": content for name, content in files.items()})
     if container.path.is_dir():

@@ -11,20 +11,20 @@ _MOST = 2**63  # bytes
 
 
 def read_size(text: str) -> int:
-    """Bytes of a size such as 92MB or 1.5GiB; ValueError."""
+    """The bytes of a size such as 92MB or 1.5GiB; ValueError if it is not a size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a size, such as 92MB (10^6 bytes) or 1.5GiB")
     size = float(found[1]) * _UNITS[found[2]]
     if size < 1:
         raise ValueError(f"{text!r} is no bytes at all")
-    if size >= _MOST:  # also more digits than a float holds, which is infinite
+    if size >= _MOST:  # also for so many digits that the float is infinite
         raise ValueError(f"{text[:20]!r} is more than any memory has")
     return int(size)
 
 
 def check_auto(quant: str, size: int | None, bits: float | None) -> None:
-    """UsageError where --size and --bits do not go with the rest; None: not given."""
+    """Raise UsageError if --size and --bits do not fit --quant or each other; None: not given."""
     if quant != "auto":
         for name, value in (("--size", size), ("--bits", bits)):
             if value is not None:

@@ -30,7 +30,8 @@ def byte_budget(options: CompileOptions, graph: Graph) -> int:
 def auto_passes(
     options: CompileOptions, graph: Graph, backend: Backend, kv_dtype: str, sequences: Sequence[Sequence[int]]
 ) -> list[Pass]:
-    """The pass that chooses a format for each weight of `graph` and rounds to it, perhaps behind a rotation."""
+    """The pass that chooses a format for each weight of `graph` and rounds to it, after a rotation if --rotate asks for
+    one."""
 
     def stored(form: StorageFormat, shape: Sequence[int], role: Role) -> int | None:
         try:
@@ -51,13 +52,13 @@ def auto_passes(
 
 
 def rotated(options: CompileOptions) -> list[Pass]:
-    """What --rotate puts before the pass that chooses."""
+    """The passes that --rotate puts before the pass that chooses."""
     return [Rotate(format=QuantizeAuto.format, keep=options.keep, required=True)] if options.rotate else []
 
 
 def _fixed_bytes(unlimited: list[Pass], graph: Graph, backend: Backend, kv_dtype: str) -> int:
-    """Bytes of the weights that nothing is chosen for: norms, biases, position tables, what is kept. Found by lowering
-    a copy of the graph whose other weights are stored somehow; nothing of it is read."""
+    """Bytes of the weights for which no format is chosen: norms, biases, position tables, kept weights. Found by
+    lowering a copy of the graph whose other weights have any format; no weight is read."""
     probe, context = graph.copy(), PassContext()
     for phase in (unlimited, pipelines.attention(), pipelines.fuse()):
         run_passes(probe, phase, context)

@@ -1,4 +1,4 @@
-"""The targets: what icc can compile for, and the limits that a roofline needs."""
+"""The targets that icc can compile for, and the figures that a roofline needs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ..runtime.format.roofline import Roofline
 from .errors import ExtensionError, UsageError
 
 GROUP = "icc.targets"  # entry points of other packages
-AUTO = "auto"  # whatever this machine is
-FLOAT8_LEVEL = 89  # the compute capability from which on there are instructions for e4m3
-SCALED_LEVEL = 100  # that of the GPUs whose matrix units scale blocks of 32 (sm_12x has other instructions for it)
+AUTO = "auto"  # the target of this machine
+FLOAT8_LEVEL = 89  # the least compute capability with instructions for e4m3
+SCALED_LEVEL = 100  # that of GPUs whose matrix units scale blocks of 32 (sm_12x has other instructions for it)
 _LEVELS = {"x86-64": "AVX2, AVX-VNNI, AVX-512, AVX-512-VNNI and AMX", "arm64": "NEON with dot products, and with i8mm"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s, peak_i8 that of 8-bit floats
-    too where there are instructions for them; on GPUs, per multiprocessor: the shared memory
-    that one thread block may take, and the most resident warps. is_here: whether it is this machine,
-    where steps can be timed. memory_gib: of a GPU, as its driver reports it. link: GB/s that a GPU sends to others, as
-    its maker states it (half of what both directions give); of CPUs, at which two ranks add up 32 MB in shared memory
-    (benchmarks/rank_sums.py); sees_others: whether its kernels read, write and count in
-    the memory of others, as over NVLink and Infinity Fabric, so that ranks need no communicator.
+    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s, peak_i8 also for 8-bit floats if there are
+    instructions for them; on GPUs, per multiprocessor: the shared memory that one thread block may take, and the most
+    resident warps. is_here: whether it is this machine, so that steps can be timed. memory_gib: a GPU's memory, as its
+    driver reports it. link: GB/s that a GPU sends to others, as its maker states it (half of the sum of both
+    directions); for CPUs the rate at which two ranks add up 32 MB in shared memory (benchmarks/rank_sums.py).
+    sees_others: whether its kernels can read, write and use atomics in the memory of others, as over NVLink and
+    Infinity Fabric, so that ranks need no communicator.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def summary(self) -> str:
-        """What help says of it."""
+        """The help text of the target."""
         if self.backend == "cpu":
             levels = "this machine's instructions only" if self.is_here else f"{_LEVELS[self.arch]} in one engine"
             return f"{self.arch} CPUs: {levels}"
@@ -50,15 +50,16 @@ class Target:
         return f"{maker} GPU, {self.arch}, {self.bandwidth:g} GB/s, {self.peak_f16:g} TFLOP/s in half precision"
 
     def roofline(self, eight: bool = False, share: float = 1.0, memory: float = 1.0) -> Roofline:
-        """Its memory and its arithmetic, of half precision or of 8 bits. share, memory: what part of the peak rate and
-        of the bandwidth is reached."""
+        """The roofline of its memory and its arithmetic, in half precision or in 8 bits. share, memory: the shares of
+        the peak rate and of the bandwidth that are reached."""
         return Roofline(self.bandwidth * (1e9 * memory), (self.peak_i8 if eight else self.peak_f16) * 1e12 * share)
 
     @property
     def level(self) -> int:
-        """The compute capability whose matrix instructions it has, 90 for sm_90; 0 for what is not CUDA's.
+        """The compute capability whose matrix instructions it has, 90 for sm_90; 0 for targets other than CUDA.
 
-        sm_120 and sm_121 multiply as sm_89 does, by warps: they have neither tensor memory nor instructions of a group.
+        sm_120 and sm_121 multiply like sm_89, by warps: they have neither tensor memory nor instructions of a warp
+        group.
         """
         if self.backend != "cuda":
             return 0
@@ -67,14 +68,14 @@ class Target:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Major and minor, as drivers tell them; of gfx942 (9, 4). (0, 0) for CPUs."""
+        """Major and minor, as drivers report them; (9, 4) for gfx942, (0, 0) for CPUs."""
         if self.backend == "hip":
             return int(self.arch[3:-2]), int(self.arch[-2])
         return divmod(int(self.arch[3:]), 10) if self.backend == "cuda" else (0, 0)
 
     @property
     def float8(self) -> bool:
-        """Whether matrix units multiply 8-bit floats (e4m3) as they are."""
+        """Whether matrix units multiply 8-bit floats (e4m3) directly."""
         return self.level >= FLOAT8_LEVEL
 
     @property
@@ -84,7 +85,7 @@ class Target:
 
     @property
     def dependent_launch(self) -> bool:
-        """Whether a kernel may begin before the one before it has ended, and wait for it itself."""
+        """Whether a kernel may begin before its predecessor has ended, and wait for it itself."""
         return self.backend == "cuda" and int(self.arch.removeprefix("sm_")) >= 90
 
     @property
@@ -110,13 +111,15 @@ class Target:
         return 1024 if self.backend == "cuda" else 0
 
 
-# Whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them. Those of arm64
-# are computed, of Neoverse V1 at 2.6 GHz with four pipes of 128 bits; its bandwidth is that of `cpu`.
+# The figures of CPU targets are those of a machine with this many cores and AVX-512 VNNI: a CPU engine's roofline is
+# relative to them. Those of arm64 are computed, for Neoverse V1 at 2.6 GHz with four pipes of 128 bits; its bandwidth
+# is that of `cpu`.
 CPU_CORES = 2
-# Bandwidths and dense peaks after the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's product
-# pages; compute units and shared memory of AMD's by ROCm's "AMD GPU specifications"). Of rtx3090, rtxpro6000 and gb10
-# multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat; matrix rates follow from
-# them, and those of rtx4060ti and thor were not looked up (its name and multiprocessors are as a user's device tells).
+# Bandwidths and dense peaks are from the makers' sheets (NVIDIA's data sheets and architecture white papers, AMD's
+# product pages; AMD's compute units and shared memory from ROCm's "AMD GPU specifications"). For rtx3090, rtxpro6000
+# and gb10, multiprocessors and bandwidths are those that reviews and Hot Chips' report of GB10 repeat, and matrix rates
+# follow from them. Those of rtx4060ti and thor were not looked up (thor's name and multiprocessors are as a user's
+# device reports).
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, link=3.8),
     Target("arm64", "cpu", "arm64", 22.0, 0.16, 0.66, link=3.8),
@@ -124,7 +127,7 @@ _TABLE = (
     Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64, memory_gib=80.0, link=300.0, sees_others=True),
     Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48, memory_gib=22.5, link=32.0),
     Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48, memory_gib=24.0, link=32.0),
-    # of GeForce cards with sums in float32, at which they have half of the rate
+    # for GeForce cards with sums in float32, at which they have half of the rate
     Target("rtx3090", "cuda", "sm_86", 936.0, 71.0, 284.0, 99, 82, 48, memory_gib=24.0, link=32.0),
     Target("rtx4060ti", "cuda", "sm_89", 288.0, 44.0, 88.0, 99, 34, 48, memory_gib=16.0, link=16.0),
     Target("rtx5090", "cuda", "sm_120", 1792.0, 209.5, 419.0, 99, 170, 48, memory_gib=31.8, link=64.0),
@@ -140,7 +143,7 @@ _TABLE = (
     Target(
         "b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=179.1, link=900.0, sees_others=True
     ),
-    # the 8-bit rate is of FP8: its INT8 is far slower
+    # the 8-bit rate is that of FP8: INT8 is far slower
     Target(
         "b300", "cuda", "sm_103", 8000.0, 2250.0, 4500.0, 227, 148, 64, memory_gib=268.0, link=900.0, sees_others=True
     ),
@@ -160,8 +163,8 @@ TARGETS = {target.name: target for target in _TABLE}
 
 
 def find_target(name: str) -> Target:
-    """The target of that name, or of this machine; UsageError if there is none, ExtensionError if a package gives
-    something else."""
+    """The target of that name, or of this machine; UsageError if there is none, ExtensionError if a package's entry is
+    not a Target."""
     if name == AUTO:
         return this_machine()
     if name in TARGETS:
@@ -176,8 +179,8 @@ def find_target(name: str) -> Target:
 
 
 def this_machine() -> Target:
-    """That of the first GPU, or "native" where there is none. UsageError for a GPU that no target is of; DeviceError
-    where a driver has found one that cannot be used."""
+    """The target of the first GPU, or "native" if there is none. UsageError for a GPU without a target; DeviceError if
+    a driver has found one that cannot be used."""
     from ..runtime.this_gpu import gpu_here, target_named
 
     device = gpu_here()
@@ -195,7 +198,7 @@ def this_machine() -> Target:
 
 
 def explained() -> dict[str, str]:
-    """The targets and what they are, with those of other packages."""
+    """The targets and their help texts, with those of other packages."""
     others = {name: "of another package" for name in extensions.names(GROUP)}
     here = {AUTO: "what this machine has: its GPU, else native"}
     return {**here, **{name: target.summary for name, target in TARGETS.items()}, **others}

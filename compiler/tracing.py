@@ -1,4 +1,4 @@
-"""From a compile that is asked for to one under way: the model traced, and what its engine will be made for."""
+"""Starts a compile: traces the model and collects the facts that its engine depends on."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def trace(
     earlier: EarlierEngine | None = None,
     kept: EarlierEngine | None = None,
 ) -> Compilation:
-    """The model as it is traced, and what its engine will be made for.
+    """Trace the model, and collect the facts that its engine depends on.
 
-    earlier: an engine whose program it must fit, else MismatchError; kept: one whose prompts it keeps; None for none.
-    UsageError where the model has no tokenizer that --prefix, --schema or --grammar needs.
+    earlier: an engine whose program the model must fit, else MismatchError; kept: an engine whose prompts the new one
+    keeps; None for none. UsageError if the model lacks a tokenizer that --prefix, --schema or --grammar needs.
     """
     if request.options.gate:
         measure.check_device(request.target)
@@ -45,7 +45,7 @@ def trace(
         source = open_source(request.options.model, request.options.task)
         options = replace(request.options, model=source.files)
         if (tokenizer := tokenizer_file(source.files)) is not None:
-            read_tokenizer(tokenizer)  # told now, not after minutes
+            read_tokenizer(tokenizer)  # raise now, not after minutes
         if source.told:
             reporter.warn(source.told)
         pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
@@ -80,7 +80,7 @@ def trace(
 
 
 def _gates(options: CompileOptions, graph: Graph, texts: Path) -> GatePlan | None:
-    """What --gate asks for, its text tokenized; None without it."""
+    """What --gate asks for, with its text tokenized; None without --gate."""
     if not options.gate:
         return None
     bos = read_bos(options.model)

@@ -1,4 +1,4 @@
-"""Bits where they pay: of the formats of each weight or cache, those whose damage is least while all bytes fit."""
+"""Allocates bits: chooses a format for each weight or cache, with the least total damage that fits the bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _UNITS = 4096
 @dataclass(frozen=True)
 class Option:
     """One format of a weight or of a layer's cache, by its name in reports: its bytes, and the damage, the mean KL
-    divergence per token that it is expected to make. format: of a weight; None leaves it as it is."""
+    divergence per token that it is expected to cause. format: the format of a weight; None leaves the weight
+    unchanged."""
 
     name: str
     nbytes: int
@@ -27,14 +28,14 @@ class Option:
 
     @classmethod
     def of(cls, form: StorageFormat | None, nbytes: int, damage: float) -> Option:
-        """The option to store a weight as `form` says; None: as it is stored now. nbytes: its size then. damage: see
-        `Allocation.damage`."""
+        """The option to store a weight in `form`; None: as it is stored now. nbytes: the weight's size in that form.
+        damage: see `Allocation.damage`."""
         return cls("as stored" if form is None else form.name, nbytes, damage, form)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What can become of one weight, or of a layer's cache."""
+    """The options of one weight, or of a layer's cache."""
 
     name: str
     options: tuple[Option, ...]
@@ -42,8 +43,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What was chosen. fixed: bytes of all that there is no choice for; frontier: bytes and damage of the whole model
-    at every step of the search."""
+    """The choices. fixed: bytes of everything without a choice; frontier: bytes and damage of the whole model at every
+    step of the search."""
 
     curves: tuple[Curve, ...]
     chosen: tuple[int, ...]
@@ -63,7 +64,7 @@ class Allocation:
 
     @property
     def damage(self) -> float:
-        """What all choices cost together: the expected mean KL divergence per token, in nats."""
+        """The damage of all choices together: the expected mean KL divergence per token, in nats."""
         return sum(option.damage for option in self.options)
 
     def as_json(self) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class Allocation:
 
 
 def check_smallest(nbytes: int, budget: int) -> None:
-    """UsageError where the smallest formats, which take `nbytes` in all, do not fit into `budget` bytes."""
+    """Raise UsageError if the smallest formats, which take `nbytes` in all, do not fit into `budget` bytes."""
     if nbytes > budget:
         raise UsageError(
             f"the weights take {nbytes / 1e6:.4g} MB in the smallest formats, more than {budget / 1e6:.4g} MB",
@@ -100,9 +101,9 @@ def check_smallest(nbytes: int, budget: int) -> None:
 
 
 def allocate(curves: Sequence[Curve], budget: int, fixed: int = 0) -> Allocation:
-    """The choices with the least sum of damages that a Lagrangian finds (every trade at one price per byte, and then
-    whatever still fits) or dynamic programming over rounded bytes, which is better where few weights share the budget.
-    UsageError where not even the smallest formats fit."""
+    """The choices with the smaller sum of damages, found by a Lagrangian search (all trades up to one price per byte,
+    then any that still fit) or by dynamic programming over rounded bytes, which is better if few weights share the
+    budget. UsageError if even the smallest formats do not fit."""
     hulls = [_hull(curve.options) for curve in curves]
     chosen = [hull[0] for hull in hulls]
     spent = fixed + sum(curve.options[i].nbytes for curve, i in zip(curves, chosen, strict=True))
@@ -129,12 +130,13 @@ def _sum(curves: Sequence[Curve], chosen: Sequence[int], what: str) -> Any:
 
 
 def _best_of_rounded(curves: Sequence[Curve], budget: int) -> list[int]:
-    """The best choices if bytes beyond each weight's smallest option came in units of a part of the budget."""
+    """The best choices if the bytes beyond each weight's smallest option are rounded up to units, a fixed part of the
+    budget."""
     least = [min(option.nbytes for option in curve.options) for curve in curves]
     room = budget - sum(least)
     unit = max(1, -(-room // _UNITS))
     count = room // unit
-    damages = np.zeros(count + 1)  # of the curves so far, by the units that they may take
+    damages = np.zeros(count + 1)  # least damage of the curves so far, by the units that they may take
     choices: list[np.ndarray] = []
     for curve, own in zip(curves, least, strict=True):
         every = np.full((len(curve.options), count + 1), np.inf)
@@ -153,7 +155,7 @@ def _best_of_rounded(curves: Sequence[Curve], budget: int) -> list[int]:
 
 def _hull(options: Sequence[Option]) -> list[int]:
     """The options, by their numbers, on the lower convex hull of damage over bytes: from the smallest on, each step
-    buys less per byte than the step before."""
+    reduces damage by less per byte than the step before."""
     hull: list[int] = []
     for i in sorted(range(len(options)), key=lambda i: (options[i].nbytes, options[i].damage)):
         if hull and options[i].damage >= options[hull[-1]].damage:
@@ -167,13 +169,13 @@ def _hull(options: Sequence[Option]) -> list[int]:
 
 
 def _gain(options: Sequence[Option], before: int, after: int) -> float:
-    """Damage that each byte more takes away."""
+    """The damage that is avoided per additional byte."""
     more = options[after].nbytes - options[before].nbytes
     return (options[before].damage - options[after].damage) / more if more else float("inf")
 
 
 def _trades(curves: Sequence[Curve], hulls: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """(curve, option that it steps to), the best bargain first."""
+    """(curve, option that it steps to), the largest gain per byte first."""
     found = [
         (-_gain(curve.options, before, after), number, step, after)
         for number, (curve, hull) in enumerate(zip(curves, hulls, strict=True))
@@ -183,7 +185,7 @@ def _trades(curves: Sequence[Curve], hulls: Sequence[Sequence[int]]) -> list[tup
 
 
 def _fill(curves: Sequence[Curve], chosen: list[int], room: int) -> None:
-    """Spend what is left: the change that helps most of those that fit, as long as there is one."""
+    """Spend the remaining `room` bytes: repeat the change that reduces damage most among those that fit."""
     while True:
         best, most = None, 0.0
         for number, curve in enumerate(curves):

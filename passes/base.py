@@ -1,4 +1,4 @@
-"""What a pass is. The manager, not the pass, verifies, times, dumps and reports."""
+"""The base class of passes. The manager, not the pass, verifies, times, dumps and reports."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Refusal:
 
 @dataclass
 class PassContext:
-    """What passes may use besides the graph: where refusals and quantization records go, and a progress callback.
+    """What passes may use besides the graph: lists for refusals and quantization records, and a progress callback.
 
-    The callback takes (text, done, total). allocation: what --quant auto has chosen. calibrations: a folder where
-    calibrations keep what they have found, each pass in its own; None keeps nothing.
+    The callback takes (text, done, total). allocation: the choice of --quant auto, None before it. calibrations: a
+    folder in which each pass stores its calibration results; None: they are not stored.
     """
 
     refusals: list[Refusal] = field(default_factory=list)
@@ -52,9 +52,9 @@ class PassResult:
 class Pass(ABC):
     """One transformation of a graph. Its dataclass fields are its options.
 
-    `requires`: facts (graph/facts.py) without which the pass does harm, or less than it should. `ensures`: what is true
-    afterwards. `breaks`: what may no longer be true afterwards; all other facts are kept. `tolerance` bounds
-    max |after - before| / max |before| of the logits in the reference interpreter, float32; None means that the pass
+    `requires`: facts (graph/facts.py) without which the pass is wrong or less effective. `ensures`: facts that are true
+    afterwards. `breaks`: facts that may no longer be true afterwards; all other facts are kept. `tolerance` bounds max
+    |after - before| / max |before| of the logits in the reference interpreter, float32; None means that the pass
     changes numbers on purpose (quantization).
     """
 

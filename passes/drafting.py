@@ -1,4 +1,4 @@
-"""Nodes of a model's graph that a drafting layer reads, and logits for the tokens that it can guess."""
+"""Nodes of a model's graph that a draft layer reads, and logits for the tokens that it can guess."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ PREFIX = "draft_layer"
 
 @dataclass(frozen=True)
 class Taps:
-    """Where the first hidden states come from, other than from the model's last norm: from the values behind so many
-    layers, joined, through a product.
+    """The source of the first hidden states if it is not the model's last norm: the values after some layers,
+    concatenated and multiplied with a projection.
 
-    layers: behind how many layers each value is taken. projection [H, len(layers) * model's H]. norms: RMSNorm weights
-    [model's H], of each value, and joined_norm [len(layers) * model's H], of all together, with `eps`; none for none.
+    layers: the number of layers after which each value is taken. projection [H, len(layers) * model's H]. norms:
+    RMSNorm weights [model's H] for each value, and joined_norm [len(layers) * model's H] for the concatenation, with
+    `eps`; empty or None for no norm.
     """
 
     layers: tuple[int, ...]
@@ -41,7 +42,7 @@ class Clusters:
     """Clusters of a vocabulary. A row scores only tokens of the clusters whose centroids have the largest products with
     it.
 
-    centroids [C, H]. of: int64 [vocab], the cluster of each token. kept: how many clusters are.
+    centroids [C, H]. of: int64 [vocab], the cluster of each token. kept: how many clusters a row scores.
     """
 
     centroids: Weight
@@ -50,7 +51,7 @@ class Clusters:
 
 
 def tapped(graph: Graph, taps: Taps) -> list[fx.Node]:
-    """The values [T, H] behind the layers that are tapped. UsageError where there is no such layer or value."""
+    """The values [T, H] after the tapped layers. UsageError if there is no such layer or value."""
     ends, found, width = LayerEnds(graph), list[fx.Node](), taps.projection.shape[-1] // len(taps.layers)
     for layers in taps.layers:
         if not 0 < layers <= ends.count:
@@ -63,7 +64,7 @@ def tapped(graph: Graph, taps: Taps) -> list[fx.Node]:
 
 
 def projected(graph: Graph, taps: Taps, values: list[fx.Node]) -> fx.Node:
-    """The first hidden states [T, H], of the values [T, model's H] behind the layers."""
+    """The first hidden states [T, H], from the values [T, model's H] after the layers."""
     inputs = [graph.call(aten.view.default, value, [-1, type_of(value).shape[-1]]) for value in values]
     if taps.norms:
         norms = [graph.add_weight(f"{PREFIX}.fc_norm.{i}", norm) for i, norm in enumerate(taps.norms)]
@@ -88,9 +89,9 @@ def spread(graph: Graph, logits: fx.Node, vocabulary: torch.Tensor, tokens: int)
 
 
 def among_clusters(graph: Graph, logits: fx.Node, states: fx.Node, clusters: Clusters) -> fx.Node:
-    """Logits [T, .., vocab] in which those of tokens of other clusters are minus infinity. states [T, .., H]: what the
-    head reads."""
-    states = graph.call(aten.view.default, states, [-1, type_of(states).shape[-1]])  # as the logits are: one axis
+    """Logits [T, .., vocab] in which tokens outside the row's clusters have minus infinity. states [T, .., H]: the
+    input of the head."""
+    states = graph.call(aten.view.default, states, [-1, type_of(states).shape[-1]])  # one axis, like the logits
     weight = graph.add_weight(f"{PREFIX}.centroids", clusters.centroids)
     scores = graph.call(LINEAR, states, weight, None)
     best = graph.call(operator.getitem, graph.call(TOPK, scores, clusters.kept, True), 0)

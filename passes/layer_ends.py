@@ -1,5 +1,5 @@
-"""Where layers end, as the data flow shows it: between two attentions there is a place where one value carries all that
-depends on the tokens, and the same place behind the last attention is where the model's tail begins."""
+"""Finds the ends of layers from the data flow: between two attentions there is a point where a single value carries
+everything that depends on the tokens; after the last attention such a point begins the model's tail."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..compiler.ops import traits_of
 
 
 class LayerEnds:
-    """The values behind the layers of a graph. A layer is told by its attention, or by the states that it owns."""
+    """The values after the layers of a graph. A layer is recognized by its attention, or by the states that it owns."""
 
     def __init__(self, graph: Graph) -> None:
         self._order = {node: index for index, node in enumerate(graph.nodes)}
-        self._spans: list[tuple[int, int]] = []  # by layer, the first and the last place of what it owns
+        self._spans: list[tuple[int, int]] = []  # by layer, the first and the last position of its attention or states
         before: fx.Node | None = None
         for node in (n for n in graph.nodes if n.op == "call_function" and traits_of(n.target).stateful):
             again = before is not None and traits_of(node.target).attention and traits_of(before.target).attention
@@ -33,7 +33,7 @@ class LayerEnds:
         return len(self._spans)
 
     def behind(self, layers: int) -> fx.Node | None:
-        """The value behind the first `layers` layers, of 1 to `count`; None where that does not show."""
+        """The value after the first `layers` layers, 1 to `count`; None if it cannot be determined."""
         begins = self._spans[layers - 1][1]
         if layers < self.count:
             between = [n for n in self._cuts if begins < self._order[n] < self._spans[layers][0]]
@@ -44,7 +44,7 @@ class LayerEnds:
 
 
 def _cuts(graph: Graph, order: dict[fx.Node, int]) -> list[fx.Node]:
-    """Values that alone carry, at their place in the order, what depends on the tokens."""
+    """Values that, at their place in the order, are the only carriers of everything that depends on the tokens."""
     tokens = graph.input("token_ids")
     carrying: set[fx.Node] = {node for node in [tokens] if node is not None}
     live: dict[fx.Node, int] = {}
@@ -60,7 +60,7 @@ def _cuts(graph: Graph, order: dict[fx.Node, int]) -> list[fx.Node]:
 
 
 def alike(node: fx.Node, other: fx.Node) -> bool:
-    """Whether a node has the type and, but for the layer's number, the module of another: it is the value of another
-    layer."""
+    """Whether two nodes have the same type and, except for the layer's number, the same module, so that they are the
+    same value of two layers."""
     names = [re.sub(r"\d+", "#", str(n.meta.get("module") or "")) for n in (node, other)]
     return names[0] == names[1] and type_of(node) == type_of(other)

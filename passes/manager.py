@@ -17,8 +17,8 @@ from .base import Pass, PassContext, PassResult, Refusal
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did: seconds, rewrites by rule, refusals; how many calls the graph has afterwards, and the phase of
-    the pipeline that it ran in."""
+    """The report of one pass: seconds, rewrites by rule, refusals, how many calls the graph has afterwards, and the
+    phase of the pipeline."""
 
     name: str
     seconds: float
@@ -30,7 +30,7 @@ class PassReport:
 
 
 def check_order(passes: Sequence[Pass], given: Iterable[str] = ()) -> frozenset[str]:
-    """The facts after `passes`, for a graph of which `given` is true; PassError where a pass requires another fact."""
+    """The facts after `passes`, for a graph with the facts `given`; PassError if a pass requires another fact."""
     facts = frozenset(given)
     for item in passes:
         missing = item.requires - facts
@@ -46,11 +46,11 @@ def run_passes(
     ctx: PassContext,
     dump_dir: Path | None = None,
 ) -> list[PassReport]:
-    """Run `passes` in order; raises PassError or VerifyError naming the pass. dump_dir: takes the graph behind each,
-    None for nowhere.
+    """Run `passes` in order; raises PassError or VerifyError naming the pass. dump_dir: the folder to which the graph
+    is written after each pass; None: it is not written.
 
-    What a pass requires must show in the graph, however it came to be true; the order that the pipelines keep is
-    `check_order`'s business. `graph.facts` are those that passes ensured and that still hold.
+    The facts that a pass requires must hold in the graph, whether a pass ensured them or not; `check_order` checks the
+    order of pipelines. `graph.facts` are facts that passes ensured and that still hold.
     """
     reports: list[PassReport] = []
     for number, item in enumerate(passes):

@@ -30,7 +30,7 @@ from .speculate.insert_draft_layer import DraftLayer, InsertDraftLayer
 
 
 def canonicalize() -> list[Pass]:
-    """One way to write each thing; the form that quantization reads."""
+    """Passes to the canonical form, in which each thing is written in one way; quantization reads this form."""
     return ordered(
         [
             DeadCode(),
@@ -48,13 +48,13 @@ def canonicalize() -> list[Pass]:
 
 
 def packages(passes: list[Pass]) -> list[Pass]:
-    """`passes`, of --passes, and what brings their graph to the canonical form again; empty where there are none.
-    PassError where one requires what `canonicalize` does not ensure."""
+    """`passes` of --passes, followed by passes that restore the canonical form; empty if there are none. PassError if
+    one requires a fact that `canonicalize` does not ensure."""
     return ordered([*passes, FoldConstants(), Simplify(), EliminateCommon()], canonicalize()) if passes else []
 
 
 def attention(policy: Eviction | None = None) -> list[Pass]:
-    """Attention over the paged cache, of which `policy` (--kv-policy) says what is kept; None keeps all."""
+    """Attention over the paged cache. policy: which tokens the cache keeps (--kv-policy); None keeps all."""
     evicting: list[Pass] = [] if policy is None else [Evict(policy)]
     paged = [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), *evicting, SelectLogitRows()]
     return ordered(paged, canonicalize())
@@ -79,9 +79,9 @@ def fuse() -> list[Pass]:
 def parallel(
     tensors: int, experts: int, stages: int = 1, cost: Callable[..., float] | None = None, rows: bool = False
 ) -> list[Pass]:
-    """Columns, heads and words, and whole experts, divided among so many ranks each, and layers, by what calls cost
-    (None: by the bytes of their weights); empty for one rank. rows: what they would compute alike is divided by
-    rows."""
+    """Divide columns, heads and vocabulary among `tensors` ranks, whole experts among `experts` ranks, and layers into
+    `stages` by the cost of calls (None: the bytes of their weights); empty for one rank. rows: divide work that ranks
+    would repeat by rows."""
     found: list[Pass] = []
     if (ranks := max(tensors, experts)) > 1:
         from .parallel.divide import DivideAmongRanks
@@ -96,7 +96,8 @@ def parallel(
 
 
 def adapters(slots: AdapterSlots) -> list[Pass]:
-    """Room for adapters, in a copy of the quantized graph, behind `attention`, that runs where a batch has some."""
+    """Adapter slots, in a copy of the quantized graph after `attention`, which runs if requests of a batch use
+    adapters."""
     from .adapters.insert import InsertAdapters
 
     return ordered([InsertAdapters(slots)], [*canonicalize(), *attention()])
@@ -105,11 +106,10 @@ def adapters(slots: AdapterSlots) -> list[Pass]:
 def speculate(
     heads: Sequence[Any], layers: int, quant: str, head: str, draft_layer: DraftLayer | None = None
 ) -> list[Pass]:
-    """Draft heads, an early exit behind `layers` layers, or a layer that guesses, if they are wanted: none, 0 and None
-    for no such part.
+    """Draft heads, an early exit after `layers` layers, or a draft layer; an empty list, 0 and None for no such part.
 
-    They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
-    which leaves the model as it is without them; so what is added is quantized here, without calibration.
+    These passes run before attention and fusion, which then treat the new parts like the rest of the graph, and after
+    quantization, so that the model is quantized as without them; the new parts are quantized here, without calibration.
     """
     if layers:
         from .speculate.insert_early_exit import InsertEarlyExit
@@ -143,11 +143,11 @@ def quantize(
     encodes: bool = False,
     cpu: bool = False,
 ) -> list[Pass]:
-    """What --quant and the options beside it ask for; empty for "none".
+    """The quantization passes for --quant and its related options; empty for "none".
 
-    calibration: token sequences, for methods that read. group: values per scale, None where the user does not say.
-    plans: the graph only has to look as it will; nothing is read or computed. encodes: the engine computes many tokens
-    at a time on CPUs and never one, which the method's formats for that are for. cpu: the engine is for CPUs.
+    calibration: token sequences, for calibrated methods. group: values per scale; None: the default. plans: only give
+    the graph its final form; nothing is read or computed. encodes: the engine is for CPUs and always computes many
+    tokens at a time, for which methods may have other formats. cpu: the engine is for CPUs.
     """
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq
@@ -164,7 +164,7 @@ def quantize(
         options |= {"group": group, "any_group": False}
     reads: dict[str, Any] = {"sequences": calibration, "device": device} if chosen.calibrated else {}
     better: dict[str, Any] = {"sweeps": 8} if chosen.method == "awq+gptq" else {}
-    # AWQ scales what lies between linears too, nearly always: a plan has some scale there
+    # AWQ nearly always also scales values between linears: a plan has some scale there
     searches: dict[str, Any] = {"searches": not plans, **reads}
     passes: dict[str, Callable[[], list[Pass]]] = {
         "rtn": lambda: [QuantizeRtn(**options)],
@@ -182,6 +182,6 @@ def quantize(
 
 
 def ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:
-    """`passes`, which may rely on what `before` ensures; PassError where one requires more."""
+    """`passes`, which may rely on the facts that `before` ensures; PassError if one requires more."""
     check_order(passes, check_order(before))
     return passes

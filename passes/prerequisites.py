@@ -1,4 +1,4 @@
-"""Which passes make true what another one requires: for `icc opt`, where nobody has listed a whole pipeline."""
+"""Finds the passes that ensure the facts another pass requires: for `icc opt`, which may get a partial pipeline."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .manager import check_order
 
 
 def facts_of(graph: Graph) -> frozenset[str]:
-    """What is true of the graph: facts that passes ensured, and those that show in it."""
+    """The facts that are true of the graph: those that passes ensured, and those that a check confirms."""
     return frozenset(graph.facts) | {fact for fact in CHECKS if not problem(graph, fact)}
 
 
 def prerequisites(graph: Graph, item: Pass) -> list[Pass]:
-    """The passes of the compile, in its order, that ensure what `item` requires and the graph does not have.
+    """The passes of the compile, in its order, that ensure facts which `item` requires and the graph lacks.
 
-    Empty where the graph has it, or no pass of the compile ensures it.
+    Empty if the graph has these facts, or no pass of the compile ensures them.
     """
     facts = facts_of(graph)
     if item.requires <= facts:
@@ -33,7 +33,7 @@ def prerequisites(graph: Graph, item: Pass) -> list[Pass]:
 
 
 def _ensures(passes: Sequence[Pass], item: Pass, facts: frozenset[str]) -> bool:
-    """Whether `item` may run behind `passes`, on a graph of which `facts` are true."""
+    """Whether `item` may run after `passes`, on a graph with these facts."""
     try:
         check_order([*passes, item], facts)
     except PassError:

@@ -1,4 +1,4 @@
-"""What quantization did to one weight, for report.json."""
+"""The record of one weight's quantization, for report.json."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ..compiler.weights.handles import QuantizedWeight, Weight
 
 @dataclass
 class QuantRecord:
-    """One quantized weight: how, and how well. `scaled` tells whether AWQ folded scales into what produces its input.
+    """One quantized weight: its method and its error. `scaled`: whether AWQ folded scales into the producer of its
+    input.
 
-    `output_snr_db` compares the layer's outputs on calibration inputs (None where there were none). source: the weight
-    before it was rounded, scaled as it is.
+    `output_snr_db` compares the layer's outputs on calibration inputs (None if there were none). source: the weight
+    before it was rounded, with the same scales.
     """
 
     name: str
@@ -26,7 +27,7 @@ class QuantRecord:
 
     @property
     def weight_snr_db(self) -> float:
-        """Signal-to-noise ratio of the stored weights; free once they were packed, computed before that."""
+        """Signal-to-noise ratio of the stored weights, in dB; known once they are packed, computed before that."""
         if self.weight.snr_db is None:
             self.weight.parts()
         assert self.weight.snr_db is not None, "parts() measures"

@@ -49,7 +49,7 @@ PASSES: dict[str, str] = {
     "stages": "parallel.stages:CutIntoStages",
     "sort-columns": "fuse.sort_columns:SortColumns",
 }
-# The rules of these passes, and the choices that name their reasons; with the names of passes, what --explain knows.
+# The rules of these passes, and choices that state their reasons: with the names of passes, the values of --explain.
 RULES = (
     "awq-scale",
     "divide-by-power-of-two",
@@ -86,12 +86,12 @@ _READ: dict[Any, Callable[[str], Any]] = {
 
 
 def pass_names() -> list[str]:
-    """Every pass that `parse_passes` knows, other packages' included."""
+    """The names of all passes that `parse_passes` accepts, including those of other packages."""
     return sorted({*PASSES, *extensions.names(GROUP)})
 
 
 def find_pass(name: str) -> type[Pass]:
-    """The pass class of that name; UsageError if there is none, ExtensionError if a package gives something else."""
+    """The pass class of that name; UsageError if there is none, ExtensionError if a package's entry is not a pass."""
     if name in PASSES:
         module, _, attribute = PASSES[name].partition(":")
         return getattr(import_module(f".{module}", __package__), attribute)
@@ -107,14 +107,15 @@ def find_pass(name: str) -> type[Pass]:
 
 
 def check_names(text: str) -> None:
-    """UsageError where `text` is no list of passes, or names one that there is not; imports no pass."""
+    """Raise UsageError if `text` is not a list of passes or names an unknown one; imports no pass."""
     for name, _ in _items(text):
         if name not in PHASES and name not in PASSES and name not in extensions.names(GROUP):
             raise UsageError(f"there is no pass {name!r}", f"passes: {', '.join([*PHASES, *pass_names()])}")
 
 
 def check_explainable(name: str) -> None:
-    """UsageError where no pass and no rule is called `name`; imports no pass, so rules of other packages pass."""
+    """Raise UsageError if no pass or rule is called `name`; imports no pass, so any rule name of another package is
+    accepted."""
     if name not in RULES and name not in pass_names() and not extensions.names(GROUP):
         known = ", ".join(sorted({*RULES, *pass_names()}))
         raise UsageError(f"--explain: no pass or rule is called {name!r}", f"known: {known}")

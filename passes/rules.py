@@ -1,7 +1,7 @@
 """Rewrite rules: pattern / check / rewrite, with a reason for every refusal.
 
 A pattern is built from small pieces (`call`, `Any`, `Var`, `Lit`, `either`); commutative ops match in both orders.
-`apply_rules` walks the graph once, in execution order, and rewrites where a rule matches and its check agrees.
+`apply_rules` walks the graph once, in execution order, and rewrites where a rule matches and its check does not refuse.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Bindings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Var:
-    """Matches any node, weights and inputs too but no number, and binds it; one name always matches one node."""
+    """Matches any node, including weights and inputs but not numbers, and binds it; one name always matches one
+    node."""
 
     name: str
 
@@ -55,7 +56,7 @@ class Through:
 
 @dataclass(frozen=True)
 class Either:
-    """Matches the first alternative that does."""
+    """Matches the first alternative that matches."""
 
     alternatives: tuple[Any, ...]
 
@@ -63,7 +64,7 @@ class Either:
 def call(target: Any, *args: Any) -> CallPattern:
     """A call pattern. The call has these arguments first, and may have more; add and mul match in both orders.
 
-    TypeError where the target is an op with all its overloads (`aten.tanh`), which no node calls.
+    TypeError if the target is an op with all its overloads (`aten.tanh`), which no node calls.
     """
     if isinstance(target, torch._ops.OpOverloadPacket):
         known = ", ".join(f"{target}.{overload}" for overload in target.overloads())
@@ -135,18 +136,18 @@ class Fail:
 
 
 class Rule(ABC):
-    """One rewrite. `pattern` describes the root, the last node of what is replaced; `check` may refuse; `rewrite`
+    """One rewrite. `pattern` describes the root, the last of the nodes that are replaced; `check` may refuse; `rewrite`
     returns the replacement of the root.
 
-    Nodes of the match other than the root may have more users, for which they stay in the graph. A rule for which that
-    does not pay says so in `check`.
+    Other nodes of the match may have more users, for which they stay in the graph. If the rewrite then does not pay
+    off, the rule must refuse in `check`.
     """
 
     name: ClassVar[str]
     pattern: Any
 
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
-        """None to go ahead, or why not. `found` has what each Var and Lit of the pattern matched, by name."""
+        """None to rewrite, or the reason why not. `found` has the match of each Var and Lit of the pattern, by name."""
         return None
 
     @abstractmethod
@@ -155,7 +156,7 @@ class Rule(ABC):
 
 
 def apply_rules(graph: Graph, rules: Sequence[Rule], ctx: PassContext) -> PassResult:
-    """Apply the first rule that fits at each node, in execution order."""
+    """Apply the first rule that matches at each node, in execution order."""
     counts: Counter[str] = Counter()
     for root in list(graph.nodes):
         if root.op != "call_function" or not root.users:

@@ -21,9 +21,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Built:
-    """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and what a GPU must have.
+    """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and the features that a GPU
+    needs.
 
-    refused: tilings of GPU kernels that a check refused, so that others were taken, each with the reason.
+    refused: tilings of GPU kernels that a check refused and that other tilings replaced, each with the reason.
     launched: kernels that --step-kernel left as launches of their own, each with the reason.
     """
 
@@ -35,7 +36,7 @@ class Built:
 
 
 class Backend(Protocol):
-    """One way from a program to kernels."""
+    """Turns programs into kernels for one kind of target."""
 
     @property
     def profile(self) -> Profile:
@@ -44,7 +45,7 @@ class Backend(Protocol):
 
     @property
     def kv_dtype(self) -> str:
-        """Storage of the KV cache where the user does not say: 16 bits for 16-bit weights, else float32."""
+        """The dtype of the KV cache if the user names none: 16 bits for 16-bit weights, else float32."""
         ...
 
     def pack(self, source: WeightSource) -> np.ndarray:
@@ -60,7 +61,8 @@ class Backend(Protocol):
         ...
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
-        """Bytes that kernels share beside the arena, before anything is built; raises CodegenError."""
+        """Bytes of scratch memory that kernels share in addition to the arena, known before anything is built; raises
+        CodegenError."""
         ...
 
     def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:

@@ -1,4 +1,4 @@
-"""Which KV formats a back end has kernels for: a table that anyone may add to, as to `Layouts` of weights."""
+"""The KV formats that a back end has kernels for: a table that other packages may add to, like `Layouts` of weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .errors import CodegenError
 
 
 class CacheKind(Protocol):
-    """What a back end has of a KV format: the names of types and macros that its kernels read and write it with."""
+    """A back end's support of a KV format: the names of types and macros with which its kernels read and write it."""
 
     def refusal(self, layer: KVLayer) -> str:
-        """Why a layer cannot be cached so; "" if it can."""
+        """Why a layer cannot be cached in this format; "" if it can."""
         ...
 
 
@@ -20,14 +20,14 @@ C = TypeVar("C", bound=CacheKind)
 
 
 class CacheTable(Generic[C]):
-    """What one back end (named in errors) has, by the names of KV formats."""
+    """The cache kinds of one back end (which errors name), by the names of their KV formats."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self._kinds: dict[str, C] = {}
 
     def register(self, form: str, kind: C) -> None:
-        """Add what there is of a format; ValueError if there is something else already."""
+        """Add the kind of a format; ValueError if the format already has another kind."""
         if self._kinds.setdefault(form, kind) != kind:
             raise ValueError(f"the {self.backend} backend has something of the KV format {form!r} already")
 
@@ -37,7 +37,7 @@ class CacheTable(Generic[C]):
         return self._missing(form) if found is None else found.refusal(layer)
 
     def find(self, form: str) -> C:
-        """What there is of a format; CodegenError if there is nothing."""
+        """The kind of a format; CodegenError if the back end has none."""
         if form not in self._kinds:
             raise CodegenError(self._missing(form))
         return self._kinds[form]

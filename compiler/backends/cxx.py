@@ -9,11 +9,11 @@ from importlib.util import find_spec
 
 from .errors import ToolchainError
 
-ZIG = "zig"  # as CXX: the package's clang, even where g++ is installed
+ZIG = "zig"  # as the value of CXX: the package's clang, even if g++ is installed
 
 
 def find_compiler() -> list[str]:
-    """How the compiler is called, without arguments; ToolchainError if there is none."""
+    """The command of the C++ compiler, without arguments; ToolchainError if there is no compiler."""
     named = os.environ.get("CXX")
     zig = find_zig() if find_spec("ziglang") else None
     if named == ZIG and zig:
@@ -28,7 +28,7 @@ def find_compiler() -> list[str]:
 
 
 def find_zig() -> list[str]:
-    """How the package's clang is called, which compiles for every machine; ToolchainError if it is not installed."""
+    """The command of the package's clang, which compiles for every machine; ToolchainError if it is not installed."""
     if find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang"]
     raise ToolchainError([ZIG], "error: the package ziglang is not installed", "ziglang")

@@ -12,13 +12,13 @@ class CodegenError(IccError):
 
 
 class KernelRefused(CodegenError):
-    """One kernel that its compiler cannot make, or whose object a check refuses: another tiling may do."""
+    """The compiler cannot make a kernel, or a check refuses its object; another tiling may work."""
 
 
 class ToolchainError(IccError):
     """The C++ compiler could not be run or refused generated code. `cmd` and `stderr` hold the details.
 
-    package: one of PyPI that brings a compiler, where none is installed.
+    package: a package of PyPI with a compiler, if none is installed.
     """
 
     exit_code = 31

@@ -1,4 +1,4 @@
-"""Which kernel of a back end implements each op: a table that anyone may add to."""
+"""Which kernel of a back end implements each op: a table that other packages may add to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import CodegenError
 
 
 class KernelClass(Protocol):
-    """What a table holds."""
+    """A kernel class that a table can hold."""
 
     @classmethod
     def refusal(cls, step: Any) -> str:
@@ -21,7 +21,7 @@ K = TypeVar("K", bound=type[KernelClass])
 
 
 class KernelTable(Generic[K]):
-    """The kernel class of each op, for one back end (named in errors)."""
+    """The kernel class of each op, for one back end (which errors name)."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -33,7 +33,7 @@ class KernelTable(Generic[K]):
             raise ValueError(f"the {self.backend} backend has a kernel of op {op_name(step)!r} already")
 
     def ops(self) -> list[str]:
-        """The ops that there are kernels of."""
+        """The ops that have a kernel."""
         return sorted(self._classes)
 
     def refusal(self, step: Step) -> str:

@@ -16,9 +16,9 @@ def backend_for(
 ) -> Backend:
     """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
 
-    deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
-    isa, os: the levels and systems of a CPU target; None: those that it has. step_kernel: on CUDA, runs of launches
-    of a step of one sequence are also made as one.
+    deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do. isa,
+    os: the ISA levels and operating systems of a CPU target; None: the target's own. step_kernel: on CUDA, sequences of
+    launches of a step with one sequence are also compiled into one launch.
     """
     if target.backend == "cpu":
         from .cpu.backend import CpuBackend

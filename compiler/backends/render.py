@@ -1,6 +1,6 @@
-"""Renders templates of `codegen_templates/`: the only home of jinja2.
+"""Renders templates of `codegen_templates/`; no other module uses jinja2.
 
-A template takes one frozen dataclass as `p`, and where that is the kernel of a step, the step as `s`.
+A template gets one frozen dataclass as `p` and, if `p` is the kernel of a step, the step as `s`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _folders = [TEMPLATES]
 
 
 def add_templates(folder: Path) -> None:
-    """Look for templates in a folder of another package, too: those that its layouts and kernels name."""
+    """Also look for templates in a folder of another package, for its layouts and kernels."""
     if folder not in _folders:
         _folders.append(folder)
         _environment.cache_clear()
@@ -40,7 +40,8 @@ def render(template: str, params: object, step: object = None) -> str:
 
 
 def read_header(path: str) -> str:
-    """A header as it is, of icc's own folder or of one that `add_templates` added. CodegenError where none has it."""
+    """The text of a header from icc's own folder or one that `add_templates` added. CodegenError if no folder has
+    it."""
     for folder in _folders:
         if (folder / path).is_file():
             return (folder / path).read_text()

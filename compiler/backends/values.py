@@ -11,7 +11,8 @@ from ..weights.formats.dense import Dense
 
 
 def source_parts(source: WeightSource) -> dict[str, np.ndarray]:
-    """What the layout of a weight packs: its parts if it is stored so, else its values in the layout's format."""
+    """The arrays that a weight's layout packs: the stored parts if the weight is stored in the layout's format, else
+    its values encoded in it."""
     form, handle = source.layout.format, source.handle
     if handle.storage == form:
         parts = handle.parts()
@@ -23,7 +24,7 @@ def source_parts(source: WeightSource) -> dict[str, np.ndarray]:
 
 
 def _numpy(value: Tensor) -> np.ndarray:
-    """bf16 comes as its bits, uint16."""
+    """The tensor as an array of the same shape; bf16 as its bits, uint16."""
     value = value.contiguous()
     return value.view(torch.uint16).numpy() if value.dtype == torch.bfloat16 else value.numpy()
 

@@ -1,7 +1,7 @@
-"""What may be true of a graph: the facts that passes require and ensure.
+"""Facts: properties of a graph that passes require and ensure.
 
-A fact with a check can be told from the graph, and is; one without is a promise about the order of passes only.
-Another package's passes may name facts of their own, and register their checks in CHECKS.
+A fact with a check is verified on the graph; one without is only a promise about the order of passes. Another package's
+passes may name facts of their own, and register their checks in CHECKS.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Fact(StrEnum):
     """The facts that icc's own passes know."""
 
     LIVE = "live"  # every call and weight has a reader
-    FOLDED = "folded"  # no call on weights alone
-    UNIQUE = "unique"  # no call is made twice, but for those with a state
+    FOLDED = "folded"  # no call has only weights as operands
+    UNIQUE = "unique"  # no two equal calls, except calls with a state
     SIMPLE = "simple"  # no view of a view
-    POSITION_TABLES = "position-tables"  # what positions determine is a row of a table
-    NORMS = "norms"  # norms are ops; does not show
-    ROPE = "rope"  # rotary embedding is an op; does not show
-    PAGED = "paged"  # attention knows its cache: every op has a kernel, or is drawn into one
+    POSITION_TABLES = "position-tables"  # values that depend only on positions are rows of a table
+    NORMS = "norms"  # norms are ops; has no check
+    ROPE = "rope"  # rotary embedding is an op; has no check
+    PAGED = "paged"  # attention uses its cache: every op has a kernel, or is fused into one
     LOGIT_ROWS = "logit-rows"  # the output has the rows that the scheduler asks for
     OPTIMIZED = "optimized"  # only ops that code generators know; the verifier's stage of that name
 
 
 def problem(graph: Graph, fact: str) -> str:
-    """Where the graph shows that `fact` is not true; "" if it is, or does not show in a graph."""
+    """Where the graph violates `fact`; "" if the fact is true or has no check."""
     check = CHECKS.get(fact)
     return check(graph) if check is not None else ""
 
@@ -64,13 +64,13 @@ def is_position_row(node: fx.Node, positions: fx.Node) -> bool:
 
 
 def is_condition(node: fx.Node) -> bool:
-    """Whether the node says what holds of its operands: a tensor of booleans."""
+    """Whether the node is a condition on its operands: a tensor of booleans."""
     kind = node.meta.get("type")
     return isinstance(kind, TensorType) and kind.dtype == torch.bool
 
 
 def call_key(node: fx.Node) -> Any:
-    """Equal for calls that compute the same."""
+    """A key that is equal for calls that compute the same."""
 
     def key(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -83,7 +83,7 @@ def call_key(node: fx.Node) -> Any:
 
 
 def folds(node: fx.Node) -> bool:
-    """Whether the node is a call on weights alone, which is a weight itself."""
+    """Whether the node is a call whose operands are all weights, so that its result is a weight."""
     inputs = node.all_input_nodes
     if node.op != "call_function" or not inputs or any(n.op != "get_attr" for n in inputs):
         return False

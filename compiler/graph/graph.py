@@ -27,8 +27,8 @@ TAP, DRAFT_LAYER = "tap", "draft_layer"  # names of sections, as the runtime has
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts of the model that the graph does not show. `architecture` is for people only. padding: the token that fills
-    batches up where they have a shape, which no sequence has here."""
+    """Facts of the model that the graph does not show. `architecture` is for display only. padding: the token that pads
+    batches of a fixed shape; icc's sequences are not padded."""
 
     architecture: str
     vocab_size: int
@@ -41,7 +41,7 @@ class ModelInfo:
 
     @property
     def weight_dtype(self) -> str:
-        """The element type of the checkpoint's weights, as kernels have it: f32, bf16 or f16."""
+        """The element type of the checkpoint's weights in kernels: f32, bf16 or f16."""
         found = short_dtype(self.dtype)
         return found if found in ("bf16", "f16") else "f32"
 
@@ -55,16 +55,16 @@ class Graph:
     info: ModelInfo
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
-    picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
+    picked: str = ""  # the token whose row a scoring graph returns: "first" or "last"
     declared: tuple[BatchArray, ...] = ()  # its inputs besides FIXED_INPUTS, see `declare`
-    sites: tuple[PoolSite, ...] = ()  # where changes by adapters go
-    ranks: int = 1  # how many processes run it together, see weights/shards.py
-    stages: int = 1  # in how many groups, which work one after the other; rank `stage * parts + part`
-    gguf: str = ""  # what llama.cpp calls its architecture, where that is known of a graph with sites
+    sites: tuple[PoolSite, ...] = ()  # where adapters add their terms
+    ranks: int = 1  # how many processes run the graph together, see weights/shards.py
+    stages: int = 1  # how many pipeline stages the ranks form; rank `stage * parts + part`
+    gguf: str = ""  # llama.cpp's name of the architecture, if known and the graph has sites
 
     @property
     def parts(self) -> int:
-        """How many ranks work together, each with parts of the weights: those of a stage, or all."""
+        """The number of ranks that divide weights among them: those of one stage."""
         return self.ranks // self.stages
 
     @property
@@ -83,7 +83,7 @@ class Graph:
         return next((n for n in self.fx.nodes if n.op == "placeholder" and n.target == name), None)
 
     def fixed_input(self, name: str) -> fx.Node:
-        """The placeholder of one of FIXED_INPUTS, which is made where there is none."""
+        """The placeholder of one of FIXED_INPUTS; it is made if the graph has none."""
         found = self.input(name)
         if found is None:
             with self.fx.inserting_after(next(n for n in reversed(self.fx.nodes) if n.op == "placeholder")):
@@ -93,7 +93,7 @@ class Graph:
 
     def declare(self, array: BatchArray) -> fx.Node:
         """A new input: its placeholder, typed by the array. One row per token, which requests may give, or, with shape
-        ("D", ..), one per row for which a section is asked. ValueError for what a program cannot declare."""
+        ("D", ..), one per row for which a section runs. ValueError for an input that a program cannot declare."""
         if problem := declaration_problem((*self.declared, array)):
             raise ValueError(problem)
         self.declared = (*self.declared, array)
@@ -105,7 +105,7 @@ class Graph:
 
     @property
     def outputs(self) -> dict[str, fx.Node]:
-        """The results by name: LOGITS or HIDDEN first, then those of sections, see `sections`."""
+        """The results by name: LOGITS or HIDDEN first, then the outputs of sections, see `sections`."""
         return dict(self.end.args[0])  # type: ignore[arg-type]
 
     @property
@@ -126,7 +126,7 @@ class Graph:
 
     @property
     def embeds(self) -> bool:
-        """Whether the output are hidden states, not logits."""
+        """Whether the output is hidden states, not logits."""
         return HIDDEN in self.outputs
 
     @property
@@ -136,7 +136,7 @@ class Graph:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether some attention sees later tokens so that a sequence must run in one step."""
+        """Whether some attention sees later tokens, so that a sequence must run in one step."""
         return any(attention_spec(n).within_step for n in self.attention_nodes)
 
     @property
@@ -147,11 +147,11 @@ class Graph:
 
     @property
     def sections(self) -> dict[str, dict[str, fx.Node]]:
-        """What runs when it is asked for, and not in every step: the outputs of each section, by their names there.
+        """The sections, which run only on request: the outputs of each section, by their names in it.
 
-        An output "a.b" is what section a calls b. A section that gives LOGITS runs as a step of its own, behind a batch
-        of its own; any other runs behind a step, for some of its logit rows (TAP: of its tokens), which are the rows of
-        its outputs.
+        An output "a.b" is the output b of section a. A section that gives LOGITS runs as a step of its own, with its
+        own batch; any other runs after a step, for some of the step's logit rows (TAP: its tokens), which are the rows
+        of the section's outputs.
         """
         found: dict[str, dict[str, fx.Node]] = {}
         for name, node in self.outputs.items():
@@ -161,7 +161,7 @@ class Graph:
         return found
 
     def section_nodes(self, *sections: str) -> set[fx.Node]:
-        """The nodes that these sections need, and a step does not; of all sections where none is named."""
+        """The nodes that these sections need and a step does not; of all sections if none is named."""
         wanted = [node for name, outputs in self.sections.items() if name in (sections or self.sections)
                   for node in outputs.values()]  # fmt: skip
         return ancestors(*wanted) - ancestors(self.output)
@@ -182,7 +182,7 @@ class Graph:
         return node
 
     def call(self, target: Any, *args: Any, origin: fx.Node | None = None) -> fx.Node:
-        """A new typed call at the insertion point; `origin` gives it its module path; None: it has none."""
+        """A new typed call at the insertion point; it gets the module path of `origin`; None: it has none."""
         node = self.fx.call_function(target, args)
         node.meta["type"] = infer_type(node)
         if origin is not None and "module" in origin.meta:
@@ -190,11 +190,11 @@ class Graph:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Send the users of `old` to `new`; dead nodes go at the next `sweep`."""
+        """Let the users of `old` use `new`; the next `sweep` removes dead nodes."""
         old.replace_all_uses_with(new)
 
     def sweep(self) -> int:
-        """Remove nodes without users and weights without nodes; returns how many nodes went."""
+        """Remove nodes without users and weights without nodes; returns how many nodes were removed."""
         removed = 0
         for node in reversed(list(self.fx.nodes)):
             if node.op in ("call_function", "get_attr") and not node.users:
@@ -222,7 +222,7 @@ def layer_of(node: fx.Node) -> int:
 
 
 def set_layer(node: fx.Node, layer: int) -> None:
-    """Give a call that owns a cache or a state the number of another one."""
+    """Give a call that owns a cache or a state another layer number."""
     names = list(named_arguments(node))
     if "spec" in names:
         set_attention_spec(node, replace(attention_spec(node), layer=layer))

@@ -17,7 +17,8 @@ from .tensor_types import DRAFT_ROWS, LOGIT_ROWS, TOKENS, input_type
 
 
 def as_compute(value: Tensor) -> Tensor:
-    """Weights of any storage type and shape compute in float32; integers and booleans stay."""
+    """The value in the type in which it computes: float32 for floats of any type and shape; integers and booleans
+    unchanged."""
     return value.to(torch.float32) if value.is_floating_point() else value
 
 
@@ -36,8 +37,8 @@ def input_values(
     logit_rows: Sequence[int] | None = None,
     extras: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
-    """What the placeholders of one sequence get, by name. logit_rows: None for all tokens. extras: rows [T, ...] of
-    declared inputs, or one for each logit row of what sections are given; others are filled as they say."""
+    """The values of the placeholders for one sequence, by name. logit_rows: None for all tokens. extras: rows [T, ...]
+    of declared inputs, or one row per logit row for inputs of sections; other inputs get their fill values."""
     count = len(token_ids)
     rows = torch.arange(count) if logit_rows is None else torch.tensor(list(logit_rows))
     values = {"token_ids": torch.tensor(list(token_ids), dtype=torch.int64), "positions": torch.arange(count)}
@@ -59,8 +60,8 @@ def interpret(
 ) -> Tensor:
     """Logits float32 [T or L, vocab] of one sequence that starts at position 0.
 
-    `observer(node, args)` sees each call's evaluated arguments before it runs. logit_rows: the L that are wanted; None:
-    all T. extras: rows [T, ...] of declared inputs, by name; others are filled as they say.
+    `observer(node, args)` sees each call's evaluated arguments before it runs. logit_rows: the L rows that are wanted;
+    None: all T. extras: rows [T, ...] of declared inputs, by name; other inputs get their fill values.
     """
     found = _run(graph, input_values(graph, token_ids, logit_rows, extras), observer)
     return found[HIDDEN if HIDDEN in found else LOGITS]
@@ -70,13 +71,14 @@ def interpret(
 def interpret_outputs(
     graph: Graph, token_ids: Sequence[int], extras: Mapping[str, Tensor] = MappingProxyType({})
 ) -> dict[str, Tensor]:
-    """Everything that a graph gives for one sequence that starts at position 0, by the names of `Graph.outputs`, with a
-    row for each token: sections are asked for all of them. extras: see `interpret`."""
+    """All outputs of a graph for one sequence that starts at position 0, by the names of `Graph.outputs`, with a row
+    for each token; sections run for all tokens. extras: see `interpret`."""
     return _run(graph, input_values(graph, token_ids, None, extras), None)
 
 
 def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None = None) -> dict[str, Tensor]:
-    """The outputs by name, as rank 0 has them, or the last stage. All ranks run in lockstep, call by call."""
+    """The outputs by name, as rank 0 computes them, or the first rank of the last stage. All ranks run in lockstep,
+    call by call."""
     env: dict[fx.Node, list[Any]] = {}
     last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
     ranks, last = range(graph.ranks), LastParts()
@@ -84,9 +86,9 @@ def _run(graph: Graph, inputs: Mapping[str, Tensor], observer: Observer | None =
         if node.op == "placeholder":
             env[node] = [inputs[str(node.target)]] * graph.ranks
         elif node.op == "get_attr":
-            continue  # loaded where it is used, so that one weight at a time is in memory
+            continue  # loaded at its use, so that only one weight at a time is in memory
         elif node.op == "output":
-            own = (graph.stages - 1) * graph.parts  # those of rank 0, or of the first of the last stage
+            own = (graph.stages - 1) * graph.parts  # those of rank 0, or of the first rank of the last stage
             return {name: _value(arg, graph, env, own, last) for name, arg in graph.outputs.items()}
         else:
             env[node] = _call(graph, node, env, ranks, last, observer)
@@ -104,7 +106,7 @@ def _call(
     last: LastParts,
     observer: Observer | None,
 ) -> list[Any]:
-    """What a call gives on each rank."""
+    """The value of a call on each rank."""
     args = [tuple(_value(a, graph, env, rank, last) for a in node.args) for rank in ranks]
     if observer is not None:
         observer(node, args[0])

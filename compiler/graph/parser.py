@@ -1,7 +1,7 @@
-"""Reads graph text back: `print_graph(parse_graph(text)) == text` for whatever the printer wrote.
+"""Reads graph text back: `print_graph(parse_graph(text)) == text` for any text that the printer wrote.
 
-A weight is known by its name, how it is stored and its shape; its values come from a seed and its name. A value's type
-is inferred, and must be what the text says. Empty lines and lines that begin with # do not count.
+The text gives a weight's name, storage and shape; its values come from a seed and its name. A value's type is inferred
+and must agree with the text. Empty lines and lines that begin with # do not count.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def parse_graph(text: str, seed: int = 0) -> Graph:
 
 
 def seeded_values(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Values of `shape` that depend on the name and the seed: normal floats; integers are 0 or 1, so that they index
-    anything."""
+    """Values of `shape` that depend on the name and the seed: floats are normal, integers 0 or 1, so that they can
+    index anything."""
     generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) + seed) % 2**63)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
@@ -64,7 +64,7 @@ class _Parser:
         for position, (number, line) in enumerate(lines):
             try:
                 self._line(line.strip(), position == 0, position == len(lines) - 1)
-            except Exception as error:  # an op that is run on types raises whatever it likes
+            except Exception as error:  # an op that is run on types may raise any error
                 raise GraphTextError(number, line.strip(), str(error).splitlines()[0]) from error
         if not lines:
             raise GraphTextError(1, "", "there is no graph")
@@ -160,7 +160,7 @@ class _Parser:
         return _number(token["number"])
 
     def _constant(self, name: str, tokens: Iterator[re.Match[str]]) -> ConstantArgument:
-        """The value behind `Name{`, up to its closing brace."""
+        """The value after `Name{`, up to its closing brace."""
         if name not in ConstantArgument.KNOWN:
             raise ValueError(f"there is no {name}")
         fields: dict[str, Any] = {}
@@ -198,7 +198,8 @@ def stored_weight(name: str, stored: str, shape: tuple[int, ...], seed: int) -> 
 
 
 def find_target(name: str) -> Any:
-    """What the printer calls `name`: getitem, icc.rms_norm, aten.mul.Tensor. ValueError if there is no such op."""
+    """The op that the printer shows as `name`: getitem, icc.rms_norm, aten.mul.Tensor. ValueError if there is no such
+    op."""
     if name == "getitem":
         return operator.getitem
     OPS.extend()  # torch knows another package's ops once they are imported

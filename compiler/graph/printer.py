@@ -1,6 +1,6 @@
 """Canonical graph text: values renamed in order, types shown, weights inline. Equal graphs print equally.
 
-parser.py reads it back. What the text leaves out: the values of weights, and facts of the model that no op shows.
+parser.py reads it back. The text leaves out the values of weights, and facts of the model that no op shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .graph import LOGITS, Graph
 
 
 def target_name(target: Any) -> str:
-    """icc.rms_norm, aten.view, getitem."""
+    """The name of an op in graph text, such as icc.rms_norm, aten.view, getitem."""
     if target is operator.getitem:
         return "getitem"
     schema = getattr(target, "_schema", None)
@@ -44,12 +44,12 @@ def _format(value: Any, names: dict[fx.Node, str]) -> str:
 
 
 def _output(name: str, value: str) -> str:
-    """The logits go without their name."""
+    """An output as text; the logits are shown without their name."""
     return value if name == LOGITS else f"{name}={value}"
 
 
 def _declaration(array: BatchArray) -> str:
-    """How a declared input is stored, and with what its rows are filled that nobody gives, where that is not 0."""
+    """A declared input as text: how it is stored, and the fill value of rows that no request gives, if it is not 0."""
     fill = f" = {array.fill}" if array.fill else ""
     return f"{array.dtype}[{', '.join(map(str, array.shape))}]{fill}"
 

@@ -1,4 +1,4 @@
-"""TensorType: what the values of a graph are, row by row, and how it is inferred by running an op on meta tensors."""
+"""TensorType: the type of a graph's value, per row, and its inference by running an op on meta tensors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..weights.handles import Weight
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
-DRAFT_ROWS = "draft_rows"  # those of a step's logit rows for which a section is asked
-# Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
+DRAFT_ROWS = "draft_rows"  # the logit rows of a step for which a section runs
+# Row counts used when types are inferred by running an op on meta tensors. Any sizes work, as ops are row-wise.
 _ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3, DRAFT_ROWS: 2}
 
 
@@ -41,7 +41,7 @@ class TensorType:
         return self.shape if self.rows is None else (-1, *self.shape)
 
     def meta(self) -> torch.Tensor:
-        """A meta tensor of this type, `shape` behind a sample row count if it has rows."""
+        """A meta tensor of this type, with shape `shape`, preceded by a sample row count if it has rows."""
         lead = () if self.rows is None else (_ROW_SAMPLE[self.rows],)
         return torch.empty((*lead, *self.shape), dtype=self.dtype, device="meta")
 
@@ -51,12 +51,12 @@ class TensorType:
 
 
 def input_type(array: BatchArray) -> TensorType:
-    """The type of a declared input in the graph: whatever it is stored as, numbers compute in float32 or int64."""
+    """The type of a declared input in the graph: numbers compute in float32 or int64, however they are stored."""
     rows = DRAFT_ROWS if array.is_asked else TOKENS
     return TensorType(rows, array.row_shape, torch.float32 if "f" in array.dtype else torch.int64)
 
 
-# What every program may be given, and the types of these placeholders.
+# The inputs that every program may have, and the types of their placeholders.
 FIXED_INPUTS = {
     "token_ids": TensorType(TOKENS, (), torch.int64),
     "positions": TensorType(TOKENS, (), torch.int64),
@@ -66,7 +66,7 @@ FIXED_INPUTS = {
 
 
 def weight_type(weight: Weight) -> TensorType:
-    """The type of a weight in the graph: whatever it is stored as, floating point computes in float32."""
+    """The type of a weight in the graph: floats compute in float32, however they are stored."""
     return TensorType(None, weight.shape, torch.float32 if weight.dtype.is_floating_point else weight.dtype)
 
 
@@ -93,7 +93,7 @@ def _types(node: fx.Node) -> tuple[TensorType, ...]:
 def infer_type(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
     """The type of a call, found by running its target on meta tensors.
 
-    Raises what the target raises; of an op of another package that is an ExtensionError.
+    Raises the target's errors; for an op of another package an ExtensionError.
     """
     if node.target is operator.getitem:
         source, index = node.args
@@ -109,7 +109,8 @@ _INFERRED: dict[Any, TensorType | tuple[TensorType, ...]] = {}
 
 
 def _signature(value: Any) -> Any:
-    """What the type of a call depends on in its operands. Numbers that are equal but of different types differ."""
+    """A key of the properties of operands that a call's type depends on. Equal numbers of different types give
+    different keys."""
     if isinstance(value, fx.Node):
         return value.meta["type"]
     if isinstance(value, (list, tuple)):

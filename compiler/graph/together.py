@@ -24,9 +24,9 @@ from .tensor_types import type_of
 Change = Callable[[list[Any]], list[Any]]
 """The arguments that a call gets, for those that it would get."""
 Variant = Mapping[fx.Node, Weight | Change]
-"""The calls that are changed; those whose argument 1 is a weight may be given the weight that they read instead."""
+"""The changed calls; a call whose argument 1 is a weight may map to the weight that it reads instead."""
 MODEL = -1
-Lane = tuple[int, int]  # the number of a variant, or MODEL, and of a sequence
+Lane = tuple[int, int]  # the number of a variant, or MODEL, and the number of a sequence
 _LINEAR = OPS["linear"].overload
 
 
@@ -48,8 +48,8 @@ def run_together(
 ) -> Iterator[SequenceLogits]:
     """The logits (or hidden states, of a graph that embeds) of all sequences, of the model and of each variant.
 
-    Logits are large, so they come for one sequence after the other: the model's own, then those of all variants. heard:
-    gets how much of the work is done and how much there is, by the sizes of weights.
+    Logits are large, so they are yielded for one sequence after the other: the model's own, then those of all variants.
+    heard: called with the work done and the total work, measured in sizes of weights.
     """
     order = _needed(graph)
     first = _large(graph, order)
@@ -101,7 +101,7 @@ def _change(changed: Weight | Change) -> Change:
 
 
 def _touched(order: Sequence[fx.Node], variants: Sequence[Variant]) -> dict[fx.Node, list[int]]:
-    """For every node the variants in which its value is another than the model's, and MODEL."""
+    """For every node MODEL and the variants in which its value differs from the model's."""
     found: dict[fx.Node, list[int]] = {}
     for node in order:
         own = {v for v, variant in enumerate(variants) if node in variant}
@@ -110,7 +110,7 @@ def _touched(order: Sequence[fx.Node], variants: Sequence[Variant]) -> dict[fx.N
 
 
 def _size(node: fx.Node) -> int:
-    """The numbers of the weights that a node reads."""
+    """The number of elements of the weights that a node reads."""
     return sum(prod(type_of(arg).shape) for arg in node.all_input_nodes if arg.op == "get_attr")
 
 
@@ -155,7 +155,7 @@ def _needed(graph: Graph) -> list[fx.Node]:
 
 
 def _large(graph: Graph, order: Sequence[fx.Node]) -> int:
-    """The place of the last linear layer, whose values are as wide as the vocabulary; for a graph that embeds, the
-    end."""
+    """The index in `order` of the last linear layer, whose values are as wide as the vocabulary; for a graph that
+    embeds, the end."""
     places = [i for i, node in enumerate(order) if node.op == "call_function" and node.target is _LINEAR]
     return places[-1] if places and not graph.embeds else len(order)

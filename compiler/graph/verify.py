@@ -1,4 +1,4 @@
-"""The verifier: which ops a graph may hold at each stage, and that its types are true."""
+"""The verifier: checks that a graph holds only the ops of its stage, and that its types are right."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .tensor_types import FIXED_INPUTS, infer_type, input_type, type_of, weight_
 
 
 class Stage(StrEnum):
-    """exported: as the frontend made it. optimized: only what the code generators know."""
+    """exported: the graph that the frontend made. optimized: only ops that the code generators know."""
 
     EXPORTED = "exported"
     OPTIMIZED = "optimized"
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether the node is an elementwise op that the generic fusion takes in."""
+    """Whether the node is an elementwise op that generic fusion can merge."""
     op = op_of(node.target)
     return op is not None and op.instructions is not None
 

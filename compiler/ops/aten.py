@@ -1,4 +1,4 @@
-"""Elementwise aten ops as instructions of `icc.pointwise`: what the generic fusion can compile.
+"""Elementwise aten ops as instructions of `icc.pointwise`, so that generic fusion can compile them.
 
 Each entry takes a `BodyWriter` and the op's operands (of the body, or numbers) and returns the result.
 """
@@ -80,7 +80,7 @@ POINTWISE: dict[str, Instructions] = {
     "aten.mish": lambda b, x: b("mul", x, b("tanh", b("softplus", x))),
 }
 
-# these have options that the frontend normalizes before they get here
+# ops with options that the frontend has normalized before
 ARITHMETIC: dict[str, Instructions] = {
     "aten.add": _simple("add"),
     "aten.sub": _simple("sub"),
@@ -89,7 +89,7 @@ ARITHMETIC: dict[str, Instructions] = {
 
 
 def _conversion(b: BodyWriter, x: Any, dtype: torch.dtype) -> Operand:
-    """Floating point is float32, integers are int32 in a kernel."""
+    """The instruction that converts x to a dtype; in a kernel floats are float32 and integers int32."""
     return b("to_bool" if dtype == torch.bool else "to_f32" if dtype.is_floating_point else "to_i32", x)
 
 
@@ -101,7 +101,7 @@ def _cost(x: torch.Tensor, *rest: object) -> Cost:
 
 
 def _declare(name: str, instructions: Instructions) -> None:
-    """An elementwise op under all its overloads; for arithmetic, those without a rounding mode."""
+    """Declare an elementwise op under all its overloads; for arithmetic, those without a rounding mode."""
     packet = getattr(torch.ops.aten, name.removeprefix("aten."))
     found = Traits(elementwise=True, homogeneous=_HOMOGENEOUS.get(name.removeprefix("aten."), ()))
     targets = (packet.Tensor, packet.Scalar) if name in ARITHMETIC else (packet,)

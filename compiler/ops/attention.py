@@ -1,4 +1,4 @@
-"""Attention, causal or not, before and after it meets the paged KV cache, and rotary position embedding."""
+"""Attention, causal or not, without and with the paged KV cache, and rotary position embedding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Cost, op, tensor_bytes
 from .evicting import attend_evicting
 from .traits import Division, Traits
 
-BIAS_MARGIN = 64  # columns of a bias by distance beyond the longest sequence, which kernels may read
+BIAS_MARGIN = 64  # extra columns of a bias by distance, beyond the longest sequence, that kernels may read
 
 
 _HEADS = Division(dict.fromkeys(("q", "k", "v", "sinks", "alibi", "bias", "row_bias", "key_bias"), 0), 0)
@@ -32,13 +32,12 @@ def attention(
 ) -> Tensor:
     """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
-    Where the mask sees later tokens, the whole sequence must be in one step, and nothing of it is kept, unless it is
-    `spec.cached`. sinks[Hq] add
-    exp(sink) to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
-    P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E], or
-    [T, 1, E] for all heads, adds column `spec.later` + query position - key position of the query's own row, and
-    nothing where there is no such column. key_bias, with `spec.key_later`, is the same of the key's own row, where the
-    mask sees all later tokens (c2p and p2c of DeBERTa, He et al. 2021).
+    If the mask sees later tokens, the whole sequence must be in one step, and nothing of it is cached, unless
+    `spec.cached`. sinks[Hq] add exp(sink) to the denominator. alibi[Hq] adds slope * (key position - query position).
+    bias[Hq, 2 * P] adds column P + key position - query position, where P is at least the longest sequence and
+    BIAS_MARGIN. row_bias[T, Hq, E], or [T, 1, E] for all heads, adds column `spec.later` + query position - key
+    position of the query's own row, or 0 if there is no such column. key_bias, with `spec.key_later`, does the same
+    with the key's own row, if the mask sees all later tokens (c2p and p2c of DeBERTa, He et al. 2021).
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
@@ -53,8 +52,8 @@ def attention(
 
 
 def _scores(q: Tensor, k: Tensor, at: Tensor, spec: AttentionSpec, alibi: Tensor | None, bias: Tensor | None) -> Tensor:
-    """[Hq, T, T] of q and k as `attention` has them, before anything is hidden. at [T]: where distances of q count
-    from."""
+    """Scores [Hq, T, T] of q and k as in `attention`, before masking. at [T]: the positions of q from which distances
+    are counted."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1)
     scores = q.transpose(0, 1) @ keys.transpose(1, 2) * spec.scale
     distance = torch.arange(len(k))[None, :] - at[:, None]
@@ -66,8 +65,8 @@ def _scores(q: Tensor, k: Tensor, at: Tensor, spec: AttentionSpec, alibi: Tensor
 
 
 def by_distance(rows: Tensor, later: int, of_keys: bool = False) -> Tensor:
-    """[H, T, T]: rows[T, H, E] of queries, or of keys, laid out: column `later` + query - key, zeros where there is
-    none."""
+    """[H, T, T] from rows[T, H, E] of queries, or of keys: the entry of a pair is column `later` + query - key, or 0 if
+    there is no such column."""
     tokens, heads, width = rows.shape
     at = torch.arange(tokens)
     column = later + at[:, None] - at[None, :]
@@ -78,7 +77,7 @@ def by_distance(rows: Tensor, later: int, of_keys: bool = False) -> Tensor:
 
 
 def _weighted(scores: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """[T, Hq, Dv]: values by softmax of scores [Hq, T, T]."""
+    """[T, Hq, Dv]: values weighted by the softmax of scores [Hq, T, T]."""
     heads, tokens, _ = scores.shape
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(heads, tokens, 1)], dim=-1)
@@ -102,7 +101,7 @@ def _attention_samples() -> Iterator[tuple[object, ...]]:
     yield *qkv(9, 3, 3, 8, 8), AttentionSpec(0, 0.3, softcap=20.0), torch.randn(3)
     yield *qkv(9, 4, 2, 8, 8), AttentionSpec(0, 0.3, AttentionMask(chunk=4)), None, torch.rand(4)
     around, every = AttentionMask(window=3, ahead=2), AttentionMask(ahead=ALL_AHEAD)
-    yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3, around)  # as many tokens as the tests run: all are seen
+    yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3, around)  # as many tokens as the tests run, so that all are seen
     yield *qkv(21, 4, 4, 8, 8), AttentionSpec(0, 0.3, every), None, None, torch.randn(4, 160)
     yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3), None, None, None, torch.randn(21, 4, 7)
     yield *qkv(21, 4, 2, 8, 8), AttentionSpec(0, 0.3), None, None, None, torch.randn(21, 1, 20)
@@ -166,9 +165,9 @@ def paged_attention(
 ) -> Tensor:
     """Attention over the paged KV cache with rotary embedding and KV write fused.
 
-    As `attention`, where q and k are first rotated by the rows `positions` of the tables q_cos/q_sin and k_cos/k_sin
-    [P, R] (absent: no rotation), and k, v are written to the pages of KV layer `spec.layer`. The reference sees one
-    sequence whose tokens are all in this step; of the tokens before, `spec.policy` keeps some.
+    As `attention`, but q and k are first rotated by the rows `positions` of the tables q_cos/q_sin and k_cos/k_sin [P,
+    R] (None: no rotation), and k, v are written to the pages of KV layer `spec.layer`. The reference sees one sequence
+    whose tokens are all in this step; `spec.policy` decides which earlier tokens a token sees.
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
@@ -187,7 +186,7 @@ def paged_attention(
         return attend_evicting(_scores(turned(at), k, at, spec, alibi, bias), v, sinks, policy)
     first, window = policy.beside, policy.size
     near = _scores(turned(at), k, at, spec, alibi, bias)
-    based = at.clamp(max=first + window - 1)  # where a query would be if nothing was missing
+    based = at.clamp(max=first + window - 1)  # a query's position if no tokens were missing
     far = _scores(turned(based), k, based, spec, alibi, bias)
     is_sink = at[None, :] < first
     seen = (at[None, :] <= at[:, None]) & (is_sink | (at[None, :] > at[:, None] - window))

@@ -1,4 +1,4 @@
-"""What a call of attention is told besides its tensors, as one value."""
+"""The arguments of attention besides its tensors, as one value."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ALL_AHEAD = -1  # every later token of the sequence
 class AttentionMask(ConstantArgument):
     """Which keys a query sees, by their positions.
 
-    window: of earlier keys, those less than so many tokens back, itself included (0: all). chunk: only keys of the
-    query's own chunk of so many tokens (0: all). ahead: so many later keys, too (0: none, causal; ALL_AHEAD: all).
+    window: only the last `window` keys up to the query's own (0: all earlier ones). chunk: only keys in the query's own
+    chunk of `chunk` tokens (0: all). ahead: also `ahead` later keys (0: none, causal; ALL_AHEAD: all).
     """
 
     window: int = 0
@@ -50,11 +50,12 @@ class AttentionMask(ConstantArgument):
 class AttentionSpec(ConstantArgument):
     """The numbers of one attention layer.
 
-    layer: the number of its KV cache; layers with one number read the same. scale: of the products of queries and keys;
-    0 weighs all that is seen alike. softcap: scores become softcap * tanh(score / softcap) (0: they stay). later,
-    key_later: columns of `row_bias` and `key_bias` that are for later keys. rope: how the vectors that are rotated
-    inside are paired, "half" or "interleaved". policy: which tokens the cache gives up; None keeps all. cached: keys
-    and values are kept even where the mask sees later tokens, of which then only those of the same step are seen.
+    layer: the number of its KV cache; layers with one number read the same cache. scale: factor of the products of
+    queries and keys; 0 weighs all visible keys equally. softcap: scores become softcap * tanh(score / softcap) (0:
+    unchanged). later, key_later: columns of `row_bias` and `key_bias` that are for later keys. rope: how rotary
+    embedding pairs the dims of a vector, "half" or "interleaved". policy: which tokens the cache drops; None keeps all.
+    cached: keys and values are cached even if the mask sees later tokens, of which then only those of the same step are
+    seen.
     """
 
     layer: int
@@ -69,5 +70,5 @@ class AttentionSpec(ConstantArgument):
 
     @property
     def within_step(self) -> bool:
-        """Whether a sequence must run in one step, and nothing of it is kept."""
+        """Whether a sequence must run in one step, and nothing of it is cached."""
         return self.mask.ahead != 0 and not self.cached

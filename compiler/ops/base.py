@@ -1,4 +1,4 @@
-"""How an op is declared: once, and everything else is derived.
+"""Declares ops: each is declared once, and everything else is derived.
 
     @op(Traits(elementwise=True), namespace="acme")
     def squared(x: Tensor) -> Tensor:
@@ -15,10 +15,9 @@ The decorated function is the op's schema, reference, oracle and fake at once. E
 token-major: its first axis is the token (or logit row) axis, and the op treats each row on its own, unless its traits
 say that it mixes tokens.
 
-Declaring is registering, wherever it is done: the verifier, the passes, the interpreter and the lowering look an op up
-by the target of a node (`op_of`, `traits_of`) when they meet it, and keep no tables of their own. An op that has
-`instructions` is drawn into `icc.pointwise` by the fusion and needs no kernel; any other needs a lowering and a kernel
-per back end.
+A declaration in any module also registers the op: the verifier, the passes, the interpreter and the lowering look an op
+up by the target of a node (`op_of`, `traits_of`) and keep no tables of their own. Fusion merges an op that has
+`instructions` into `icc.pointwise`, so it needs no kernel; any other op needs a lowering and a kernel per back end.
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ class Cost:
 class Op:
     """A declared op. `tolerance` bounds max |kernel - reference| / max |reference| in float32.
 
-    `overload` is what a node calls. `instructions` tells how the fusion writes an elementwise op.
+    `overload` is the target that a node calls. `instructions` writes an elementwise op into a fused body; None if
+    fusion cannot.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Op:
         return {name: parameter.default for name, parameter in signature(self.reference).parameters.items()}
 
     def named(self, node: fx.Node) -> dict[str, Any]:
-        """What a node gives to each argument by its name, defaults included."""
+        """The arguments of a node's call by name, defaults included."""
         given = {**dict(zip(self.parameters, node.args, strict=False)), **node.kwargs}
         return {name: given.get(name, default) for name, default in self.parameters.items()}
 
     def ordered(self, **named: Any) -> tuple[Any, ...]:
-        """Arguments by name as a node has them: in order, without defaults at the end. TypeError if one is missing, or
-        there is none of that name."""
+        """Named arguments as a node's tuple: in order, without defaults at the end. TypeError if one is missing or a
+        name is unknown."""
         unknown = named.keys() - self.parameters.keys()
         values = {**self.parameters, **named}
         missing = [name for name, value in values.items() if value is Parameter.empty]
@@ -93,7 +93,7 @@ class Op:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether the op reaches the lowering, and so needs a kernel; no pass takes it in or replaces it."""
+        """Whether the op reaches the lowering and needs a kernel, because no pass merges or replaces it."""
         return self.instructions is None and not self.traits.abstract
 
     def set_cost(self, fn: Callable[..., Cost]) -> Callable[..., Cost]:
@@ -133,7 +133,8 @@ class Registry(dict[str, Op]):
         return found
 
     def extend(self) -> None:
-        """Import what other packages declare (entry points icc.ops); happens once, when an op is not known."""
+        """Import the ops that other packages declare (entry points icc.ops); this happens once, when an op is not
+        known."""
         if not self._extended:
             self._extended = True
             extensions.load_all(GROUP)
@@ -147,25 +148,25 @@ OPS = Registry()
 
 
 def op_of(target: Any) -> Op | None:
-    """The declared op that a node's target calls; None for what is not one, such as a placeholder or getitem."""
+    """The declared op that a node's target calls; None for any other target, such as a placeholder or getitem."""
     return OPS.find(target)
 
 
 def traits_of(target: Any) -> Traits:
-    """The traits of a node's target; of what is no declared op, none."""
+    """The traits of a node's target; NO_TRAITS if it is not a declared op."""
     declared = OPS.find(target)
     return NO_TRAITS if declared is None else declared.traits
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """What the call of a declared op is given, by name, defaults included."""
+    """The arguments of a call of a declared op, by name, defaults included."""
     declared = OPS.find(node.target)
     assert declared is not None, f"{node.target} is no declared op"
     return declared.named(node)
 
 
 class OpTarget:
-    """What a node calls, of an op with a ConstantArgument among its arguments: torch's schemas have no type for it."""
+    """The target of an op that has a ConstantArgument among its arguments: torch's schemas have no type for it."""
 
     def __init__(self, namespace: str, fn: Callable[..., Any]) -> None:
         self.namespace, self._fn = namespace, fn
@@ -180,7 +181,7 @@ class OpTarget:
         return self  # nodes are compared with the op's own
 
     def name(self) -> str:
-        """As torch's ops have it, "icc::attention"."""
+        """The name in the style of torch's ops, "icc::attention"."""
         return f"{self.namespace}::{self.__name__}"
 
     def __str__(self) -> str:
@@ -195,8 +196,8 @@ def op(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare `<namespace>::<function name>` and register it.
 
-    A function with a ConstantArgument among its arguments is called as it is; any other becomes an op of torch.
-    instructions: None for one that the fusion does not draw in.
+    A function with a ConstantArgument among its arguments is called directly; any other becomes an op of torch.
+    instructions: None for an op that fusion does not merge.
     """
 
     def declare(fn: Callable[..., Any]) -> Op:
@@ -211,7 +212,7 @@ def op(
 
 
 def _check_arguments(name: str, fn: Callable[..., Any], instructions: Instructions) -> None:
-    """TypeError where `instructions` do not take a body and what the op takes."""
+    """Raise TypeError if the parameters of `instructions` are not a body followed by the op's."""
     taken = signature(fn).parameters
     try:
         signature(instructions).bind("body", *taken)
@@ -220,7 +221,7 @@ def _check_arguments(name: str, fn: Callable[..., Any], instructions: Instructio
 
 
 def _target(namespace: str, fn: Callable[..., Any]) -> Any:
-    """What nodes call."""
+    """The target that nodes call."""
     hints = [hint for name, hint in get_type_hints(fn).items() if name != "return"]
     if any(isinstance(hint, type) and issubclass(hint, ConstantArgument) for hint in hints):
         return OpTarget(namespace, fn)

@@ -1,8 +1,8 @@
 """The body of an elementwise kernel: instructions over scalars, in single assignment form.
 
 In a graph a body is text, `t0 = silu a0; t1 = mul t0 a1`: a<i> is input i, t<j> the value of instruction j, anything
-else a number; the last value is the result. `Body.parse` is the one reader of that text and `str` the one writer;
-everything that composes, runs or renders a body works on the value.
+else a number; the last value is the result. Only `Body.parse` reads that text and only `str` writes it; code that
+composes, runs or renders a body works on the object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Literal(msgspec.Struct, frozen=True, array_like=True, tag="number"):
-    """A number. Its text decides what is equal: 1, 1.0 and True differ, 0.0 and -0.0 too, and a NaN equals itself."""
+    """A number. Literals are equal if their texts are: 1, 1.0 and True differ, 0.0 and -0.0 too, and a NaN equals
+    itself."""
 
     text: str
 
@@ -50,7 +51,7 @@ class Literal(msgspec.Struct, frozen=True, array_like=True, tag="number"):
 
     @staticmethod
     def parse(text: str) -> Literal:
-        """A number as written; whole ones without a point are integers. ValueError if it is none."""
+        """Parse a number; one without a point is an integer. ValueError if the text is not a number."""
         if text in ("True", "False"):
             return Literal(text)
         if text.removeprefix("-").isdecimal():
@@ -85,7 +86,8 @@ class Instruction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Instruction j assigns register j; the last one is the result. ValueError for none, or one that reads ahead."""
+    """Instruction j assigns register j; the last one is the result. ValueError if there is no instruction, or one reads
+    a later register."""
 
     instructions: tuple[Instruction, ...]
 
@@ -99,7 +101,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(text: str) -> Body:
-        """The body that `text` writes; ValueError says what of it cannot be read."""
+        """Parse a body's text; ValueError names the part that cannot be read."""
         return _parse(text)
 
     def __str__(self) -> str:
@@ -107,7 +109,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_arguments(self) -> int:
-        """How many inputs the body needs: one more than the highest that it reads."""
+        """How many inputs the body needs: one more than the highest index that it reads."""
         read = (o.index for i in self.instructions for o in i.operands if isinstance(o, Argument))
         return max(read, default=-1) + 1
 
@@ -117,10 +119,11 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         literal: Callable[[Number], T],
         apply: Callable[[str, str, list[T]], T],
     ) -> T:
-        """The result, given the inputs, what a number is, and `apply(register, opcode, operands)`, called in order.
+        """The result, computed from the inputs, with `literal` for numbers and `apply(register, opcode, operands)`,
+        called in order.
 
-        Values may be of any kind: tensors, expressions of a source, operands of a larger body. ValueError where the
-        body reads an input that is not there.
+        Values may be of any kind: tensors, expressions of a source, operands of a larger body. ValueError if the body
+        reads an input that is not given.
         """
         if self.num_arguments > len(arguments):
             raise ValueError(f"the body reads a{self.num_arguments - 1} of {len(arguments)} inputs")
@@ -155,7 +158,7 @@ def _operand(text: str) -> Operand:
 
 
 class BodyWriter:
-    """A body being written, with common subexpressions shared."""
+    """A body under construction, with common subexpressions shared."""
 
     def __init__(self) -> None:
         self._instructions: list[Instruction] = []
@@ -171,11 +174,11 @@ class BodyWriter:
         return self._known[instruction]
 
     def inline(self, body: Body, operands: Sequence[Operand]) -> Operand:
-        """Append the instructions of `body` over `operands` in place of its inputs; its result."""
+        """Append the instructions of `body` with `operands` in place of its inputs; returns its result."""
         return body.evaluate(operands, Literal.of, lambda _, opcode, values: self(opcode, *values))
 
     def finish(self, result: Operand) -> Body:
-        """The body that ends in `result`: a copy of it, unless it is the last value anyway."""
+        """The body that ends in `result`; a copy instruction is added unless `result` is already the last value."""
         written = tuple(self._instructions)
         if result != Register(len(written) - 1):
             written += (Instruction("copy", (result,)),)

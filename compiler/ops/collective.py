@@ -1,8 +1,8 @@
-"""What ranks do together: several processes run one graph with different weights (Shoeybi et al. 2019, Megatron-LM,
+"""Collective ops of ranks: several processes run one graph with different weights (Shoeybi et al. 2019, Megatron-LM,
 arXiv:1909.08053).
 
-The references of these ops take one rank's value, and serve as types. What ranks give each other is `across`, which the
-interpreter asks with the values of all ranks.
+The references of these ops take one rank's value and serve only to infer types. `across` computes the exchange; the
+interpreter calls it with the values of all ranks.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ def all_gather(x: Tensor, ranks: int) -> Tensor:
 
 @op(Traits(collective=True))
 def reduce_scatter(x: Tensor, least: int) -> Tensor:
-    """The sum of the ranks' x[T, ...], added in the order of ranks: each rank has it of its own rows (see `own_rows`),
-    and anything in the others; of fewer than `least` rows every rank has all."""
+    """The sum of the ranks' x[T, ...], added in the order of ranks: each rank gets it for its own rows (see
+    `own_rows`), and any values in other rows; with fewer than `least` rows every rank gets all."""
     return x.clone()
 
 
 @op(Traits(collective=True))
 def all_gather_rows(x: Tensor, least: int) -> Tensor:
-    """x[T, ...] on every rank, each row as the rank has it whose own it is; of fewer than `least` rows all have it."""
+    """x[T, ...] on every rank, each row from the rank that owns it; with fewer than `least` rows every rank already has
+    all."""
     return x.clone()
 
 
 @op(Traits(collective=True))
 def transfer(x: Tensor, stage: int) -> Tensor:
-    """x[T, ...] as each rank of the stage before `stage` has it, on the rank of `stage` in its place; no other rank has
-    it (Huang et al. 2019, GPipe, arXiv:1811.06965)."""
+    """x[T, ...] of each rank of the stage before `stage`, on the corresponding rank of `stage`; no other rank gets it
+    (Huang et al. 2019, GPipe, arXiv:1811.06965)."""
     return x.clone()
 
 
 def own_rows(rows: int, rank: int, ranks: int) -> slice:
-    """The rows of a step that are a rank's own, as evenly many as can be."""
+    """The rows of a step that a rank owns, divided as evenly as possible."""
     return slice(rows * rank // ranks, rows * (rank + 1) // ranks)
 
 
@@ -67,7 +68,7 @@ def _joined(values: Sequence[Tensor], ranks: int) -> list[Tensor]:
 
 
 def _sum_by_rows(values: Sequence[Tensor], least: int) -> list[Tensor]:
-    """Numbers that are none show where a rank reads a row that is not its own."""
+    """As `reduce_scatter`; NaN marks rows that a rank does not own, so that a wrong read shows."""
     total, *_ = found = _sum(values)
     if len(total) < least:
         return found
@@ -86,7 +87,7 @@ def _rows_joined(values: Sequence[Tensor], least: int) -> list[Tensor]:
 
 
 def _moved(values: Sequence[Tensor], stage: int, parts: int) -> list[Tensor]:
-    """Numbers that are none show where another rank reads them."""
+    """As `transfer`; NaN (-1 for integers) marks the value on other ranks, so that a wrong read shows."""
     nowhere = torch.full_like(values[0], float("nan") if values[0].is_floating_point() else -1)
     return [values[rank - parts].clone() if rank // parts == stage else nowhere for rank in range(len(values))]
 
@@ -99,7 +100,7 @@ _ACROSS: dict[Any, Callable[..., list[Tensor]]] = {
 
 
 def across(target: Any, args: Sequence[tuple[Any, ...]], parts: int) -> list[Tensor]:
-    """The results [T, ..] of a collective op on all ranks, for the arguments of all ranks, of which `parts` are a
+    """The results [T, ..] of a collective op on all ranks, for the arguments of all ranks; `parts` ranks form a
     stage."""
     values = [own[0] for own in args]
     if target is transfer.overload:

@@ -17,7 +17,7 @@ _CHANNELS = Division({"x": 0, "weight": 1, "bias": 0}, 0)
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
     """y[t] = bias + sum over k of weight[k] * x[t - K + 1 + k], channel by channel: x[T, C], weight[K, C] -> [T, C].
 
-    What lies before the first token counts as 0, as a bias of None does. `layer` numbers the state, the last K - 1
+    Inputs before the first token count as 0, and so does a bias of None. `layer` numbers the state, the last K - 1
     inputs.
     """
     if x.device.type == "meta":

@@ -1,4 +1,4 @@
-"""The reference of attention that gives tokens up by the attention they got: one token after the other."""
+"""The reference of attention that evicts tokens by the attention they got, computed one token after the other."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from torch.nn.functional import max_pool1d
 
 from ..eviction import Eviction
 
-# Tokens whose highest score counts (SnapKV's clustering): what stands around a token is kept with it. Wider than the
-# paper's 5 or 7: a question looks at where its answer begins, and numbers have a token per digit (benchmarks/NOTES.md).
+# Tokens over which the maximum score is taken (SnapKV's clustering), so that a token's neighbours are kept with it.
+# Wider than the paper's 5 or 7: a question attends to the beginning of its answer, and numbers have a token per digit
+# (benchmarks/NOTES.md).
 POOLED = 15
 
 
 def attend_evicting(
     scores: Tensor, v: Tensor, sinks: Tensor | None, policy: Eviction, prompt: int | None = None
 ) -> Tensor:
-    """[T, Hq, Dv] of scores [Hq, T, T] as `paged_attention` has them before anything is hidden, and v [T, Hkv, Dv].
+    """The result [T, Hq, Dv] from scores [Hq, T, T] of `paged_attention` before masking, and v [T, Hkv, Dv].
 
-    prompt: how many of the tokens are one; None: all. Ties are kept from the first on.
+    prompt: how many of the tokens are the prompt; None: all. Of equal scores the earlier tokens are kept.
     """
     heads, tokens, _ = scores.shape
     prompt = tokens if prompt is None else prompt
@@ -43,7 +44,7 @@ def attend_evicting(
 
 
 def _left(kept: list[int], got: Tensor, policy: Eviction, at_end: bool) -> list[int]:
-    """What of these tokens stays behind the last of them."""
+    """The tokens of `kept` that stay in the cache after the last of them."""
     if policy.kind == "h2o":
         most = policy.size - policy.size // 8 if len(kept) == policy.size else len(kept)
     else:

@@ -1,4 +1,4 @@
-"""Walsh-Hadamard transforms of each token's own values, for rotations that no weight can take in."""
+"""Walsh-Hadamard transforms of each token's own values, for rotations that cannot be merged into a weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
 
-MIN_BLOCK, MAX_BLOCK = 16, 1024  # the sizes that kernels have: powers of two
+MIN_BLOCK, MAX_BLOCK = 16, 1024  # the sizes that kernels support: powers of two
 
 
 def walsh_hadamard(x: Tensor) -> Tensor:

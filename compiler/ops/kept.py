@@ -1,4 +1,4 @@
-"""Codes of the KV formats, and what they stand for, as kernels write and read them: the reference in torch."""
+"""Codes of the KV formats and their values, as kernels write and read them: the reference in torch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from torch import Tensor
 
 from .hadamard import walsh_hadamard
 
-MIXED_BLOCK = 64  # elements that are mixed together, as far as there are so many
+MIXED_BLOCK = 64  # elements that are mixed together, if a vector has so many
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LEAST = 1e-30
 _E4M3_TOP, _E4M3_UNIT = 448.0, 256.0
 
 
 def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [..., dim] and float32 scales [..., 1]."""
+    """Codes int8 [..., dim] and float32 scales [..., 1]."""
     peak = _peak(x)
     return torch.round(x * (127 / peak.clamp(min=_LEAST))).to(torch.int8), peak / 127
 
 
 def e4m3_codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes [..., dim] and float32 scales [..., 1] of 2^-8 of what the bytes say."""
+    """Bytes of e4m3 [..., dim] and float32 scales [..., 1], which multiply 2^-8 of the bytes' values."""
     peak = _peak(x)
     codes = (x * (_E4M3_TOP / peak.clamp(min=_LEAST))).to(torch.float8_e4m3fn)
     return codes.view(torch.uint8), peak / _E4M3_TOP * _E4M3_UNIT
@@ -37,7 +37,7 @@ def mixed_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     low, high, mean = y.amin(-1, keepdim=True), y.amax(-1, keepdim=True), y.mean(-1, keepdim=True)
     centre = (low + high) / 2 if bits == 4 else mean
     deviation = (y - mean).square().mean(-1, keepdim=True).sqrt()
-    unit = (high - low) / 2 / top if bits == 4 else 0.498 * deviation  # of 2 bits, what loses least of a normal one
+    unit = (high - low) / 2 / top if bits == 4 else 0.498 * deviation  # the best for normal values
     span = torch.cat([unit, centre], -1).to(torch.float16)
     unit, centre = span.to(torch.float32).split(1, dim=-1)
     codes = torch.floor((y - centre) / (2 * unit.clamp(min=_LEAST))) + (top + 1) // 2
@@ -59,7 +59,7 @@ def _peak(x: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The transform of every 64 elements, and of the powers of two that the rest is a sum of; its own inverse."""
+    """The transform of every 64 elements, and of powers of two for the rest; its own inverse."""
     sizes, rest, size = [], x.shape[-1], MIXED_BLOCK
     while rest:
         while size > rest:

@@ -15,7 +15,7 @@ _COLUMNS, _ROWS = Division({"weight": 0, "bias": 0}, -1), Division({"x": -1, "we
 
 @op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2), by_line=True, divisions=(_ROWS, _COLUMNS)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y[..., N] = x[..., K] weight[N, K]^T + bias[N], which None leaves out."""
+    """y[..., N] = x[..., K] weight[N, K]^T + bias[N]; None: no bias."""
     return torch.nn.functional.linear(x, weight, bias).clone()
 
 
@@ -34,7 +34,7 @@ def _linear_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
 
 _EXPERT_DIVISIONS = (
     Division({"x": -1, "weight": 2}, None, once=("bias",)),
-    Division({"x": 0, "weight": 0, "bias": 0}, 0),  # where there is a row for each expert, as of heads
+    Division({"x": 0, "weight": 0, "bias": 0}, 0),  # if x has a row for each expert, such as a head
     Division({"weight": 1, "bias": 1}, -1),
 )
 
@@ -44,8 +44,8 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor 
     """y[T, S, N] = x[T, K] or x[T, S, K] times weight[E, N, K] of expert index[T, S], plus bias[E, N] unless that is
     None.
 
-    An index outside [0, E) gives zeros (the token is not routed). Without one (None) x[T, E, K] has a row for each
-    expert, as where these are the heads of attention.
+    An index outside [0, E) gives zeros (the token is not routed). If index is None, x[T, E, K] has a row for each
+    expert, for instance if the experts are heads of attention.
     """
     experts, n, _ = weight.shape
     if index is None:

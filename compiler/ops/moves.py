@@ -1,4 +1,5 @@
-"""The aten ops that graphs keep: those that only move elements. The memory plan turns them into strides or copies."""
+"""The aten ops that remain in graphs: those that only move elements. The memory plan turns them into strides or
+copies."""
 
 from __future__ import annotations
 

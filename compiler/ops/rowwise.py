@@ -53,7 +53,7 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
 
 @op(Traits(weights=(1,), by_line=True))
 def columns(x: Tensor, order: Tensor) -> Tensor:
-    """x[..., order]: values x[T, ..., K] in the order in which the columns of a weight are stored."""
+    """x[..., order]: values x[T, ..., K] in the order in which a weight stores its columns."""
     return x[..., order.long()]
 
 
@@ -61,7 +61,7 @@ def columns(x: Tensor, order: Tensor) -> Tensor:
 def expert_columns(x: Tensor, order: Tensor, index: Tensor) -> Tensor:
     """y[T, S, K]: values x[T, K] or x[T, S, K] in the order[E, K] in which expert index[T, S] stores its columns.
 
-    An index outside [0, E) takes the nearest expert's: the product that reads it gives zeros.
+    An index outside [0, E) uses the nearest expert's order: the product that reads it gives zeros.
     """
     slots = x.unsqueeze(1).expand(-1, index.shape[1], -1) if x.dim() == 2 else x
     return torch.gather(slots, -1, order[index.long().clamp(0, len(order) - 1)].long())
@@ -69,8 +69,8 @@ def expert_columns(x: Tensor, order: Tensor, index: Tensor) -> Tensor:
 
 @op(Traits(routes=True, by_line=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
-    """A copy of x [T, ..., n] where the last axis at `index` [T, ..., m] is set to (or has added) src, or `value` if
-    src is None."""
+    """A copy of x [T, ..., n] in which the elements of the last axis at `index` [T, ..., m] are set to src, or to
+    `value` if src is None; with `accumulate` it is added."""
     source = torch.full_like(index, value, dtype=x.dtype) if src is None else src
     out = x.clone()
     return out.scatter_add(-1, index.long(), source) if accumulate else out.scatter(-1, index.long(), source)

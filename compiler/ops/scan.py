@@ -1,8 +1,8 @@
 """Recurrences along the tokens: with a matrix per head as the state (linear attention, delta rules, state spaces), a
 vector per channel (Mamba), or a number per channel.
 
-What a token does to a matrix is linear in it, so a back end may take tokens one by one or as chunks of products; the
-references take them one by one.
+A token's update of a matrix is linear in the matrix, so a back end may process tokens one by one or in chunks of
+products; the references process them one by one.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def _selective_scan_samples() -> Iterator[tuple[object, ...]]:
 
 @op(Traits(mixes_tokens=True, stateful=True, divisions=(Division({"x": 0, "decay": 0}, 0),)))
 def channel_scan(x: Tensor, decay: Tensor | None, maximum: bool, start: float, layer: int) -> Tensor:
-    """x, decay[T, C] -> [T, C]: a number per channel, as it is before each token; `start` before the first.
+    """x, decay[T, C] -> [T, C]: the state, a number per channel, before each token; `start` before the first.
 
-    Per channel and token: h <- decay h + x, with `maximum` h <- max(decay + h, x), without a decay (None) h <- x. The
-    gated linear recurrences (RG-LRU, De et al. 2024), and with a running maximum of exponents those of RWKV (Peng et
-    al. 2023) and xLSTM (Beck et al. 2024); their values behind a token follow from those before it. `layer` numbers the
-    state.
+    Per channel and token: h <- decay h + x, with `maximum` h <- max(decay + h, x), without a decay (None) h <- x. This
+    covers gated linear recurrences (RG-LRU, De et al. 2024), and with a running maximum of exponents those of RWKV
+    (Peng et al. 2023) and xLSTM (Beck et al. 2024); the state after a token follows from the state before it. `layer`
+    numbers the state.
     """
     if x.device.type == "meta":
         return torch.empty_like(x)

@@ -10,16 +10,16 @@ from torch import Tensor
 from .base import Cost, op, tensor_bytes
 from .traits import Traits
 
-LEFT_OUT = -30000.0  # instead of minus infinity: it is a number of every type, and its weight in a softmax is 0
+LEFT_OUT = -30000.0  # instead of minus infinity: every float type can hold it, and its weight in a softmax is 0
 
 
 @op(Traits(mixes_tokens=True, stateful=True, selects=True))
 def choose_keys(q: Tensor, k: Tensor, w: Tensor, layer: int, count: int, width: int) -> Tensor:
-    """[T, 1, width]: what each token adds to its attention scores by the distance of a key, 0 or LEFT_OUT.
+    """[T, 1, width]: the bias of each token's attention scores by the distance of a key, 0 or LEFT_OUT.
 
-    q [T, H, D], k [T, 1, D] and w [T, H] score the keys of one sequence for its token t, sum over h of
-    w[t, h] relu(q[t, h] k[j]), and the `count` best of those up to the token itself are chosen; of equal ones the
-    earlier. Column t - j is key j's, as `row_bias` of icc::attention has it. `layer` numbers the cache of k.
+    q [T, H, D], k [T, 1, D] and w [T, H] score the keys of one sequence for its token t, sum over h of w[t, h]
+    relu(q[t, h] k[j]), and the `count` best keys up to the token itself are chosen; of equal ones the earlier. Column t
+    - j belongs to key j, as in `row_bias` of icc::attention. `layer` numbers the cache of k.
     """
     tokens = q.shape[0]
     rows = q.new_zeros(tokens, 1, width)

@@ -1,1 +1,1 @@
-"""Graph -> program: steps with their operands placed, the memory plan, and what a backend must say for it."""
+"""Graph -> program: steps with their operands placed, the memory plan, and the profile that a back end provides."""

@@ -1,10 +1,10 @@
-"""Joins what adapters add to a product to the product, whose tiles are finished with B (A x) of each row's adapter.
+"""Merges the terms of adapters into products: a product's tiles are finished with B (A x) of each row's adapter.
 
 change = expert_linear(low, B, bias, slot); y = linear(x, W, epilogue=.. + change)
     ->   y = linear(x, W, epilogue=.. + change(low, B, bias, slot))
 
-What is left of an adapter is one product with A for all layers that read one value. A launch costs a GPU more than what
-it does for a few rows, so that launches are what adapters cost there (benchmarks/results/adapters.md).
+An adapter then costs only one product with A for all layers that read one value. For a few rows a launch costs a GPU
+more than its work, so the number of launches decides the cost of adapters there (benchmarks/results/adapters.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COPY = Body.parse("t0 = copy a0")
 
 @dataclass(frozen=True)
 class JoinAdapters(StepRewrite):
-    """Products with an expert per row, into a buffer that only the epilogue of another product reads, vanish into it:
-    one for all of its columns, or several for some each."""
+    """Merges products with an expert per row into the product whose epilogue is the only reader of their buffer: one
+    for all of its columns, or several for some columns each."""
 
     name: ClassVar[str] = "join-adapters"
 
@@ -67,14 +67,15 @@ def change_of(step: Step) -> ExpertLinear | None:
     """The step, if it is the product with B of each row's adapter, with a bias and nothing else; None if not."""
     if not isinstance(step, ExpertLinear) or step.topk > 1 or step.index is None:
         return None
-    if step.epilogue not in (None, Epilogue(COPY, (Columns(0, 1),), step.n)):  # copied to where others lie beside it
+    if step.epilogue not in (None, Epilogue(COPY, (Columns(0, 1),), step.n)):  # copied next to other changes
         return None
     plain = step.bias is not None and step.stored.format in FLOATS and not isinstance(step.x, QuantizedRows)
     return step if plain and isinstance(step.y, BufferOperand) else None
 
 
 def _extras(step: Step) -> list[BufferOperand]:
-    """The buffers that a product without an `AdapterChange` reads beside its own columns, one element for each."""
+    """The buffers that the epilogue of a product without an `AdapterChange` reads besides the product, one element per
+    column."""
     if not isinstance(step, RowProduct) or step.epilogue is None or step.slot is not None:
         return []
     parts = (part for part in step.epilogue.inputs if isinstance(part, Extra))
@@ -83,7 +84,8 @@ def _extras(step: Step) -> list[BufferOperand]:
 
 
 def _pieces(product: Step, extra: Operand, makers: Sequence[ExpertLinear]) -> list[ExpertLinear]:
-    """The products that make an extra operand, in the order of its columns; none where they make something else."""
+    """The products that make an extra operand, in the order of its columns; empty if they do not make exactly that
+    operand."""
     assert isinstance(product, RowProduct)
     steps = sorted(makers, key=lambda step: step.y.offset)
     end = extra.offset
@@ -96,7 +98,7 @@ def _pieces(product: Step, extra: Operand, makers: Sequence[ExpertLinear]) -> li
 
 
 def joined(product: Step, found: dict[Operand, list[ExpertLinear]]) -> RowProduct:
-    """The product, which makes these extra operands itself."""
+    """The product with these extra operands computed in its epilogue."""
     assert isinstance(product, RowProduct) and product.epilogue is not None
     rest, extras = list(product.extras), list[Operand]()
     inputs: list[Columns | Extra | AdapterChange] = []

@@ -1,4 +1,4 @@
-"""What the program says of its room for adapters."""
+"""The program's description of its adapter slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .profile import Profile
 
 
 def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> AdapterPlan:
-    """The pools and sites of a graph that was lowered; the factors of sites become weights of the program."""
+    """The pools and sites of a lowered graph; the factors of sites become weights of the program."""
     names = {id(source.handle): name for name, source in builder.weights.items()}
 
     def factors(site: str, kind: str, value: Tensor | None) -> str:
@@ -64,8 +64,8 @@ def adapter_plan(graph: Graph, builder: ProgramBuilder, profile: Profile) -> Ada
 
 
 def _base(site: PoolSite, builder: ProgramBuilder) -> tuple[str, int]:
-    """The weight of the program with a site's values, and the first of its rows; "" where there is none: its columns
-    may lie in another order."""
+    """The weight of the program with a site's values, and the first of its rows; "" if there is no such weight, for
+    instance because its columns lie in another order."""
     for name, source in builder.weights.items() if site.base is not None else ():
         pieces = source.handle.pieces if isinstance(source.handle, RowConcat) else (source.handle,)
         row = 0

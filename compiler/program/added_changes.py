@@ -1,10 +1,10 @@
-"""Joins what adapters add to a product to the product, for back ends whose products end in that sum and nothing else.
+"""Merges the terms of adapters into products, for back ends whose only epilogue is that sum.
 
 change = expert_linear(low, B, bias, slot); y = linear(x, W); z = pointwise(y, change, body that begins with y + change)
     ->   y = linear(x, W, epilogue=y + change(low, B, bias, slot)); z = pointwise(y, body)
 
-The pointwise step vanishes where all that it does is to add. Each step that is left out saves a barrier of all threads,
-which cost more than what an adapter's steps do for a few rows (benchmarks/results/adapters.md).
+The pointwise step is removed if it does nothing but add. Each removed step saves a barrier of all threads, which costs
+more than the work of an adapter's steps for a few rows (benchmarks/results/adapters.md).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .steps.linear import Columns, Epilogue, ExpertLinear, Extra, RowProduct
 from .steps.pointwise import Pointwise
 from .strides import view_strides
 
-TILE = 16  # columns that one thread writes: a piece that begins between two would be written by two
+TILE = 16  # columns that one thread writes: of a change that began in between, two threads would write one tile
 
 
 def adds_changes(product: RowProduct) -> bool:
-    """Whether all that a product ends in is y = product + what the adapter of each row changes."""
+    """Whether a product's epilogue is only y = product + the change of each row's adapter."""
     epilogue = product.epilogue
     if epilogue is None or len(product.changes) != 1 or product.extras or product.changes[0].stored is None:
         return False
@@ -44,8 +44,8 @@ def adds_changes(product: RowProduct) -> bool:
 
 @dataclass(frozen=True)
 class PlacedChange:
-    """A product with B of each row's adapter, which writes to where its columns lie in the end, and the records that do
-    that: the product, and a copy or none."""
+    """A product with B of each row's adapter, with y at the final place of its columns, and its records: the product,
+    and a copy if there is one."""
 
     step: ExpertLinear
     records: tuple[int, ...]
@@ -53,7 +53,7 @@ class PlacedChange:
 
 @dataclass(frozen=True)
 class AddChanges(StepRewrite):
-    """Products add what adapters change, where pointwise steps would do it."""
+    """Lets products add the changes of adapters that pointwise steps would add."""
 
     name: ClassVar[str] = "add-changes"
 
@@ -102,14 +102,14 @@ class _Found:
 
     @staticmethod
     def of(builder: ProgramBuilder) -> _Found:
-        """What there is in a program."""
+        """The counts, products and changes in a program."""
         records, uses = builder.records, builder.uses
         named = ((_plain_product(record.step), at) for at, record in enumerate(records))
         products = {product.y.name: at for product, at in named if product is not None}
         return _Found(uses, products, _changes(records, uses))
 
     def sums(self, point: Pointwise, product: RowProduct) -> dict[int, tuple[int, int]]:
-        """The instructions that add a change to columns of the product, with the numbers of both arguments; none where
+        """The instructions that add a change to columns of the product, with the numbers of both arguments; empty if
         anything else reads the product."""
         read = Counter(o.index for i in point.body.instructions for o in i.operands if isinstance(o, Argument))
         mine = {i for i, operand in enumerate(point.args) if operand.name == product.y.name}
@@ -125,7 +125,7 @@ class _Found:
         return found if everywhere else {}
 
     def pieces(self, point: Pointwise, product: RowProduct, sums: dict[int, tuple[int, int]]) -> list[PlacedChange]:
-        """The changes in the order of the product's columns, all of which they cover; else none."""
+        """The changes in the order of the product's columns, if they cover all of them; else an empty list."""
         width, at = prod(point.shape), dict[int, PlacedChange]()
         reads = Counter(point.args[change].name for _, change in sums.values())
         for own, change in sums.values():
@@ -145,30 +145,30 @@ class _Found:
         return pieces if fits and len(facts) == 1 and {product.rows, point.rows} == {pieces[0].step.rows} else []
 
 
-_EXTRA = BufferOperand("", "f32", 0)  # what stands for the sum of all changes until `joined` takes their makers
+_EXTRA = BufferOperand("", "f32", 0)  # stands for the sum of all changes until `joined` merges their products
 
 
 def _with_extra(product: RowProduct) -> RowProduct:
-    """The product with one operand more, which it adds."""
+    """The product with one more operand, which it adds."""
     epilogue = Epilogue(ADD, (Columns(0, 1), Extra(1)), product.n)
     return msgspec.structs.replace(product, extras=(_EXTRA,), epilogue=epilogue)
 
 
 def _plain_product(step: Step) -> RowProduct | None:
-    """The step, if it is a product of rows that ends in nothing, and writes a buffer."""
+    """The step, if it is a product of rows without epilogue or norm that writes a buffer; else None."""
     if not isinstance(step, RowProduct) or not isinstance(step.y, BufferOperand):
         return None
     return None if step.epilogue is not None or step.norm or step.screened else step
 
 
 def _walks_columns(point: Pointwise, *operands: int) -> bool:
-    """Whether these operands of a pointwise step, y the last, are columns side by side, in rows of their own."""
+    """Whether these operands of a pointwise step (y is the last one) are contiguous columns in a row per token."""
     walks = (view_strides(point.shape, point.walks[i], (prod(point.shape),)) for i in operands)
     return all(walk == (1,) for walk in walks) and all((*point.args, point.y)[i].stride for i in operands)
 
 
 def _changes(records: list[Record], uses: Counter[str]) -> dict[str, list[PlacedChange]]:
-    """The changes by the buffer that they are written to, at once or by a copy to where others lie beside them."""
+    """The changes by the buffer that they are written to, directly or by a copy next to other changes."""
     found: dict[str, list[PlacedChange]] = defaultdict(list)
     for at, record in enumerate(records):
         if (change := change_of(record.step)) is not None:
@@ -186,7 +186,7 @@ def _changes(records: list[Record], uses: Counter[str]) -> dict[str, list[Placed
 
 
 def _without(point: Pointwise, sums: dict[int, tuple[int, int]]) -> Pointwise:
-    """The step, which takes what products have added already."""
+    """The step without the additions that products now make."""
     gone = {change for _, change in sums.values()}
     left = [i for i in range(len(point.args)) if i not in gone]
     numbers = {old: new for new, old in enumerate(left)}

@@ -1,4 +1,4 @@
-"""Lowering of attention and of what comes with it: rotary embedding, the KV write, an index's choice of keys."""
+"""Lowering of attention and related ops: rotary embedding, the KV write, an index's choice of keys."""
 
 from __future__ import annotations
 
@@ -46,21 +46,22 @@ def _begins(k: Placed, v: Placed) -> bool:
 
 
 def _written(low: Lowerer, given: Mapping[str, Any], kind: str) -> tuple[Placed, Placed, bool]:
-    """Keys and values as they are written to a cache of that kind, and whether the latter are the beginning of the
-    former, so that they are not stored."""
+    """Keys and values in the form written to a cache of that kind, and whether values are the beginning of keys and
+    need not be stored."""
     k, v = low.dense(low.placed(given["k"])), low.placed(given["v"])
     shared = _begins(k, v) and given["k_cos"] is None and find_kv_format(kind).shares(v.shape[1])
     return k, v if shared else low.dense(v), shared
 
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
-    """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
+    """Write rotated K and V into the pages, unless an earlier layer has done so, then attend: two steps, or one for
+    both."""
     given = named_arguments(node)
     spec: AttentionSpec = given["spec"]
     seen, policy, within = spec.mask, spec.policy, spec.within_step
     q = low.dense(low.placed(given["q"]))
     kind = low.options.kv_dtype if within else low.options.kv_of(spec.layer)
-    writes = within or low.first_of(low.kv_layer(spec.layer))  # layers may read what another has written
+    writes = within or low.first_of(low.kv_layer(spec.layer))  # a layer may read the cache that another has written
     k, v, shared = _written(low, given, kind) if writes else (None, None, False)
     vectors = {name: low.vector(given[name]) for name in ("q_cos", "q_sin", "k_cos", "k_sin", "sinks", "alibi", "bias")}
     by_row, by_key = (
@@ -68,7 +69,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     )
     chooses = policy is not None and policy.chooses
     window, front = (seen.window, 0) if policy is None or chooses else (policy.size, policy.beside)
-    if k is None or v is None:  # in this step, or in one before
+    if k is None or v is None:  # in this step, or in an earlier one
         cached = low.builder.kv_layers[low.kv_layer(spec.layer)].layer
     else:
         align = low.options.profile.kv_align
@@ -113,7 +114,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def choose_keys(low: Lowerer, node: fx.Node) -> Placed:
-    """Write the index's keys into a cache of their own, then choose."""
+    """Write the index's keys into their own cache, then choose."""
     q, k, w = (low.dense(low.placed(n)) for n in node.args[:3])
     number, count, width = (int(a) for a in node.args[3:])  # type: ignore[call-overload]
     dim, layer = k.shape[1], low.kv_layer(number)

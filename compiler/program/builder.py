@@ -1,4 +1,4 @@
-"""Collects weights, buffers and steps while a graph is lowered, and names their kernels: equal ones once."""
+"""Collects weights, buffers and steps while a graph is lowered, and names kernels, one for all equal steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .steps.base import Step, kernel_key
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What is packed under a name: a handle and how it lies in memory."""
+    """A weight to pack: its handle and its layout in memory."""
 
     handle: Handle
     layout: Layout
@@ -66,8 +66,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Cached:
-    """What a KV layer holds of a token, and of which tokens: the last `window`, or all (0), or those of a step
-    (WITHIN_STEP); or what a policy keeps."""
+    """What a KV layer stores of a token, and for which tokens: the last `window`, all (0), those of a step
+    (WITHIN_STEP), or the ones that a policy keeps."""
 
     layer: KVLayer
     dtype: str
@@ -77,10 +77,10 @@ class Cached:
 
 @dataclass
 class ProgramBuilder:
-    """The program under construction. Buffers are virtual until memory.py places them. section: of the records that are
-    appended now. given, gives: what each section is given and gives, by names. instead: the sections that run in place
-    of the program, with the input that says when. declared: the inputs of the graphs besides the fixed ones. adapters:
-    the room for them."""
+    """The program under construction. Buffers are virtual until memory.py places them. section: the section of the
+    records that are being appended. given, gives: the inputs and outputs of each section, by name. instead: the
+    sections that run in place of the program, with the input that says when. declared: the inputs of the graphs besides
+    the fixed ones. adapters: the adapter slots; None for none."""
 
     records: list[Record] = field(default_factory=list[Record])
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict[str, VirtualBuffer])
@@ -95,12 +95,12 @@ class ProgramBuilder:
 
     @property
     def given_out(self) -> list[str]:
-        """The buffers in which results of sections lie: they are read from outside."""
+        """The buffers with results of sections, which are read from outside the program."""
         return [array.at for arrays in self.gives.values() for array in arrays.values() if array.at in self.buffers]
 
     @property
     def uses(self) -> Counter[str]:
-        """How often each buffer is named, by steps and by what the program gives out."""
+        """How often each buffer is named, by steps and by outputs of the program."""
         operands = (operand for record in self.records for operand in record.step.operands.values())
         found = Counter(operand.name for operand in operands if isinstance(operand, BufferOperand))
         found.update(self.given_out)
@@ -111,7 +111,8 @@ class ProgramBuilder:
         self.records.append(Record(step, origin, self.section))
 
     def sections(self) -> list[Section]:
-        """The sections as their records lie. One that gives logits is run behind the steps that make what it reads."""
+        """The sections. `shared` of one that gives logits: how many leading steps run before it, because they make its
+        inputs."""
         found: list[Section] = []
         for name, gives in self.gives.items():
             places = [at for at, record in enumerate(self.records) if record.section == name]
@@ -143,8 +144,8 @@ class ProgramBuilder:
     def live_buffers(self, sections: Sequence[Section]) -> list[VirtualBuffer]:
         """The buffers that some record touches, with their lifetimes as indices of records.
 
-        What a section is given lies there when it begins. What one that runs behind a step reads of the step must be
-        there whenever it is asked for, whatever was asked before: until the end.
+        The inputs of a section exist when it begins. Values of a step that a section reads must stay alive to the end,
+        because the section may be run at any time after the step.
         """
         for buffer in self.buffers.values():
             buffer.first = buffer.last = -1
@@ -187,7 +188,7 @@ def _written(record: Record) -> set[str]:
 
 
 def _read_from_before(records: Sequence[Record], section: Section) -> set[str]:
-    """The buffers that a section reads and no step of it writes."""
+    """The buffers that a section reads and none of its steps writes."""
     read, written = set[str](), set[str]()
     for record in records[section.begin : section.end]:
         names = {o.name for o in record.step.inputs.values() if isinstance(o, BufferOperand)}

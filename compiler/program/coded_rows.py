@@ -1,4 +1,5 @@
-"""Lets a norm write what it makes in 8 bits, too, for the products that read it so: a kernel less before each of them.
+"""Lets a norm also write its result in 8 bits, for the products that read it in 8 bits, which saves a kernel before
+each of them.
 
 y = rms_norm(x, w); h = linear(y, W)   ->   y, codes = rms_norm(x, w, coding=fp8); h = linear(y, codes, W)
 """
@@ -19,7 +20,7 @@ from .steps.collective import GatherRows
 from .steps.linear import RowProduct
 from .steps.norm import Norm
 
-MICRO_STEP = 128  # values of MXFP8 whose powers of two lie in a word; rows of these are padded to words
+MICRO_STEP = 128  # values of MXFP8 whose powers of two share a word; rows of powers are padded to words
 
 
 def micro_words(k: int) -> int:
@@ -29,8 +30,8 @@ def micro_words(k: int) -> int:
 
 @dataclass(frozen=True)
 class CodeRows(StepRewrite):
-    """A norm whose rows are multiplied in 8 bits writes them so, too; not where ranks gather them between the two, for
-    then each has normalized some rows alone."""
+    """A norm whose rows are multiplied in 8 bits also writes them in 8 bits; not if ranks gather rows between the norm
+    and the product, because then each rank has normalized only some rows."""
 
     name: ClassVar[str] = "code-rows"
 
@@ -62,7 +63,7 @@ class CodeRows(StepRewrite):
 
 
 def _normed(record: Record) -> Operand | None:
-    """The whole rows that a step normalizes, if it does."""
+    """The result of a step that normalizes whole rows; None for other steps."""
     step = record.step
     if isinstance(step, RowProduct):
         return step.norm_out.y if step.norm_out is not None else None

@@ -1,4 +1,4 @@
-"""Lowering of what ranks do together."""
+"""Lowering of the collective ops of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def all_reduce(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def all_gather(low: Lowerer, node: fx.Node) -> Placed:
-    """The ranks' parts of lines, one behind the other."""
+    """The ranks' parts of lines, concatenated."""
     x, out = _packed(low, node), low.new(node)
     n = x.shape[-1]
     step = AllGather(
@@ -30,7 +30,7 @@ def all_gather(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def reduce_scatter(low: Lowerer, node: fx.Node) -> Placed:
-    """A sum over the ranks, of which each has its own rows."""
+    """A sum over the ranks; each rank gets its own rows."""
     x, out = _packed(low, node), low.new(node)
     step = ReduceScatter(
         rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, ranks=low.graph.parts, least=node.args[1],  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def reduce_scatter(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def all_gather_rows(low: Lowerer, node: fx.Node) -> Placed:
-    """The rows of the others, in the place of those of which this rank has nothing."""
+    """The other ranks' rows, written over those that this rank does not own."""
     x = _packed(low, node)
     step = GatherRows(
         rows=row_kind(x), x=x.operand, y=x.operand, n=x.size, ranks=low.graph.parts, least=node.args[1],  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def all_gather_rows(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def transfer(low: Lowerer, node: fx.Node) -> Placed:
-    """What one stage gives the next."""
+    """A value that one pipeline stage passes to the next."""
     x, out = _packed(low, node), low.new(node)
     step = Transfer(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size, stage=node.args[1])  # type: ignore[arg-type]
     low.emit(step, node)
@@ -58,8 +58,8 @@ def transfer(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def _packed(low: Lowerer, node: fx.Node) -> Placed:
-    """What a call gives others, with its rows one behind the other: copied where it is a slice of wider rows, such as
-    one product of several that were merged."""
+    """The operand that a call sends to other ranks, with contiguous rows: copied if it is a slice of wider rows, such
+    as one of several merged products."""
     x = low.dense(low.placed(node.args[0]))
     if x.row_stride == x.size:
         return x

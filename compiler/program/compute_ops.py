@@ -27,7 +27,7 @@ class _NormFacts(TypedDict):
 
 
 def embedding(low: Lowerer, node: fx.Node) -> Placed:
-    """Row gather from a table that lies as the linear layers want it, if one shares it, else row-major."""
+    """Row gather from a table, in the layout of linear layers if one shares the table, else row-major."""
     ids = low.placed(node.args[0])
     table = low.table(node.args[1])
     out = low.new(node)
@@ -147,7 +147,7 @@ def _norm_facts(x: Placed, node: fx.Node) -> _NormFacts:
 
 
 def pointwise(low: Lowerer, node: fx.Node) -> Placed:
-    """A generated chain."""
+    """A generated elementwise kernel."""
     inputs = [low.placed(n) if n.op != "get_attr" else low.constant(n) for n in node.args[0]]  # type: ignore[union-attr]
     out = low.new(node)
     low.elementwise(Body.parse(str(node.args[1])), inputs, out, node)
@@ -155,7 +155,7 @@ def pointwise(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def reduce(low: Lowerer, node: fx.Node) -> Placed:
-    """One axis reduced away."""
+    """A reduction over one axis."""
     x = low.dense(low.placed(node.args[0]))
     axis: int = node.args[2] - 1  # type: ignore[operator, assignment]
     out = low.new(node)

@@ -1,4 +1,4 @@
-"""What the lowering functions share: a value's place, new buffers, weights in the format that a kernel reads, steps."""
+"""The state of a lowering and its helpers: places of values, new buffers, weights in a kernel's format, steps."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LINEAR, EXPERTS = OPS["linear"].overload, OPS["expert_linear"].overload
 POINT = OPS["pointwise"].overload
 ALL_GATHER = OPS["all_gather"].overload
 _COPY = Body.parse("t0 = copy a0")
-WITHIN_STEP = -1  # the window of a KV layer that is written and read in the same step, and then free
+WITHIN_STEP = -1  # the window of a KV layer that is written and read only within one step
 
 
 @dataclass(frozen=True)
 class LowerOptions:
-    """What the program must know of the deployment and the backend. max_seq_len: 0 if it is not known. state_dtype:
-    "bf16" for recurrent states of matrices and of vectors per channel that are kept so; others stay float32. kv_dtypes:
-    of layers, by their numbers in the graph, whose cache has another type than kv_dtype."""
+    """The facts of the deployment and the back end that a program depends on. max_seq_len: 0 if it is not known.
+    state_dtype: "bf16" if recurrent states that are matrices, or vectors per channel, are stored in it; other states
+    stay float32. kv_dtypes: cache types that differ from kv_dtype, by the layer's number in the graph."""
 
     kv_dtype: str
     profile: Profile
@@ -58,7 +58,7 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a kernel takes it."""
+    """A weight in the form that a kernel reads."""
 
     operand: WeightOperand
     layout: Layout
@@ -66,10 +66,11 @@ class Matrix:
 
 
 class Lowerer:
-    """State of one lowering: where values lie, which buffers, weights and steps there are. lower.py drives it."""
+    """The state of one lowering: places of values, buffers, weights and steps. lower.py drives it."""
 
     def __init__(self, graph: Graph, options: LowerOptions, beside: Lowerer | None = None) -> None:
-        """beside: a lowering of another graph with the same layers, to whose program this one's steps are added."""
+        """beside: the lowering of another graph with the same layers, to whose program these steps are added; None: a
+        new program."""
         self.graph = graph
         self.options = options
         self.builder = ProgramBuilder() if beside is None else beside.builder
@@ -84,15 +85,15 @@ class Lowerer:
                 self._in_output |= _written_to_output(graph, outputs[LOGITS])
         self._narrow = narrow_values(graph)
         self._multiplied = self._shared_with_linear()
-        self._gathered_logits = set[fx.Node]()  # what ranks gather to the logits
+        self._gathered_logits = set[fx.Node]()  # values that ranks gather to the logits
         self._screened = self._screened_heads()
         if beside is not None:
             self._screened |= beside._screened
 
     @contextmanager
     def section(self, name: str) -> Generator[None]:
-        """What is lowered in here is a section: it may read what a step has made, and nothing that another section has,
-        which may not have run. One that is lowered in another's context runs behind a step of that."""
+        """Lower steps within this context as a section: it may read results of the step, but none of another section,
+        which may not have run. A section that is lowered within another's context runs after a step of that section."""
         builder, values, quantized = self.builder, dict(self.values), dict(self._quantized)
         outer, builder.section = builder.section, name
         builder.given[name], builder.gives[name] = {}, {}
@@ -100,7 +101,7 @@ class Lowerer:
         builder.section, self.values, self._quantized = outer, values, quantized
 
     def placed(self, node: Any) -> Placed:
-        """Where a node's value lies; weights are registered as plain arrays."""
+        """The place of a node's value; weights are registered as plain arrays."""
         return self.constant(node) if node.op == "get_attr" else self.values[node]
 
     def op_name(self, node: fx.Node) -> str:
@@ -110,14 +111,15 @@ class Lowerer:
         return op.name
 
     def new(self, node: fx.Node, index: int | None = None) -> Placed:
-        """The buffer for a node's result, of several that of `index`, which is None else; or the logits output."""
+        """The buffer for a node's result, or the logits output. index: the number of the result if the node has
+        several, else None."""
         found = node.meta["type"]
         kind: TensorType = found if index is None else found[index]
         if node in self._in_output:
             size = self.graph.output.meta["type"].shape[-1]
             return Placed("output", LOGITS, 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
         assert kind.rows is not None
-        rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS  # draft rows are the logit rows of a section
+        rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS  # draft rows are a section's logit rows
         return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), rows)
 
     def _storage(self, node: fx.Node, index: int, dtype: torch.dtype) -> str:
@@ -143,8 +145,8 @@ class Lowerer:
         self.elementwise(_COPY, [source], target, node)
 
     def dense(self, value: Placed) -> Placed:
-        """`value` with its rows' elements contiguous, copied if they are not, as are inputs that are not float32.
-        UnsupportedModel for a constant whose elements are not."""
+        """`value` with contiguous elements in its rows: copied if they are not, or if it is an input that is not
+        float32. UnsupportedModel for a constant whose elements are not contiguous."""
         if value.is_dense and (value.space != "input" or value.dtype == "f32"):
             return replace(value, strides=contiguous(value.shape))
         if not value.rows:
@@ -173,11 +175,11 @@ class Lowerer:
         return self._quantized[key]
 
     def product_rows(self, x: Placed, k: int, weight: Matrix) -> Operand | QuantizedRows:
-        """The rows `x` as the kernel of a product with `weight` reads them."""
+        """The rows `x` in the form that the kernel of a product with `weight` reads."""
         return self.quantized_rows(x, k, weight.layout.format) if weight.layout.int8_rows else x.operand
 
     def kv_layer(self, layer: int) -> int:
-        """The number of a graph's attention layer in the program: without gaps where passes removed one."""
+        """The program's number of a graph's attention layer; numbers have no gaps if passes removed a layer."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
 
     @property
@@ -186,17 +188,18 @@ class Lowerer:
         return {layer: number for layer, number in self._kv_layers.items() if isinstance(layer, int)}
 
     def first_of(self, layer: int) -> bool:
-        """Whether a KV layer is met for the first time."""
+        """Whether a KV layer occurs for the first time; later calls give False."""
         known = layer in self._written
         self._written.add(layer)
         return not known
 
     def scratch_layer(self, shape: KVLayer) -> int:
-        """The number of the KV layer of attention that keeps nothing: one for all layers of the same shape."""
+        """The number of the KV layer for attention that caches nothing: one for all layers of the same shape."""
         return self._kv_layers.setdefault(shape, len(self._kv_layers))
 
     def cache(self, layer: int, shape: KVLayer, dtype: str, window: int, policy: Eviction | None = None) -> None:
-        """What a KV layer holds of a token, and how much is read of it, see Cached; several may read it."""
+        """Record what a KV layer stores of a token, and how much of it is read, see Cached; several layers may read one
+        cache."""
         before = self.builder.kv_layers.get(layer, Cached(shape, dtype, window, policy))
         longest = max(window, before.window) if window and before.window else 0
         self.builder.kv_layers[layer] = Cached(shape, dtype, longest, policy or before.policy)
@@ -204,7 +207,7 @@ class Lowerer:
     # weights
 
     def vector(self, node: Any) -> WeightOperand | None:
-        """A bias or scale: float32, plain; None where there is none."""
+        """A bias or scale as a plain float32 array; None if `node` is None."""
         return None if node is None else self.plain(node)
 
     def plain(self, node: Any) -> WeightOperand:
@@ -219,12 +222,12 @@ class Lowerer:
         return Placed("weight", stored.operand.name, 0, weight.shape, strides, 0, stored.layout.name, "")
 
     def matrix(self, node: Any) -> Matrix:
-        """A weight as a linear kernel reads it."""
+        """A weight in the form that a linear kernel reads."""
         return self._stored(node, "screen" if id(self.graph.weight(node)) in self._screened else "product")
 
     def table(self, node: Any) -> Matrix:
-        """An embedding table: shared with the linear layer that it is tied to, if there is one. UnsupportedModel for
-        one of integers."""
+        """An embedding table, shared with the linear layer that it is tied to, if there is one. UnsupportedModel for a
+        table of integers."""
         weight = self.graph.weight(node)
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")
@@ -243,7 +246,7 @@ class Lowerer:
         return {id(self.graph.weight(w)) for w in found if w.op == "get_attr"}  # type: ignore[union-attr, arg-type]
 
     def _screened_heads(self) -> set[int]:
-        """Identities of the weights whose product is the logits, with nothing behind it, where screening pays."""
+        """Identities of the weights whose product is the logits, with no op after it, if screening pays off."""
         profile, found = self.options.profile, set[int]()
         sections = [outputs[LOGITS] for outputs in self.graph.sections.values() if LOGITS in outputs]
         for output in (self.graph.output, *sections):
@@ -270,13 +273,13 @@ class Lowerer:
 
 
 def row_kind(value: Placed) -> Rows:
-    """What one row of a value is, where that is no constant."""
+    """The kind of a value's rows; the value must not be a constant."""
     assert value.rows
     return "tokens" if value.rows == TOKENS else "logit_rows"
 
 
 def _behind_views(node: Any) -> Any:
-    """What a node is a view of, if nothing else reads that."""
+    """The node behind a chain of views that has no other readers."""
     while node.target is aten.view.default and len(node.users) == 1:
         node = node.args[0]
     return node
@@ -295,7 +298,7 @@ def _written_to_output(graph: Graph, output: fx.Node) -> set[fx.Node]:
             return found
         size = type_of(graph.output).shape[-1]
         alike = [n for n in node.args[0] if n.op == "call_function" and type_of(n).shape[-1:] == (size,)]  # type: ignore[union-attr]
-        if len(alike) == 2 and _behind_views(alike[0]).target is EXPERTS:  # which adds to what is there
+        if len(alike) == 2 and _behind_views(alike[0]).target is EXPERTS:  # it adds to its output
             alike.pop(0)
         if len(alike) != 1:
             return found

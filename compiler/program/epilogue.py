@@ -30,7 +30,7 @@ ADD = Body.parse("t0 = add a0 a1")
 
 @dataclass(frozen=True)
 class FuseEpilogues(StepRewrite):
-    """A product whose result nobody else reads vanishes into the pointwise step that reads it, of the same section."""
+    """Merges a product into the pointwise step of the same section that is the only reader of its result."""
 
     name: ClassVar[str] = "fuse-epilogues"
 
@@ -65,19 +65,19 @@ class FuseEpilogues(StepRewrite):
 
 
 def adds_in_place(product: Product) -> bool:
-    """Whether all that a product with an expert per row ends in is y = y + product."""
+    """Whether the epilogue of a product with an expert per row is only y = y + product."""
     if not isinstance(product, ExpertLinear) or product.topk > 1 or not product.x_per_slot or product.index is None:
         return False
     return product.extras == (product.y,) and product.epilogue == Epilogue(ADD, (Columns(0, 1), Extra(1)), product.n)
 
 
 def _place(operand: Operand, section: str = "") -> tuple[type[Operand], str, str]:
-    """Where an operand lies. Sections that give a result of the same name never run together."""
+    """A key of an operand's place in memory. Sections that give a result of the same name never run together."""
     return type(operand), operand.name, section if isinstance(operand, OutputOperand) else ""
 
 
 def _fuse(product: Product, point: Pointwise) -> Product | None:
-    """The product with the pointwise step as its epilogue, or None where the kernels cannot do that."""
+    """The product with the pointwise step as its epilogue; None if the kernels cannot do that."""
     shape, (*walks, out) = point.shape, point.accesses
     slots = product.topk if isinstance(product, ExpertProduct) else 1
     width = prod(shape) // slots
@@ -108,7 +108,8 @@ def _fuse(product: Product, point: Pointwise) -> Product | None:
 
 
 def _column_stride(shape: tuple[int, ...], access: Access, slots: int, slot_stride: int = 0) -> int | None:
-    """The constant step between neighbouring columns of an operand, or None. Slots lead, `slot_stride` apart."""
+    """The stride between neighbouring columns of an operand; None if it is not constant. The first axis is slots,
+    `slot_stride` apart."""
     width = prod(shape) // slots
     found = view_strides(shape, access.strides, (slots, width))
     if found is None or (slots > 1 and found[0] != slot_stride):

@@ -1,4 +1,4 @@
-"""Joins a norm to the product that makes what it normalizes: the program of the product that ends last may do both.
+"""Merges a norm into the product whose result it normalizes: the product's last program may compute both.
 
 h = linear(x, W); y, s = add_rms_norm(h, r, w)   ->   h, y, s = linear(x, W, norm=add_rms_norm(r, w))
 """
@@ -22,8 +22,8 @@ from .steps.norm import Norm
 
 @dataclass(frozen=True)
 class JoinNorms(StepRewrite):
-    """A product whose result only a norm of whole rows reads vanishes into a step of both, in the place of the norm and
-    of the same section."""
+    """Merges a product into the norm of whole rows that is the only reader of its result: one step of both, in the
+    norm's place. Both must be in one section."""
 
     name: ClassVar[str] = "join-norms"
 
@@ -58,7 +58,7 @@ class JoinNorms(StepRewrite):
 
 
 def _joined(product: RowProduct, norm: Norm, other: str) -> RowProduct:
-    """other: the operand that is added to the product, where one is."""
+    """The product with a norm. other: the norm's operand that is added to the product, "" if there is none."""
     ins = NormInputs(getattr(norm, other, None), getattr(norm, "w", None), getattr(norm, "bias", None))
     outs = NormOutputs(norm.y, getattr(norm, "sum", None))  # type: ignore[attr-defined]
     return msgspec.structs.replace(product, norm_in=ins, norm_out=outs, norm=op_name(type(norm)), eps=norm.eps)

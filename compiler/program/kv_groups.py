@@ -1,4 +1,4 @@
-"""Which KV layers form a group: of one type those whose same positions are read, and those with a recurrent state."""
+"""Divides KV layers into groups: layers of one type that read the same positions, and layers with a recurrent state."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..kv_formats import find_kv_format
 from .builder import Cached
 from .context import WITHIN_STEP, LowerOptions
 
-CHECKPOINTS = 2  # states per sequence of a full batch that prefixes are found by
+CHECKPOINTS = 2  # saved states, per sequence of a full batch, from which prefixes can resume
 
 
 def group_layers(layers: Mapping[int, Cached], options: LowerOptions) -> KVLayout:
-    """layers: by number. A window that no sequence is longer than is none."""
+    """The groups of KV layers. layers: by number. A window as long as the longest sequence counts as no window."""
     kinds: dict[tuple[str, str, int, int], dict[int, KVLayer]] = {}
     states: dict[int, KVLayer] = {}
     for number, cached in sorted(layers.items()):
@@ -34,12 +34,12 @@ def group_layers(layers: Mapping[int, Cached], options: LowerOptions) -> KVLayou
 
 
 def _told(dtype: str) -> KVNumbers | None:
-    """What an engine says of a format that not every runtime knows."""
+    """The sizes that an engine records for a format that not every runtime knows; None for the others."""
     return None if dtype in KV_NUMBERS else find_kv_format(dtype).numbers
 
 
 def _kept(cached: Cached, longest: int) -> tuple[str, int, int]:
-    """The name of what a layer's group keeps, and its sizes."""
+    """The policy of a layer's group: its name and its sizes."""
     policy, window = cached.policy, cached.window
     if policy is not None and (policy.chooses or not longest or policy.tokens < longest):
         return policy.kind, policy.size, policy.beside

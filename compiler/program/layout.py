@@ -17,18 +17,18 @@ from ..weights.formats.dense import Dense
 from ..weights.formats.registry import find_format
 
 Role = Literal["plain", "product", "screen", "table"]
-"""What reads a weight, which decides its layout.
+"""The reader of a weight, which decides its layout.
 
 plain: vectors, constants and the matrices of bmm, as rows of f32 or i32.
 product: linear layers, and embeddings that are one matrix with a linear layer.
-screen: the linear layer that gives the logits, where the largest may be found from a part of its codes.
+screen: the linear layer that gives the logits, if the largest may be found from a part of its codes.
 table: an embedding that nothing else reads.
 """
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a step names a weight's form in memory: its storage format and its role. The back end's `Layouts` find the
-    layout.
+    """A step's description of a weight's form in memory: its storage format and its role. The back end's `Layouts` find
+    the layout.
     """
 
     format: str
@@ -36,7 +36,7 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def storage(self) -> StorageFormat:
-        """The format itself; UsageError if there is none of that name."""
+        """The format with that name; UsageError if there is none."""
         return find_format(self.format)
 
 
@@ -48,10 +48,10 @@ Arrays = Mapping[str, np.ndarray]
 class Layout(ABC):
     """One storage format in the memory of one back end.
 
-    name: as weights of a program name it. format: what it stores; a dense layout takes any float weight by converting.
-    coded: whether products multiply with codes, not with values. int8_rows: whether they read their rows as int8, with
-    a scale per block of the format. screens: whether products with it can first do with a part of the codes. tile: of
-    how many rows dense matrices [N, K] are stored together: [N / tile, K, tile].
+    name: the name that weights of a program use. format: the format that it stores; a dense layout converts any float
+    weight. coded: whether products multiply with codes, not with values. int8_rows: whether they read their rows as
+    int8, with a scale per block of the format. screens: whether products with it can first read only a part of the
+    codes. tile: how many rows of dense matrices [N, K] are stored together: [N / tile, K, tile].
     """
 
     name: str
@@ -71,8 +71,8 @@ class Layout(ABC):
 
     @abstractmethod
     def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
-        """The parts of a weight of `shape` as the kernels see them: codes as they were, scales as they are stored.
-        packed: what `pack` gave."""
+        """The parts of a weight of `shape` as kernels read them: codes unchanged, scales as stored. packed: the result
+        of `pack`."""
 
 
 class MatrixLayout(Layout):
@@ -80,18 +80,18 @@ class MatrixLayout(Layout):
 
     @property
     def group(self) -> int:
-        """Values along K that share what is stored beside the codes."""
+        """Values along K that share a scale and the other values beside the codes."""
         return self.format.block[1]
 
     def misfit(self, n: int, k: int) -> str:
-        """Why a matrix cannot be stored so; "" if it can."""
+        """Why a matrix cannot be stored in this layout; "" if it can."""
         if self.group % 16 or k % self.group:
             return f"group {self.group} must be a multiple of 16 that divides K = {k}"
         return ""
 
     @abstractmethod
     def matrix_nbytes(self, n: int, k: int) -> int:
-        """Bytes of one matrix: how far experts are apart."""
+        """Bytes of one matrix: the distance of experts."""
 
     @abstractmethod
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
@@ -124,7 +124,8 @@ LayoutMaker = Callable[[Any, Role], Layout]
 
 @dataclass
 class Layouts:
-    """The layouts of one back end: `plain` ones by element type, and for each class of formats who makes the others."""
+    """The layouts of one back end: `plain` ones by element type, and for each class of formats the function that makes
+    its layouts."""
 
     backend: str
     plain: Mapping[str, Layout]
@@ -135,8 +136,8 @@ class Layouts:
         self.makers[form] = make
 
     def find(self, form: StorageFormat, role: Role) -> Layout:
-        """The layout of a format for what reads it; plain weights are f32 or i32 whatever they were. UnsupportedModel
-        names a format that the back end lacks."""
+        """The layout of a format for a role; plain weights become f32 or i32. UnsupportedModel names a format that the
+        back end lacks."""
         if role == "plain":
             return self.plain["i32" if isinstance(form, Dense) and not form.dtype.is_floating_point else "f32"]
         make = self.makers.get(type(form))
@@ -150,7 +151,7 @@ class Layouts:
         return self.find(stored.storage, stored.role)
 
     def refusal(self, stored: Stored, kind: type[Layout]) -> str:
-        """Why `of` gives no layout of that kind; "" if it does."""
+        """Why `of` does not give a layout of that kind; "" if it does."""
         try:
             found = self.of(stored)
         except IccError as error:

@@ -35,8 +35,8 @@ __all__ = ["LowerOptions", "Lowered", "lower"]
 
 @dataclass(frozen=True)
 class Lowered:
-    """The program, what to pack under each weight name, and the module each step came from. kv_layers: the numbers
-    that layers of the graph have in the program's KV cache."""
+    """The program, the source to pack for each weight name, and the module each step came from. kv_layers: the numbers
+    in the program's KV cache, by the layers' numbers in the graph."""
 
     program: Program
     sources: dict[str, WeightSource]
@@ -53,9 +53,9 @@ def lower(
 ) -> Lowered:
     """Lower an optimized graph, rewrite its steps and plan its memory.
 
-    observe: is told of the steps after the lowering and after each rewrite, see rewrites.py. adapted: the graph with
-    room for adapters, which becomes the section that runs in its place where a batch has some; None: no room. Raises
-    UnsupportedModel naming an op that no kernel implements.
+    observe: called with the steps after the lowering and after each rewrite, see rewrites.py. adapted: the graph with
+    adapter slots, which becomes the section that runs instead if requests of a batch use adapters; None: no slots.
+    Raises UnsupportedModel naming an op that no kernel implements.
     """
     low = Lowerer(graph, options)
     low.builder.declared = graph.declared
@@ -72,7 +72,7 @@ def lower(
 
 
 def _lower_section(low: Lowerer, name: str, behind: str = "") -> None:
-    """A section of the graph, as one that runs behind a step of the program, or of the program's section `behind`."""
+    """Lower a section of the graph, which runs after a step of the program, or of the program's section `behind`."""
     called = section_behind(behind, name)
     with low.section(called):
         nodes = low.graph.section_nodes(name)
@@ -84,15 +84,16 @@ def _lower_section(low: Lowerer, name: str, behind: str = "") -> None:
 
 
 def _given_for(graph: Graph, nodes: set[fx.Node]) -> str:
-    """The declared input that only these nodes of a section read: a batch that has it runs the section; "" for none."""
+    """The declared input that only these nodes of a section read, so that a batch with it runs the section; "" for
+    none."""
     declared = {array.name for array in graph.declared if not array.is_asked}
     inputs = [n for n in graph.nodes if n.op == "placeholder" and n.target in declared and n.users]
     return next((str(n.target) for n in inputs if nodes.issuperset(n.users)), "")
 
 
 def _lower_adapted(low: Lowerer, graph: Graph) -> None:
-    """The steps of a graph with room for adapters, as a section of the program under construction, and once more the
-    sections that run behind a step: they read what its steps leave."""
+    """Lower a graph with adapter slots as a section of the program under construction, and lower the sections that run
+    after a step again, because they read results of its steps."""
     builder, own = low.builder, Lowerer(graph, low.options, beside=low)
     with own.section(ADAPTER_SECTION):
         asked = graph.section_nodes()
@@ -126,9 +127,9 @@ def _lower_input(low: Lowerer, node: fx.Node) -> Placed:
 
 
 def _lower_given(low: Lowerer, node: fx.Node, dtype: str) -> Placed:
-    """What the section is given; the rows that it is asked for lie where those of a step are."""
+    """The place of a section's input. The input of row numbers lies where a step's logit rows do."""
     shape, name = type_of(node).shape, str(node.target)
-    given = low.builder.given.get(low.builder.section, {})  # of an input that nothing reads, none
+    given = low.builder.given.get(low.builder.section, {})  # an input without readers has no section
     if name == DRAFT_ROWS:
         given[name] = SectionArray(dtype, [], LOGIT_ROWS)
         return Placed("input", name, 0, (), (), 1, dtype, LOGIT_ROWS)
@@ -159,7 +160,8 @@ def _finish_output(low: Lowerer, output: fx.Node) -> None:
 
 
 def _finish_section(low: Lowerer, name: str, node: fx.Node) -> SectionArray:
-    """Where a section leaves a result: its logits where the program's are, others as float32 or int32 in a buffer."""
+    """The place of a section's result: logits where the program's are, other results as float32 or int32 in a
+    buffer."""
     if name == LOGITS:
         _finish_output(low, node)
         return SectionArray("f32", [type_of(node).shape[-1]], LOGITS)
@@ -179,7 +181,7 @@ def _planned(low: Lowerer) -> Program:
 
 
 def _unplaced(low: Lowerer) -> Program:
-    """The program as it is between rewrites: its buffers have no places yet."""
+    """The program between rewrites, when its buffers have no places yet."""
     return _assembled(low, lambda buffers: (dict.fromkeys((b.name for b in buffers), 0), 0))
 
 

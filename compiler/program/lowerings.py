@@ -1,4 +1,4 @@
-"""Which function lowers each op, to steps or to strides: a table that another package may add to."""
+"""The functions that lower ops to steps or to strides: a table that another package may add to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .context import Lowerer
 from .shape_ops import SHAPE_LOWERING
 from .state_ops import STATE_LOWERING
 
-Lowering = Callable[[Lowerer, fx.Node], Any]  # gives the places of a node's results
+Lowering = Callable[[Lowerer, fx.Node], Any]  # returns the places of a node's results
 
 # by the target of a node
 LOWERINGS: dict[Any, Lowering] = {

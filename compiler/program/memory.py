@@ -1,7 +1,8 @@
 """The memory plan: one static arena, buffers with disjoint lifetimes share bytes.
 
 Sizes and offsets are in bytes per token, so that one plan serves every number of tokens. Greedy by size, as in TFLite
-(Pisarchyk and Lee 2020): the largest buffers first, each at the lowest offset where no living neighbour is.
+(Pisarchyk and Lee 2020): the largest buffers first, each at the lowest offset that no buffer alive at the same time
+uses.
 """
 
 from __future__ import annotations

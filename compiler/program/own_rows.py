@@ -1,4 +1,5 @@
-"""Which steps each rank runs for its own rows: those between a sum that is left so and where rows are gathered."""
+"""Which steps each rank runs only for its own rows: those between a sum that is divided by rows and the gather of
+rows."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from .steps.collective import Collective, GatherRows, ReduceScatter
 from .steps.embedding import SelectRows
 from .steps.state import StateStep
 
-_ALIGNED = 16  # bytes: pointers of GPU kernels are compiled as multiples
+_ALIGNED = 16  # bytes: GPU kernels are compiled for pointers that are multiples
 _MIXED = (CacheStep, StateStep, Collective, SelectRows)
 
 
 def own_row_steps(program: Program) -> set[int]:
-    """The steps, by number, that read a value of which a rank has its own rows alone."""
+    """The steps, by number, that read a value of which a rank has only its own rows."""
     own: set[str] = set()
     found: set[int] = set()
     for number, step in enumerate(program.steps):
@@ -37,18 +38,18 @@ def own_row_steps(program: Program) -> set[int]:
 
 
 def least_rows(program: Program) -> int:
-    """From how many rows on ranks divide them; 0 where they never do."""
+    """The number of rows from which ranks divide them; 0 if they never do."""
     return next((step.least for step in program.steps if isinstance(step, ReduceScatter)), 0)
 
 
 def divides(least: int, most: int, decode: bool) -> bool:
-    """Whether a launch plan divides steps of `most` rows at most: no step of one token per sequence, in which little is
-    to divide."""
+    """Whether a launch plan divides steps of at most `most` rows; steps of one token per sequence have too little to
+    divide."""
     return not decode and most >= least > 0
 
 
 def plan_own_rows(program: Program) -> OwnRows | None:
-    """How the phases of a launch plan divide rows; None where ranks have all of all values."""
+    """How the phases of a launch plan divide rows; None if every rank has all rows of all values."""
     ranks = next((step.ranks for step in program.steps if isinstance(step, ReduceScatter)), 0)
     if not ranks:
         return None
@@ -59,7 +60,7 @@ def plan_own_rows(program: Program) -> OwnRows | None:
 
 
 def own_rows_problem(program: Program, number: int) -> str:
-    """Why a step cannot run for some rows alone; "" if it can."""
+    """Why a step cannot run for only some rows; "" if it can."""
     step = program.steps[number]
     if isinstance(step, _MIXED) or step.rows != "tokens":
         return "it needs all rows of a value of which a rank has its own"

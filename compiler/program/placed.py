@@ -1,4 +1,4 @@
-"""Where a value lies: a base operand and, per row, an offset and strides. Shape ops are arithmetic on these."""
+"""The place of a value: a base operand and, per row, an offset and strides. Shape ops are arithmetic on these."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Placed:
 
     @property
     def operand(self) -> Operand:
-        """As an operand of a step: where it lies, its element type, and how far its rows are apart."""
+        """The value as an operand of a step: its place, its element type, and the distance of its rows."""
         match self.space:
             case "buffer":
                 return BufferOperand(self.name, self.dtype, self.row_stride, self.offset)
@@ -63,15 +63,15 @@ class Placed:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its rows are all that lies there, one behind the other."""
+        """Whether the value is its whole base: contiguous rows from its beginning."""
         return self.is_dense and not self.offset and self.row_stride == self.size
 
     def strides_over(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """How an elementwise kernel over `shape` walks the value, broadcast to it."""
+        """The strides by which an elementwise kernel over `shape` walks the value, broadcast to it."""
         return tuple(0 if n == 1 else s for n, s in zip(shape, self.expand(shape).strides, strict=True))
 
     def view(self, shape: tuple[int, ...]) -> Placed | None:
-        """This value's elements under another shape, or None where that needs a copy."""
+        """This value's elements in another shape; None if that needs a copy."""
         strides = view_strides(self.shape, self.strides, shape)
         return None if strides is None else replace(self, shape=shape, strides=strides)
 

@@ -1,4 +1,4 @@
-"""What the lowering must know of a backend: how it stores values, and what its kernels can do beside their op."""
+"""The properties of a back end that the lowering uses: how it stores values, and what its kernels can fuse."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .layout import Layout, Role
 
 @dataclass(frozen=True)
 class Profile:
-    """One backend's storage.
+    """The properties of one back end.
 
-    layout(format, role): how a weight of a storage format lies in memory for what reads it; raises UnsupportedModel.
-    activation: element type of what matrix products and attention read or write; everything else is float32.
-    epilogues: whether products can end in a pointwise body; adds: whether those with an expert per row can add to what
-    is there (adapters to the logits), where that is all that they can end in. adapts: whether products can add what
-    adapters change themselves. joins: whether attention itself writes
-    what a step adds to the cache, and products end in the norm behind them. by_alignment: whether kernels are made for
-    the alignment of their operands. screened_bytes: a head of so many values or more is worth screening, where its
-    layout for that role can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. kv_align:
-    of how many bytes a cached key or value takes a multiple. coding: what rows become that are multiplied with a
-    format, "" if they stay; see `CodeRows`.
+    layout(format, role): the layout of a weight of a storage format for a role; raises UnsupportedModel. activation:
+    element type of what matrix products and attention read or write; everything else is float32. epilogues: whether
+    products can end in a pointwise body; adds: whether the only epilogue of products with an expert per row is to add
+    to their output (adapters to the logits). adapts: whether products can add the terms of adapters themselves. joins:
+    whether attention itself writes a step's keys and values to the cache, and products can end in the norm after them.
+    by_alignment: whether kernels are compiled for the alignment of their operands. screened_bytes: the least number of
+    values of a head that is worth screening, if its layout for that role can screen. state_chunk: tokens that a
+    recurrence with a matrix as the state processes at once. kv_align: the size in bytes of a cached key or value is a
+    multiple of this. coding: the 8-bit type of rows that are multiplied with a format, "" if they stay unchanged; see
+    `CodeRows`.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]
@@ -39,5 +39,5 @@ class Profile:
     coding: Callable[[StorageFormat], str] | None = None
 
     def streamed_bytes(self, weight: Weight) -> int:
-        """Bytes that a product with all of a weight reads of it."""
+        """Bytes that a product with the whole weight reads of it."""
         return self.layout(weight.storage, "product").nbytes(weight.shape)

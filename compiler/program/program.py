@@ -1,4 +1,4 @@
-"""The program as the compiler has it: with typed steps. program.json is a tagged union of them."""
+"""The compiler's form of the program, with typed steps. program.json is a tagged union of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...runtime.format.programs import decode_program as decode_untyped
 from .steps import attention, embedding, linear, norm, pointwise, rowwise, state
 from .steps.base import STEPS, Step
 
-FAMILIES = (attention, embedding, linear, norm, pointwise, rowwise, state)  # importing them makes their steps known
+FAMILIES = (attention, embedding, linear, norm, pointwise, rowwise, state)  # importing them registers their steps
 
 
 class Program(format.Program, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -24,7 +24,7 @@ class Program(format.Program, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def kernel_steps(self) -> dict[str, Step]:
-        """A step of each kernel: all of them are alike but for where their operands lie."""
+        """One step of each kernel: a kernel's steps differ only in where their operands lie."""
         found: dict[str, Step] = {}
         for step in self.steps:
             found.setdefault(step.kernel, step)
@@ -36,7 +36,7 @@ class _RawSteps(msgspec.Struct):
 
 
 def decode_program(raw: bytes, name: str, version: int = FORMAT_VERSION) -> Program:
-    """program.json with its steps; EngineFormatError, or EngineFieldError for a step of an unknown op."""
+    """Read program.json with its steps; EngineFormatError, or EngineFieldError for a step of an unknown op."""
     untyped = decode_untyped(raw, name, version)
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(STEPS.values())])  # noqa: UP007 of a list
     try:

@@ -18,8 +18,8 @@ class StepRewrite(ABC):
 
     @abstractmethod
     def applies(self, profile: Profile) -> bool:
-        """Whether the back end has kernels for what comes out."""
+        """Whether the back end has kernels for the result."""
 
     @abstractmethod
     def run(self, builder: ProgramBuilder, profile: Profile) -> int:
-        """Rewrite `builder.records` in place; how many steps were rewritten."""
+        """Rewrite `builder.records` in place; returns how many steps were rewritten."""

@@ -1,4 +1,4 @@
-"""The step rewrites in their order, and what runs them: each is timed, and the program verified behind it."""
+"""The step rewrites in their order, and the function that runs them: it times each and then verifies the program."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .rewrite import StepRewrite
 from .verify import verify_steps
 
 REWRITES: tuple[StepRewrite, ...] = (FuseEpilogues(), JoinAdapters(), AddChanges(), JoinNorms(), CodeRows())
-LOWER = "lower"  # what reports call the walk over the graph that makes the steps
+LOWER = "lower"  # the name in reports of the walk over the graph that makes the steps
 
 
 @dataclass(frozen=True)
 class RewriteReport:
-    """What a rewrite did: seconds, how many steps it rewrote, and how many there are afterwards."""
+    """The effect of a rewrite: seconds, how many steps it rewrote, and how many the program has afterwards."""
 
     name: str
     seconds: float
@@ -52,8 +52,9 @@ def run_rewrites(
 ) -> None:
     """Run those of `rewrites` that the back end has kernels for.
 
-    program: the program as the builder has it now, without places in memory. observe: is told of the lowering and of
-    each rewrite. VerifyError naming the rewrite behind which a step reads what is not there, or of another type.
+    program: gives the builder's current program, without places in memory. observe: called with the report of the
+    lowering and of each rewrite. VerifyError names the rewrite after which a step reads a value that does not exist or
+    has another type.
     """
     _observed(LOWER, 0.0, len(builder.records), program(), observe)
     for item in rewrites:

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def view(low: Lowerer, node: fx.Node) -> Placed:
-    """Strides if the memory allows, else a copy first."""
+    """New strides if the memory allows it, else a copy first."""
     source = low.placed(node.args[0])
     shape = type_of(node).shape
     found = source.view(shape)

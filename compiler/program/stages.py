@@ -1,4 +1,4 @@
-"""Which ranks of a pipeline run each step: a rank runs what it needs for what it gives, back to what it is given."""
+"""Which stages of a pipeline run each step: those that its outputs depend on, back to its inputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .steps.collective import Transfer
 
 
 def stages_of(program: Program) -> list[frozenset[int]]:
-    """For every step of the program the ranks that run it; empty sets where it is no pipeline. What no KV layer is
-    read for may run on several ranks: each then has the weights for it."""
+    """For every step of the program the stages that run it; empty sets if the program is no pipeline. A step that
+    depends on no KV layer may run on several stages, each of which then has its weights."""
     count = _count(program)
     found: list[set[int]] = [set() for _ in program.steps]
     if count > 1:
@@ -27,7 +27,8 @@ def stages_of(program: Program) -> list[frozenset[int]]:
 
 
 def weights_of(program: Program, stage: int) -> set[str]:
-    """The names of the weights that a rank of a pipeline reads; of the first also what adapters are packed with."""
+    """The names of the weights that a stage of a pipeline reads; for the first stage also those that adapters are
+    packed with."""
     sites = program.adapters.sites if program.adapters is not None and stage == 0 else ()
     packing = {name for s in sites for name in (s.columns, s.rows, s.gguf_rows, s.base_bias) if name}
     own = (step for step, stages in zip(program.steps, stages_of(program), strict=True) if stage in stages)
@@ -35,8 +36,8 @@ def weights_of(program: Program, stage: int) -> set[str]:
 
 
 def with_pools_of_stages(program: Program, parts: int) -> Program:
-    """The program, whose pools for adapters are filled on the ranks of a pipeline that read them alone. parts: ranks of
-    a stage."""
+    """The program with adapter pools that are filled only on the ranks of a pipeline that read them. parts: ranks of a
+    stage."""
     if program.adapters is None or (count := _count(program)) == 1:
         return program
     held = [weights_of(program, stage) for stage in range(count)]
@@ -54,7 +55,7 @@ def _count(program: Program) -> int:
 
 
 def _makers(steps: tuple[Step, ...]) -> list[set[int]]:
-    """For each step the earlier steps that leave what it reads, writes to in part, or finds in its layer's cache."""
+    """For each step the earlier steps that wrote the buffers it reads or partly writes, or its layer's cache."""
     writers: dict[str | int, set[int]] = defaultdict(set)
     found: list[set[int]] = []
     for number, step in enumerate(steps):

@@ -15,7 +15,7 @@ Fact: TypeAlias = "Body | msgspec.Struct | str | float | tuple[Fact, ...] | list
 
 
 def steps_text(program: Program) -> str:
-    """`b2 = linear(x=b1, w=@weight) {k=256, n=512}` for each step; sections follow behind their names."""
+    """`b2 = linear(x=b1, w=@weight) {k=256, n=512}` for each step; sections follow after their names."""
     named = {section.begin: section.name for section in program.sections}
     lines: list[str] = []
     for number, step in enumerate(program.steps):
@@ -32,7 +32,7 @@ def _line(step: Step) -> str:
 
 
 def _facts(step: Step) -> dict[str, Fact]:
-    """The fields that hold no operand and are not what they are by default."""
+    """The fields that hold no operand and differ from their defaults."""
     left_out = {*operand_fields(type(step)), "kernel"}
     found: dict[str, Fact] = {}
     for field in msgspec.structs.fields(step):

@@ -1,8 +1,8 @@
 """Which float activations may be stored in 16 bits: those that matrix products and attention read or write.
 
-The products round their operands to 16 bits anyway. All else stays in float32: the residual stream and its sums, what
-is normalized, whatever decides a selection (a router's scores: rounding could swap two experts), and what ranks give
-each other to add up, or as logits. Rows that they gather are moved as they are: two elements of 16 bits to a word.
+The products round their operands to 16 bits anyway. Everything else stays in float32: the residual stream and its sums,
+inputs of norms, values that decide a selection (a router's scores: rounding could swap two experts), and values that
+ranks exchange to add up, or as logits. Rows that they gather are moved unchanged: two elements of 16 bits to a word.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def narrow_values(graph: Graph) -> set[tuple[fx.Node, int]]:
 
 
 def _backward(graph: Graph) -> tuple[set[fx.Node], set[fx.Node], set[fx.Node]]:
-    """Nodes whose value a product reads as it is, nodes that reach a selection without a product between, and nodes
-    whose value ranks give each other as it is."""
+    """Nodes whose value a product reads unchanged, nodes that reach a selection with no product in between, and nodes
+    whose value ranks exchange unchanged."""
     reading: set[fx.Node] = set()
     selecting: set[fx.Node] = set()
     exchanged: set[fx.Node] = set()
@@ -59,7 +59,7 @@ def _backward(graph: Graph) -> tuple[set[fx.Node], set[fx.Node], set[fx.Node]]:
 
 
 def _moves(node: fx.Node) -> bool:
-    """Whether a call moves elements and no more: its result lies as what it is given."""
+    """Whether a call only moves elements, so that its result is stored like its operand."""
     kind = node.meta.get("type")
     if node.target is _GATHER and isinstance(kind, TensorType):
         return prod(kind.shape) % 2 == 0

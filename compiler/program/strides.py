@@ -1,4 +1,4 @@
-"""The normal form of views over one shape: no dims of size 1, and none that could be walked with its neighbour."""
+"""The normal form of views over one shape: no dims of size 1, and no two neighbouring dims that could be merged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 class Access:
     """How a kernel walks one operand: element (i, j, ...) of row r lies at r * row_stride + i * s0 + j * s1 + ...
 
-    `strides` has one entry per dim of the kernel's shape, in elements; 0 where the operand is broadcast, as
-    `row_stride` is where it is the same in all rows. `dtype` is its element type.
+    `strides` has one entry per dim of the kernel's shape, in elements; 0 if the operand is broadcast. `row_stride` is 0
+    if the operand is the same in all rows. `dtype` is its element type.
     """
 
     dtype: str
@@ -20,12 +20,13 @@ class Access:
 
 
 def merge(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Sizes and every view's strides without dims of size 1, neighbours joined that all views walk with one stride.
+    """Sizes and every view's strides without dims of size 1; neighbouring dims that all views walk with one stride are
+    merged.
 
-    The elements come in the same order, at the same addresses. A shape of one element has no dims left.
+    The elements keep their order and addresses. A shape of one element has no dims left.
     """
     sizes: list[int] = []
-    kept: list[list[int]] = []  # per dim that is left, the stride of each view
+    kept: list[list[int]] = []  # per remaining dim, the stride of each view
     for size, *steps in zip(shape, *strides, strict=True):
         if size == 1:
             continue
@@ -39,9 +40,9 @@ def merge(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple
 
 
 def normalize(shape: Sequence[int], accesses: Sequence[Access]) -> tuple[tuple[int, ...], tuple[Access, ...]]:
-    """A kernel's shape and operands in normal form, which is all that a back end has to walk.
+    """A kernel's shape and operands in normal form, the only form that back ends must walk.
 
-    ValueError for an operand that has not a stride per dim.
+    ValueError for an operand that does not have one stride per dim.
     """
     for access in accesses:
         if len(access.strides) != len(shape):

@@ -1,7 +1,7 @@
-"""The rules of a lowered program, checked when it was made and again when its launches were planned.
+"""The rules of a lowered program, checked after the lowering and again after its launches are planned.
 
-A program that keeps them reads and writes only memory that is there and that holds what its kernels expect: what a back
-end is given need not be checked again.
+A program that keeps the rules reads and writes only memory that exists and holds what its kernels expect, so back ends
+need not check their input again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OUTPUTS = {LOGITS: "f32"}
 def verify_lowered(program: Program, refusal: Refusal) -> None:
     """Raise VerifyError naming the first step, buffer or section that breaks a rule.
 
-    refusal: why the back end has no kernel for a step, "" where it has one.
+    refusal: gives the reason why the back end has no kernel for a step; "" if it has one.
     """
     verify_steps(program)
     for kernel, step in program.kernel_steps.items():
@@ -41,8 +41,8 @@ def verify_lowered(program: Program, refusal: Refusal) -> None:
 
 
 def verify_steps(program: Program, pass_name: str = "lower") -> None:
-    """Raise VerifyError, as after `pass_name`, where a step, the inputs or a section break a rule; where buffers lie in
-    memory is not looked at."""
+    """Raise VerifyError, naming `pass_name`, if a step, the inputs or a section break a rule; the places of buffers are
+    not checked."""
     buffers = {buffer.name: buffer for buffer in program.buffers}
     try:
         for number, step in enumerate(program.steps):
@@ -63,7 +63,8 @@ def verify_steps(program: Program, pass_name: str = "lower") -> None:
 
 
 def verify_plan(program: Program) -> None:
-    """Raise VerifyError where the launch plan does not serve every step, or passes what its call does not have."""
+    """Raise VerifyError if the launch plan does not serve every step, or passes arguments that its call does not
+    have."""
     plan = program.plan
     if plan is None:
         return
@@ -152,7 +153,7 @@ def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> 
 
 
 def _operand_problem(program: Program, buffers: dict[str, Buffer], step: Step, name: str, operand: Operand) -> str:
-    """What is wrong with where an operand lies; "" if nothing."""
+    """The fault of an operand's place; "" if there is none."""
     rows = step.rows_of(name)
     match operand:
         case BufferOperand():
@@ -205,8 +206,8 @@ def _output_problem(program: Program, operand: OutputOperand, rows: tuple[str, .
 
 
 def _lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """The first and the last step that touches each buffer, or may: of what a section that runs behind a step reads of
-    it, the last of the program. VerifyError for one that is read before it is written."""
+    """The first and the last step that touches each buffer, or may touch it: a value of the step that a section reads
+    lives to the end of the program. VerifyError for a buffer that is read before it is written."""
     found: dict[str, tuple[int, int]] = {}
     sections = {number: s for s in program.sections for number in range(s.begin, s.end)}
     buffers = {buffer.name for buffer in program.buffers}
@@ -232,7 +233,7 @@ def _lifetimes(program: Program) -> dict[str, tuple[int, int]]:
 
 
 def _verify_memory(program: Program, lives: dict[str, tuple[int, int]]) -> None:
-    """No two buffers that live at the same time share bytes, and all lie in the arena."""
+    """Check that no two buffers that live at the same time share bytes, and that all lie in the arena."""
     spans: dict[str, tuple[int, int]] = {}
     for buffer in program.buffers:
         end = buffer.offset + prod(buffer.shape) * ITEM_SIZE[buffer.dtype]

@@ -1,1 +1,1 @@
-"""Passes that make room for adapters, which come at run time."""
+"""Passes that add slots for adapters, which are loaded at run time."""

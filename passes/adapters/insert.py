@@ -1,5 +1,5 @@
-"""Room for adapters: y = linear(x, W) becomes y + B (A x), with A and B of the adapter that each row names (Chen et al.
-2023, Punica, arXiv:2310.18547; Sheng et al. 2023, S-LoRA, arXiv:2311.03285). See room.py.
+"""Adds adapter slots: y = linear(x, W) becomes y + B (A x), with A and B of the adapter that each row names (Chen et
+al. 2023, Punica, arXiv:2310.18547; Sheng et al. 2023, S-LoRA, arXiv:2311.03285). See room.py.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LINEAR, EXPERTS, EMBEDDING = (OPS[name].overload for name in ("linear", "expert_
 
 @dataclass(frozen=True)
 class InsertAdapters(Pass):
-    """Make room for `slots` in the layers that it names. UsageError for a pattern that fits none.
+    """Add `slots` to the layers that its patterns match. UsageError for a pattern that matches no layer.
 
-    Comes after quantization, so that what that does is the same without adapters, after logit rows are selected, so
-    that the LM head's room is for these, and before linears are merged.
+    The pass runs after quantization, so that adapters do not change its result; after logit rows are selected, so that
+    the LM head's slots are for these rows; and before linears are merged.
     """
 
     name: ClassVar[str] = "insert-adapters"
@@ -58,7 +58,7 @@ class InsertAdapters(Pass):
         return PassResult(bool(sites), Counter({"sites": len(sites)}))
 
     def _targets(self, graph: Graph) -> dict[fx.Node, str]:
-        """The layers that get room, in order, with the names of what they are in the checkpoint."""
+        """The layers that get slots, in order, with the checkpoint's names of their parameters."""
         used = set[str]()
         heads, asked = lm_heads(graph), graph.section_nodes()
         found: dict[fx.Node, str] = {}
@@ -82,7 +82,7 @@ class InsertAdapters(Pass):
 
 
 def _is_table(graph: Graph, node: fx.Node) -> bool:
-    """Whether it gathers rows of an embedding of the model, by the tokens; also where ranks divide these rows."""
+    """Whether the node gathers rows of an embedding of the model by the tokens, also if ranks divide these rows."""
     if node.target is not EMBEDDING:
         return False
     ids, table = node.args[:2]
@@ -93,7 +93,7 @@ def _is_table(graph: Graph, node: fx.Node) -> bool:
 
 
 def _is_product(node: fx.Node) -> bool:
-    """Whether it is a product, per token, of one vector, or of routed ones, with weights of the model."""
+    """Whether the node is a product, per token, of one vector, or of routed vectors, with weights of the model."""
     if node.target not in (LINEAR, EXPERTS):
         return False
     weight: Any = node.args[1]

@@ -1,13 +1,13 @@
-"""What room for adapters is in a graph. An adapter among several is an expert: linear(x, W) +
+"""The form of adapter slots in a graph. Each of several adapters is an expert: linear(x, W) +
 expert_linear(expert_linear(x, A, slot), B, bias, slot), where slot -1 gives zeros. A, B and bias are pools, written at
 run time. Layers that read one value share one product with their As.
 
-Where tokens are embedded, rows of B are gathered: embedding(t, W) + expert_linear(embedding(slot * tokens + t, B), A,
-slot). Where there is room for magnitudes (DoRA), y * gain[slot] comes on top, with y = linear(x, W), see PoolSite.
+For an embedding, rows of B are gathered: embedding(t, W) + expert_linear(embedding(slot * tokens + t, B), A, slot). If
+the slots have magnitudes (DoRA), y * gain[slot] is added, with y = linear(x, W), see PoolSite.
 
-Ranks have the parts of pools that they have of the weight (S-LoRA): where they divide its rows, those of B, and its
-columns, those of A. In the second case what they add to their parts of a sum are parts of the change, so that the sum
-that follows anyway is all that they exchange.
+Ranks divide pools as they divide the weight (S-LoRA): if they divide its rows, also those of B; if its columns, also
+those of A. In the second case each rank adds its part of the change to its part of a sum, so the sum over ranks that
+follows anyway is the only exchange.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EACH, _ROWS, _COLUMNS = range(3)  # axes of the matrices [experts, N, K] of a w
 
 
 class Room:
-    """Adds room to a graph: for `targets`, layers by the names of their parameters."""
+    """Adds adapter slots to a graph, for the layers in `targets`, with the names of their parameters."""
 
     def __init__(self, graph: Graph, slots: AdapterSlots, targets: Mapping[fx.Node, str]) -> None:
         self._graph, self._slots, self._parameters = graph, slots, targets
@@ -45,7 +45,7 @@ class Room:
         self._columns: dict[fx.Node, fx.Node] = {}
 
     def of_products(self, members: Sequence[fx.Node]) -> list[PoolSite]:
-        """Room behind products that read one value (and, of experts, one routing)."""
+        """Add slots after products that read one value (and, if they are experts, one routing)."""
         graph, first, rank = self._graph, members[0], self._slots.rank
         x: Any = first.args[0]
         shape = graph.weight(first.args[1]).shape  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class Room:
         return [s if g is None else replace(s, gain=_source(g)) for s, g in zip(sites, gains, strict=True)]
 
     def _up(self, node: fx.Node, low: fx.Node, index: fx.Node, experts: int) -> tuple[PoolSite, fx.Node]:
-        """The product with B, and the bias, of one layer."""
+        """The site of one layer, and its product with B, plus the bias."""
         graph, parameter, shape = self._graph, self._parameters[node], type_of(node).shape
         cut = _cut_of(graph.weight(node.args[1]))  # type: ignore[arg-type]
         b = self._matrices(f"{parameter}.B", max(experts, 1), shape[-1], self._slots.rank, _kept(cut, _EACH, _ROWS))
@@ -85,7 +85,7 @@ class Room:
         return replace(site, b=str(b.target), bias="" if bias is None else str(bias.target)), change
 
     def of_table(self, node: fx.Node) -> PoolSite:
-        """Room behind an embedding."""
+        """Add slots after an embedding."""
         graph, parameter, rank = self._graph, self._parameters[node], self._slots.rank
         ids, result = graph.fixed_input("token_ids"), _of_all_words(graph, node)
         tokens, width = undivided(graph.weight(node.args[1])).shape  # type: ignore[arg-type]
@@ -101,13 +101,13 @@ class Room:
         return replace(self._site(node, 0), a=str(a.target), b=str(b.target), table=True)
 
     def _site(self, node: fx.Node, experts: int) -> PoolSite:
-        """What is to be said of a layer, but for its pools."""
+        """The site of a layer, without its pools."""
         graph, is_table, other = self._graph, node.target is EMBEDDING, _other_reader(self._graph, node)
         tied = "" if other is None else parameter_of(graph, other)
         stored = graph.weight(node.args[1])  # type: ignore[arg-type]
         weight = undivided(stored)
         own = None if is_table or experts else node.args[2]
-        few = weight.shape[0] <= self._slots.rank  # as a head that scores has: new ones are a change of that rank
+        few = weight.shape[0] <= self._slots.rank  # as in a scoring head, where a new matrix is a change of that rank
         asked = not experts and (is_table or few or _is_late(node) or self._slots.dora)
         joined = weight is stored or (isinstance(stored, Shard) and not isinstance(weight, (SortedColumns, Transposed)))
         return PoolSite(
@@ -118,7 +118,8 @@ class Room:
         )  # fmt: skip
 
     def _gain(self, node: fx.Node, site: PoolSite, before: fx.Node) -> fx.Node | None:
-        """The factors less 1 of each row's adapter, zeros where it has none; experts and the LM head have no room."""
+        """The magnitude factors minus 1 of each row's adapter, zeros if a row has none; None for experts and the LM
+        head, which have no magnitudes."""
         if not self._slots.dora or site.experts or _is_late(node):
             return None
         graph, shape = self._graph, type_of(node).shape
@@ -129,7 +130,7 @@ class Room:
             return graph.call(EMBEDDING, graph.call(aten.add.Tensor, place, 1), pool, origin=node)
 
     def _add(self, node: fx.Node, change: fx.Node, gain: fx.Node | None, before: fx.Node) -> None:
-        """What an adapter adds to the result of a layer, for all that read that."""
+        """Add the change (and gain) of adapters to a layer's result, for all readers of the result."""
         graph, own = self._graph, set[fx.Node]()
         with graph.fx.inserting_before(before):
             if gain is not None:
@@ -144,7 +145,7 @@ class Room:
     # -- slots and pools ----------------------------------------------------------------------------------------------
 
     def _place(self, node: fx.Node) -> fx.Node:
-        """The slot of each row of a value: of its tokens, or of its logit rows."""
+        """The adapter slot of each row of a value, per token or per logit row."""
         if type_of(node).rows == TOKENS:
             return self._input
         if self._selected is None:
@@ -153,7 +154,7 @@ class Room:
         return self._selected
 
     def _column(self, node: fx.Node) -> fx.Node:
-        """`_place` as a column, which says of a product with experts which one it is."""
+        """`_place` as a column [rows, 1], the expert index of a product with experts."""
         place = self._place(node)
         if place not in self._columns:
             with self._graph.fx.inserting_after(place):
@@ -180,14 +181,14 @@ class Room:
         return self._graph.add_weight(name, self._pools.setdefault(name, made))
 
     def _shaped(self, node: fx.Node, *shape: int) -> fx.Node:
-        """A value [T, ..] with another shape behind the tokens."""
+        """A value [T, ..] with another shape per token."""
         if type_of(node).shape == shape:
             return node
         return self._graph.call(aten.view.default, node, [-1, *shape], origin=node)
 
 
 def _of_all_words(graph: Graph, node: fx.Node) -> fx.Node:
-    """What an embedding gives; where ranks divide the words, the sum of what they find."""
+    """The result of an embedding; if ranks divide its vocabulary, the sum over ranks."""
     if cut_of(graph.weight(node.args[1])) is not None:  # type: ignore[arg-type]
         while not traits_of(node.target).collective:
             [node] = node.users
@@ -195,19 +196,20 @@ def _of_all_words(graph: Graph, node: fx.Node) -> fx.Node:
 
 
 def _is_late(node: fx.Node) -> bool:
-    """Whether a layer is as wide as the logits, which are few rows: it is computed first, where its result is wanted,
-    so that what is added needs no room beside it."""
+    """Whether a layer gives logit rows. The layer is then computed first, directly into its result, and the change of
+    adapters is added in place, so that no second buffer as wide as the logits is needed."""
     return type_of(node).rows == LOGIT_ROWS and node.target is not EMBEDDING
 
 
 def parameter_of(graph: Graph, node: fx.Node) -> str:
-    """The name in the checkpoint of the weight of a layer; of a matrix that an embedding shares with the LM head, which
-    has one name, what each of them would call it."""
+    """The checkpoint's name of a layer's weight; for a matrix that an embedding shares with the LM head, the name that
+    each of them would have if they did not share it."""
     return plain_name(node.args[1]) if _other_reader(graph, node) is None else f"{node.meta['module']}.weight"  # type: ignore[arg-type]
 
 
 def _other_reader(graph: Graph, node: fx.Node) -> fx.Node | None:
-    """A product with the matrix of an embedding, or an embedding with that of a product; None where there is none."""
+    """A product with the matrix of an embedding, or an embedding with that of a product; None if the matrix is not
+    shared."""
     name, is_table = plain_name(node.args[1]), node.target is EMBEDDING  # type: ignore[arg-type]
     readers = [user for n in graph.nodes if n.op == "get_attr" and plain_name(n) == name for user in n.users]
     others = (one for one in readers if (one.target is EMBEDDING) is not is_table and one.meta.get("module"))
@@ -215,18 +217,19 @@ def _other_reader(graph: Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _cut_of(weight: Weight) -> PoolCut | None:
-    """What ranks have of a weight's matrices; None where all have the same."""
+    """The division of a weight's matrices among ranks; None if every rank has all."""
     found = cut_of(weight)
     return None if found is None else PoolCut(found[0] + 3 - len(weight.shape), found[1])
 
 
 def _kept(cut: PoolCut | None, *axes: int) -> PoolCut | None:
-    """The cut, if it is along one of these axes: others are no axes of the pool."""
+    """The cut, if it is along one of these axes, which are the pool's; else None."""
     return cut if cut is not None and cut.axis in axes else None
 
 
 def _once(cut: PoolCut | None, n: int) -> PoolCut | None:
-    """The cut of what is added to the result [n] of a product: by its rows, or once to a sum over ranks."""
+    """The cut of a vector that is added to the result [n] of a product: by W's rows, or only on the first rank if the
+    results are summed over ranks."""
     if cut is None or cut.axis != _COLUMNS:
         return _kept(cut, _ROWS)
     return PoolCut(_ROWS, (((0, n),), *(() for _ in cut.cuts[1:])))
@@ -237,7 +240,7 @@ def _source(gain: fx.Node) -> str:
 
 
 def _expert_index(graph: Graph, slot: fx.Node, node: fx.Node, experts: int) -> fx.Node:
-    """The number of the matrix of a slot and an expert, -1 where a row has no adapter or a token no expert."""
+    """The index of the matrix of a slot and an expert, -1 if a row has no adapter or a token no expert."""
     routed: Any = node.args[3]
     both = graph.call(aten.add.Tensor, graph.call(aten.mul.Tensor, slot, experts), routed)
     absent = graph.call(aten.lt.Scalar, slot, 0)

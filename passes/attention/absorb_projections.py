@@ -1,10 +1,10 @@
-"""Keys and values that are products of one small row are not made: attention reads that row (DeepSeek-AI 2024, MLA).
+"""Keys and values that are products of one small row are not computed: attention reads the row (DeepSeek-AI 2024, MLA).
 
 k[h] = [Wk[h] c, r], v[h] = Wv[h] c, with c and r the same for all heads:
 attention(q, k, v) -> Wv[h] attention([Wk[h]^T q[h], r's part of q[h]], [c, r], c)
 
-The cache then holds [c, r] once, and its values are the beginning of its keys. Which element of keys and values comes
-from where is followed through ops that only move elements, so that their order and arrangement do not matter.
+The cache then holds [c, r] once, and its values are the beginning of its keys. The pass follows each element of keys
+and values to its source through ops that only move elements, so that their order and arrangement do not matter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..base import Pass, PassContext, PassResult, Refusal
 aten = torch.ops.aten
 ATTENTION, LINEAR, EXPERT = (OPS[n].overload for n in ("attention", "linear", "expert_linear"))
 F16_MAX = torch.finfo(torch.float16).max
-SAVES = 3  # so many times fewer bytes per token, at least: arithmetic grows by about as much as bytes would stay
+SAVES = 3  # least factor by which bytes per token must shrink: arithmetic grows too
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Origins:
 
 @dataclass(frozen=True)
 class Latent:
-    """What keys and values are made of. row: c. keys: the dims of a key that are products; shared: the others, with
-    what they come from. key_rows, value_rows: which row of which linear layer makes them, [H, dims]."""
+    """The sources of keys and values. row: c. keys: the dims of a key that are products; shared: the other dims, with
+    their sources. key_rows, value_rows: the row of the linear layer that computes each dim, [H, dims]."""
 
     row: fx.Node
     layers: tuple[fx.Node, ...]
@@ -58,12 +58,12 @@ class Latent:
 
 @dataclass(frozen=True)
 class AbsorbProjections(Pass):
-    """Every attention whose cache becomes smaller by SAVES."""
+    """Rewrites every attention whose cache becomes smaller at least by the factor SAVES."""
 
     name: ClassVar[str] = "absorb-projections"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})
     breaks: ClassVar[frozenset[str]] = frozenset({Fact.SIMPLE, Fact.UNIQUE})
-    tolerance: ClassVar[float | None] = 5e-4  # of codes; else 1e-5
+    tolerance: ClassVar[float | None] = 5e-4  # with codes; else 1e-5
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
@@ -83,7 +83,8 @@ class AbsorbProjections(Pass):
 
 
 def _recognize(node: fx.Node) -> Latent | str:
-    """What the keys and values are made of, or why they stay; "" where they are no products of one row at all."""
+    """The sources of the keys and values, or the reason to leave them; "" if they are not products of one row at
+    all."""
     q, k, v = (type_of(x).shape for x in node.args[:3])  # type: ignore[arg-type]
     values = _origins(node.args[2])  # type: ignore[arg-type]
     row = _common_row(values)
@@ -118,7 +119,7 @@ def _recognize(node: fx.Node) -> Latent | str:
 
 
 def _origins(node: fx.Node) -> Origins:
-    """Followed through ops that only move elements."""
+    """The origins of a node's elements, followed through ops that only move elements."""
     shape = _one_row(node)
     if node.op == "call_function" and node.target is aten.cat.default:
         parts = [_origins(part) for part in node.args[0]]  # type: ignore[union-attr, arg-type]
@@ -155,7 +156,7 @@ def _common_row(origins: Origins) -> fx.Node | None:
 
 
 def _is_product(node: fx.Node) -> bool:
-    """Whether it is a linear layer's product of one row per token."""
+    """Whether the node is a linear layer's product of one row per token."""
     if node.target is not LINEAR or node.args[1].op != "get_attr":  # type: ignore[union-attr]
         return False
     kind = type_of(node.args[0])  # type: ignore[arg-type]
@@ -206,7 +207,7 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _shared_parts(call: Any, origins: Origins) -> list[fx.Node]:
-    """What all heads have in their keys, as [1, dims] of each node that it comes from."""
+    """The part of keys that all heads share, as [1, dims] for each source node."""
     parts: list[fx.Node] = []
     at, numbers = 0, origins.node.tolist()
     while at < len(numbers):
@@ -222,7 +223,7 @@ def _shared_parts(call: Any, origins: Origins) -> list[fx.Node]:
 
 
 def _gathered(weights: Sequence[Weight], rows: Tensor) -> Weight:
-    """Rows [H, N] of the weights, one after the other: as they are stored, if that is in one format."""
+    """Rows [H, N] of the weights, concatenated; in their stored format if all have the same."""
     if all(isinstance(weight, QuantizedWeight) for weight in weights):
         first = weights[0].storage
         if all(first.merges_with(weight.storage) for weight in weights):
@@ -231,9 +232,9 @@ def _gathered(weights: Sequence[Weight], rows: Tensor) -> Weight:
 
 
 def _transposed(weights: Sequence[Weight], rows: Tensor) -> Weight:
-    """`rows` of the weights, [H, N, K], as their transposes [H, K, N]. No format with codes along K holds that: what
-    was stored in codes of a few bits becomes float16, exact where scales are powers of two (MXFP4), else within 2^-11
-    of each, as keys in a cache."""
+    """`rows` of the weights, [H, N, K], as their transposes [H, K, N]. No format with codes along K can hold that:
+    codes of a few bits become float16, exact if scales are powers of two (MXFP4), else within a relative error of
+    2^-11, like keys in a cache."""
 
     def moved(*values: Tensor) -> Tensor:
         found = torch.cat(values)[rows].mT.contiguous()

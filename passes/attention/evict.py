@@ -1,4 +1,4 @@
-"""Attention that would read all tokens before it reads what a policy keeps of them: `--kv-policy`, which is lossy.
+"""Attention that would read all earlier tokens reads only those that a policy keeps: `--kv-policy`, which is lossy.
 
 paged_attention(..)  ->  paged_attention(.., policy)
 """
@@ -25,7 +25,8 @@ _FULL = "leave --kv-policy out"
 
 @dataclass(frozen=True)
 class Evict(Pass):
-    """Layers that have a window or chunks stay as they are, and so do states; UsageError if nothing is left."""
+    """Applies the policy to attention without windows or chunks; other layers and states do not change. UsageError if
+    no layer is left."""
 
     policy: Eviction | None = None
     name: ClassVar[str] = "evict"
@@ -54,7 +55,7 @@ class Evict(Pass):
         return PassResult(bool(changed), Counter({"evict": changed} if changed else {}))
 
     def _reason(self, graph: Graph, nodes: list[fx.Node]) -> str:
-        """Why these layers cannot have it; "" if they can."""
+        """Why these layers cannot have the policy; "" if they can."""
         policy = self.policy
         assert policy is not None
         others = {attention_spec(n).layer for n in graph.nodes if n.target is PAGED and n not in nodes}

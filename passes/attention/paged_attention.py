@@ -27,7 +27,7 @@ Tables = tuple[fx.Node, fx.Node, str]
 
 @dataclass(frozen=True)
 class PagedAttention(Pass):
-    """Every attention node is replaced; rotary embedding that cannot be fused stays in front of it."""
+    """Replaces every attention node; rotary embedding that cannot be fused stays before it."""
 
     name: ClassVar[str] = "paged-attention"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES, Fact.ROPE})
@@ -35,7 +35,7 @@ class PagedAttention(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
-        layers: dict[tuple[Any, ...], Any] = {}  # what a cache holds -> its number
+        layers: dict[tuple[Any, ...], Any] = {}  # the keys and values of a cache -> its number
         for node in [n for n in graph.nodes if n.target is ATTENTION]:
             with graph.fx.inserting_before(node):
                 new, fused = _rewrite(graph, node)
@@ -55,7 +55,7 @@ class PagedAttention(Pass):
 
 
 def _rewrite(graph: Graph, node: fx.Node) -> tuple[fx.Node, int]:
-    """The new node, and how many rotations it takes in."""
+    """The new node, and how many rotations were fused into it."""
     given = named_arguments(node)
     q, k = given["q"], given["k"]
     positions = graph.input("positions")
@@ -74,7 +74,8 @@ def _rewrite(graph: Graph, node: fx.Node) -> tuple[fx.Node, int]:
 
 
 def _unrope(x: fx.Node, positions: fx.Node) -> tuple[fx.Node, Tables | None]:
-    """(rope's input, its tables) where x is a rope by rows of tables at `positions`, seen through views."""
+    """(rope's input, its tables) if x, seen through views, is a rope by rows of tables at `positions`; else (x,
+    None)."""
     source: Any = x
     while source.target is aten.view.default and type_of(source.args[0]).shape[-1] == type_of(x).shape[-1]:  # type: ignore[arg-type]
         source = source.args[0]  # type: ignore[assignment]

@@ -3,8 +3,8 @@
 x * cos + cat(-x[D/2:], x[:D/2]) * sin                    -> rope(x, cos, sin, "half")
 cat(a * cos - b * sin, b * cos + a * sin), x = cat(a, b)  -> rope(x, cat(cos, cos), cat(sin, sin), "half")
 x * cos + stack(-x[1::2], x[0::2]) * sin                  -> rope(x, cos, sin, "interleaved")
-cat(rope(x[:R]), x[R:])                                   -> rope(x), which leaves dims above R alone
-cos and sin must be rows of position tables, seen through ops that only move elements: these go into the table.
+cat(rope(x[:R]), x[R:])                                   -> rope(x), which does not change dims above R
+cos and sin must be rows of position tables, seen through ops that only move elements, which are moved into the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ SECOND = call(aten.slice.Tensor, X, AXIS, HALF, Lit("dim"), 1)
 
 
 def _table_moves(graph: Graph, node: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
-    """(table, moves in execution order) where `node` is moved elements of the table's rows at the positions."""
+    """(table, moves in execution order) if `node` is the table's rows at the positions with moved elements; else
+    None."""
     moves: list[fx.Node] = []
     while traits_of(node.target).strided:
         moves.insert(0, node)
@@ -85,7 +86,7 @@ class _RopeRule(Rule):
         double = self.doubled
 
         def flatten(values: Tensor) -> Tensor:
-            for target, args in steps:  # the table has all positions where the graph has the step's tokens
+            for target, args in steps:  # the table has all positions, the graph's value only those of the step's tokens
                 values = target(values, *args)
             flat = values.reshape(len(values), -1)
             return torch.cat([flat, flat], dim=-1) if double else flat
@@ -183,7 +184,7 @@ class PartialRope(Rule):
 
 @dataclass(frozen=True)
 class RecognizeRope(Pass):
-    """Apply the rules; partial rotation last, as it contains the others."""
+    """Applies the rules; partial rotation last, as it contains the others."""
 
     name: ClassVar[str] = "recognize-rope"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})

@@ -1,7 +1,7 @@
 """Compute logits only for the token rows that the scheduler asks for.
 
-The rows are selected as early as possible: everything after the last place where tokens or branches meet works on the
-selected rows, the final norm and the LM head above all.
+The rows are selected as early as possible: everything after the last op that mixes tokens or joins branches works on
+the selected rows, most importantly the final norm and the LM head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SELECT = OPS["select_rows"].overload
 
 @dataclass(frozen=True)
 class SelectLogitRows(Pass):
-    """Insert select_rows in front of the tail of the graph."""
+    """Inserts select_rows before the tail of the graph."""
 
     name: ClassVar[str] = "select-logit-rows"
     ensures: ClassVar[frozenset[str]] = frozenset({Fact.LOGIT_ROWS})
@@ -51,15 +51,15 @@ class SelectLogitRows(Pass):
 
 
 class _Region:
-    """The nodes that a section needs and a step does not. One that gives logits gives those of a step's rows, and has
-    all tokens as far as attention of its own needs them; any other reads the rows for which it is asked, which are some
+    """The nodes that a section needs and a step does not. A section that gives logits gives those of a step's logit
+    rows, and keeps all tokens where its own attention needs them; any other section reads the rows it is run for, some
     of the logit rows, or in TAP of the tokens."""
 
     def __init__(self, graph: Graph, section: str, nodes: set[fx.Node]) -> None:
         self._graph, self._section, self._nodes = graph, section, nodes
         self._asked = LOGITS not in graph.sections[section]
         mixing = [] if self._asked else [node for node in nodes if _mixes(node)]
-        self._whole = ancestors(*mixing) & nodes  # of which other tokens need a token's row
+        self._whole = ancestors(*mixing) & nodes  # nodes whose rows other tokens need
         self._selected: dict[tuple[fx.Node, str], fx.Node] = {}  # by the value that the section reads, and its rows
 
     def select(self) -> None:
@@ -78,18 +78,18 @@ class _Region:
                     node.replace_input_with(source, self._rows_of(source, node))
             node.meta["type"] = infer_type(node)
         for name, node in self._graph.sections[self._section].items():
-            if node not in self._nodes:  # a step gives it, too
+            if node not in self._nodes:  # the step computes it, too
                 self._graph.returns(**{f"{self._section}.{name}": self._rows_of(node, self._graph.end)})
 
     def _selects_again(self, node: fx.Node) -> bool:
-        """Whether a node selects the rows that the section is asked for of a value that has no others by now."""
+        """Whether a node selects the section's rows of a value that already has only those rows."""
         return self._asked and node.target is SELECT and _rows(node.args[0]) == _rows(node.args[1]) == DRAFT_ROWS  # type: ignore[arg-type]
 
     def _rows_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """The rows of a value that the section reads."""
         graph, wanted = self._graph, DRAFT_ROWS if self._asked else LOGIT_ROWS
         if reader.target is SELECT and _rows(reader) == DRAFT_ROWS:
-            wanted = LOGIT_ROWS  # of which it takes those that are asked for
+            wanted = LOGIT_ROWS  # of which the reader selects those that the section is run for
         if _rows(source) == wanted:
             return source
         if (source, wanted) in self._selected:

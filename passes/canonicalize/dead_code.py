@@ -13,7 +13,7 @@ from ..base import Pass, PassContext, PassResult
 
 @dataclass(frozen=True)
 class DeadCode(Pass):
-    """Nodes without users go, from the end to the start."""
+    """Removes nodes without users, from the end to the start."""
 
     name: ClassVar[str] = "dead-code"
     ensures: ClassVar[frozenset[str]] = frozenset({Fact.LIVE})

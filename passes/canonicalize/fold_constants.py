@@ -1,4 +1,4 @@
-"""Operations on weights alone become weights: `1 + w`, transposes, reshaped tables.
+"""Operations whose operands are all weights become weights: `1 + w`, transposes, reshaped tables.
 
 The values are not computed here: the new weight is a lazy handle over the old ones.
 """
@@ -27,7 +27,7 @@ class FoldConstants(Pass):
 
     name: ClassVar[str] = "fold-constants"
     ensures: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED})
-    # the values are the same; a product with a weight that lay transposed may sum in another order
+    # values do not change, but a product with a formerly transposed weight may sum in another order
     tolerance: ClassVar[float | None] = 1e-6
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
@@ -62,12 +62,12 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
     if isinstance(first, Transposed) and len(sources) == 1 and _transposes(moved, first):
         return first.source
     if isinstance(first, QuantizedWeight) and first.given and len(sources) == 1 and _transposes(moved, first):
-        return Transposed(first)  # as in x @ w.T, which is turned back by the product
+        return Transposed(first)  # as in x @ w.T, where the product transposes it back
 
     if not traits_of(node.target).moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))
 
-    def move(*values: Tensor) -> Tensor:  # storage dtype stays, so that a transposed bf16 weight is still bf16
+    def move(*values: Tensor) -> Tensor:  # keep the storage dtype, so that a transposed bf16 weight is still bf16
         return moved(*values).contiguous()
 
     return derive(move, *(graph.weight(n) for n in sources))

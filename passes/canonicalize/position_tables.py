@@ -1,7 +1,7 @@
 """Subgraphs that depend only on positions and constants become tables with one row per position.
 
-Rotary tables of every kind, learned positions with an offset, ALiBi: whatever the model computes from position ids is
-evaluated here for all positions below `max_seq_len`, and the graph keeps a gather.
+Everything that the model computes only from position ids (rotary tables of every kind, learned positions with an
+offset, ALiBi) is evaluated here for all positions below `max_seq_len`, and the graph keeps a gather.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class PositionTables(Pass):
 
 
 def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Node) -> bool:
-    """Values that others need; views of a table are free, so the table is taken before them. What holds of a position
-    costs no more than to read it."""
+    """Whether a value becomes a table: other nodes need it. Views of a table are free, so the table is made before
+    them. A condition on a position costs no more than reading it, so it gets no table."""
     if node is positions or traits_of(node.target).strided or is_position_row(node, positions):
         return False
     if _through_moves(node) is positions or is_condition(node):
@@ -58,7 +58,7 @@ def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Nod
 
 
 def _is_needed(node: fx.Node, computed: dict[fx.Node, None]) -> bool:
-    """Whether something that is not position-only reads the value, perhaps through moves, or asks about it."""
+    """Whether something that is not position-only reads the value, perhaps through moves, or tests it."""
 
     def passes_on(user: fx.Node) -> bool:
         return traits_of(user.target).strided or is_condition(user)

@@ -1,7 +1,6 @@
 """RMSNorm and LayerNorm written out in elementwise ops become one op.
 
-w * (x * rsqrt(mean(x * x) + eps)) -> rms_norm(x, w, eps), whatever constant vector w is (Gemma's 1 + w is folded
-before).
+w * (x * rsqrt(mean(x * x) + eps)) -> rms_norm(x, w, eps), for any constant vector w (Gemma's 1 + w is folded before).
 (x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * w + b -> layer_norm(x, w, b, eps).
 """
 
@@ -31,7 +30,7 @@ def _inverse_root(variance: object) -> object:
 
 
 def _normalized(x: object) -> object:
-    """x divided by the root of its mean square."""
+    """The pattern of x divided by the root of its mean square."""
     variance = through_views(call(REDUCE, call(aten.mul.Tensor, x, x), "mean", AXIS))
     inverse = _inverse_root(variance)
     root = call(aten.sqrt.default, call(aten.add.Tensor, variance, EPS))
@@ -119,7 +118,7 @@ class ShiftLayerNorm(Rule):
 
 @dataclass(frozen=True)
 class RecognizeNorms(Pass):
-    """Apply the rules; layer norm first, as it contains the other. Scale and shift are drawn in afterwards."""
+    """Apply the rules; layer norm first, as it contains the other. Scale and shift are merged in afterwards."""
 
     name: ClassVar[str] = "recognize-norms"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED, Fact.SIMPLE, Fact.UNIQUE})

@@ -1,4 +1,4 @@
-"""Remove operations that do nothing, and write the same thing one way.
+"""Remove operations that do nothing, and write equal things in one way.
 
 view(view(x)) -> view(x); view to the same shape -> x; x * 1, x + 0, x / 1 -> x; x ** 2 -> x * x; x / c -> x * (1 / c)
 where exact; cat([x]) -> x; slice of everything -> x; expand to the same shape -> x; slices of slices -> one slice.
@@ -57,7 +57,7 @@ class SameType(Rule):
 
 
 class Neutral(Rule):
-    """x * 1, x / 1, x + 0, x - 0 -> x, where the type does not change."""
+    """x * 1, x / 1, x + 0, x - 0 -> x, if the type does not change."""
 
     name = "neutral-element"
     pattern = Var("root")
@@ -86,7 +86,7 @@ class Square(Rule):
 
 
 class DivideByPowerOfTwo(Rule):
-    """x / c -> x * (1 / c) where 1 / c is exact."""
+    """x / c -> x * (1 / c) if 1 / c is exact."""
 
     name = "divide-by-power-of-two"
     pattern = call(aten.div.Tensor, X, Lit("c"))

@@ -28,7 +28,7 @@ FUSED = {
 
 @dataclass(frozen=True)
 class FuseAddNorm(Pass):
-    """Fuse where the sum is of two token values of one shape and the norm is its first reader."""
+    """Fuses if the sum is of two token values of one shape and the norm is its first reader."""
 
     name: ClassVar[str] = "fuse-add-norm"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
@@ -67,7 +67,7 @@ class FuseAddNorm(Pass):
 
 
 def _again(graph: Graph, arg: object) -> object:
-    """A weight read once more at the insertion point, which may lie before its first reading."""
+    """A new read of a weight at the insertion point, which may precede its first read."""
     if isinstance(arg, fx.Node):
         return graph.add_weight(str(arg.target), graph.weight(arg))
     return arg

@@ -1,6 +1,6 @@
 """Chains of elementwise operations become generated kernels.
 
-Every elementwise aten op is turned into an `icc.pointwise`; a producer is drawn into its consumer where it has the
+Every elementwise aten op is turned into an `icc.pointwise`; a producer is merged into its consumer if it has the
 consumer's shape and no other reader, so that the intermediate value never reaches memory.
 """
 
@@ -47,7 +47,7 @@ class FusePointwise(Pass):
                 graph.replace(node, graph.call(POINT, fused.inputs, str(fused.body), origin=node))
             counts["kernels"] += 1
             counts["fused-ops"] += len(fused.members)
-            for member in reversed(fused.members):  # readers before what they read
+            for member in reversed(fused.members):  # readers before their producers
                 if not member.users:
                     graph.fx.erase_node(member)
         return PassResult(bool(counts), counts)
@@ -75,7 +75,7 @@ def _members(root: fx.Node) -> set[fx.Node]:
 
 
 class _Fusion:
-    """The instructions of `root` and of the producers drawn into it."""
+    """The instructions of `root` and of the producers merged into it."""
 
     def __init__(self, root: fx.Node) -> None:
         self.inputs: list[fx.Node] = []
@@ -87,7 +87,7 @@ class _Fusion:
         self._check_opcodes()
 
     def _check_opcodes(self) -> None:
-        """PassError where an op of a package draws what no back end can."""
+        """Raise PassError if an op of a package writes an instruction that no back end supports."""
         unknown = {found.opcode for found in self.body.instructions} - set(OPCODES)
         if unknown:
             ops = ", ".join(sorted({str(member.target) for member in self.members}))
@@ -113,7 +113,7 @@ class _Fusion:
             result = write.inline(Body.parse(str(text)), [self._operand(value) for value in inputs])  # type: ignore[union-attr]
         else:
             declared = op_of(node.target)
-            assert declared is not None and declared.instructions is not None  # or it would not be fusible
+            assert declared is not None and declared.instructions is not None  # else it would not be fusible
             result = declared.instructions(write, *(_whole(self._operand(a), node) for a in node.args))
         self._results[node] = result
         self.members.append(node)
@@ -121,7 +121,7 @@ class _Fusion:
 
 
 def _whole(operand: Any, node: fx.Node) -> Any:
-    """A whole number in a float operation is written as a float."""
+    """The operand, written as a float if it is an integer in a float operation."""
     is_number = isinstance(operand, int) and not isinstance(operand, bool)
     floats = [n for n in node.all_input_nodes if type_of(n).dtype.is_floating_point]
     return float(operand) if is_number and floats else operand

@@ -1,7 +1,7 @@
 """Linear layers that read the same input become one product: QKV, gate and up.
 
-linear(x, A), linear(x, B) -> slices of linear(x, concat(A, B)). Weights must be stored alike. What is added to each of
-them, as adapters do, is added to the whole, so that the product can do it:
+linear(x, A), linear(x, B) -> slices of linear(x, concat(A, B)). Weights must be stored alike. Terms that are added to
+each result, as adapters do, are concatenated and added to the merged product, which can fuse the addition:
 linear(x, A) + a, linear(x, B) + b -> slices of linear(x, concat(A, B)) + concat(a, b).
 """
 
@@ -28,7 +28,7 @@ LINEAR = OPS["linear"].overload
 
 @dataclass(frozen=True)
 class MergeLinears(Pass):
-    """Merge groups of two or more; an absent bias counts as zeros where another has one."""
+    """Merges groups of two or more; an absent bias counts as zeros if another layer has one."""
 
     name: ClassVar[str] = "merge-linears"
 
@@ -55,7 +55,7 @@ def _storage(graph: Graph, node: fx.Node) -> StorageFormat:
 
 
 def _stored_alike(graph: Graph, members: list[fx.Node]) -> list[list[fx.Node]]:
-    """Linears whose weights can be stored as one, in order of their first."""
+    """Groups of linears whose weights can be stored as one, in the order of their first members."""
     found: list[list[fx.Node]] = []
     for node in members:
         here = _storage(graph, node)
@@ -86,8 +86,8 @@ def _merge(graph: Graph, nodes: list[fx.Node]) -> None:
 
 
 def _totals(graph: Graph, nodes: list[fx.Node]) -> list[fx.Node]:
-    """The additions of something to each of `nodes`, which nothing else reads; none where one has no such, or where
-    elementwise ops go on with them, which fuse with the additions as they are."""
+    """The additions that are the only reader of each of `nodes`; empty if one has none, or if elementwise ops follow,
+    which can fuse with the separate additions."""
     totals = [next(iter(node.users)) for node in nodes if len(node.users) == 1]
     if len(totals) < len(nodes):
         return []

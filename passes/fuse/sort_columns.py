@@ -1,10 +1,10 @@
-"""Products with weights whose columns are stored in another order (GPTQ with act-order) take their input in that order.
+"""Products with weights whose columns are stored in another order (GPTQ with act-order) get their input in that order.
 
 linear(x, W) -> linear(columns(x, order), W[:, order]), and the same for products with experts, each of which has an
-order of its own: expert_linear(x, W, index) -> expert_linear(expert_columns(x, order, index), W', index). Where x is
-made of the results of such layers by elementwise ops alone, and nothing else reads those, their rows are put in order
-instead, and nothing is left to do at run time. A weight whose parts have orders of their own (gate and up) is taken
-apart first.
+order of its own: expert_linear(x, W, index) -> expert_linear(expert_columns(x, order, index), W', index). If x is
+computed from the results of such layers only by elementwise ops, and nothing else reads the results, the rows of those
+layers' weights are sorted instead, and nothing is left to do at run time. A weight whose parts have their own orders
+(gate and up) is first split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPERTS, EXPERT_COLUMNS = OPS["expert_linear"].overload, OPS["expert_columns"].o
 
 @dataclass(frozen=True)
 class SortColumns(Pass):
-    """Layers that read one value in one order share the step that orders it."""
+    """Sorts the inputs of such layers; layers that read one value in one order share the step that sorts it."""
 
     name: ClassVar[str] = "sort-columns"
 
@@ -70,7 +70,8 @@ def _weight(graph: Graph, node: Any) -> Weight | None:
 
 
 def _apart(graph: Graph, node: fx.Node) -> list[fx.Node]:
-    """Products with the parts of a weight that have orders of their own, joined again; else the one that there is."""
+    """The products with the parts of a weight that have their own orders, whose results are concatenated again; else
+    the node itself."""
     weight, name = _weight(graph, node.args[1]), str(node.args[1].target)  # type: ignore[union-attr]
     if not isinstance(weight, SortedColumns) or weight.order.dim() == 1 or weight.order.shape[-2] == 1:
         return [node]
@@ -97,7 +98,7 @@ def _apart(graph: Graph, node: fx.Node) -> list[fx.Node]:
 
 
 def _taken(graph: Graph, old: fx.Node, order: Tensor, axis: int = -1) -> fx.Node:
-    """A weight's entries in another order along an axis, one for all or order[E, ...] of each expert's."""
+    """A weight with its entries in another order along an axis: one order for all, or order[E, ...] per expert."""
     weight = graph.weight(old)
     if isinstance(weight, QuantizedWeight):
         return graph.add_weight(str(old.target), GivenRows((weight,), order))
@@ -114,11 +115,11 @@ def _taken(graph: Graph, old: fx.Node, order: Tensor, axis: int = -1) -> fx.Node
 
 @dataclass
 class _SortedRegion:
-    """The values between products and `reader`, which alone reads them, and how to put their elements in order.
+    """The values between products and their only reader, `reader`, and how to sort their elements.
 
-    The products are linear layers, or, where `reader` is a product with experts, such with the same experts.
-    blocks: of each product the rows that the region reads, from the first on. vectors: arguments that are weights with
-    an entry per element.
+    The products are linear layers or, if `reader` is a product with experts, products with the same experts. blocks:
+    for each product the rows of W at which the region's blocks begin. vectors: arguments that are weights with an entry
+    per element.
     """
 
     graph: Graph
@@ -128,7 +129,7 @@ class _SortedRegion:
     vectors: list[tuple[fx.Node, int]] = field(default_factory=list)
 
     def grow(self, x: fx.Node) -> str:
-        """Find the region behind x; why there is none, or ""."""
+        """Find the region that computes x; returns why there is none, or ""."""
         pending, readers = [x], {self.reader}
         while pending:
             value = pending.pop()
@@ -171,7 +172,7 @@ class _SortedRegion:
         return ""
 
     def _is_alike(self, value: Any) -> bool:
-        """Whether it is a product like the reader: a linear layer, or one with the same experts."""
+        """Whether the value is a product like the reader: a linear layer, or a product with the same experts."""
         same = isinstance(value, fx.Node) and value.target is self.reader.target
         return same and value.args[3:4] == self.reader.args[3:4]
 
@@ -187,7 +188,7 @@ class _SortedRegion:
         return ""
 
     def sort(self, order: Tensor) -> None:
-        """Put the elements of the region in order."""
+        """Sort the elements of the region."""
         for linear, firsts in self.blocks.items():
             *experts, n, _ = type_of(linear.args[1]).shape  # type: ignore[arg-type]
             rows = torch.arange(n) if order.dim() == 1 else torch.arange(n).repeat(*experts, 1)
@@ -200,11 +201,11 @@ class _SortedRegion:
             self._replace(node, number, order)
 
     def _replace(self, node: fx.Node, number: int, order: Tensor, axis: int = -1) -> None:
-        """Argument `number` in another order along an axis."""
+        """Replace argument `number` of a node by one in another order along an axis."""
         with self.graph.fx.inserting_before(node):
             node.update_arg(number, _taken(self.graph, node.args[number], order, axis))  # type: ignore[arg-type]
 
 
 def _has_free_rows(weight: QuantizedWeight) -> bool:
-    """Whether its rows can be stored in any order: no block spans several."""
+    """Whether the weight's rows can be stored in any order, because no block spans several rows."""
     return weight.given and weight.format.block[0] == 1

@@ -1,4 +1,4 @@
-"""Where a division begins: products whose columns, experts or words the ranks divide."""
+"""The beginnings of a division: products whose columns, experts or vocabulary the ranks divide."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ aten = torch.ops.aten
 LINEAR, EXPERTS, EMBEDDING = (OPS[name].overload for name in ("linear", "expert_linear", "embedding"))
 SORTED = OPS["expert_columns"].overload
 _PRODUCTS = (LINEAR, EXPERTS, EMBEDDING)
-WORDS, BY_EXPERT = -1, -2  # pieces of a seed that are no columns
+WORDS, BY_EXPERT = -1, -2  # values for the piece of a seed that is not columns
 
 
 def find_seeds(graph: Graph, ranks: int, tensors: bool, experts: bool) -> dict[Seed, int]:
-    """All products, each piece of their columns divided in as many parts as there can be. tensors: columns and words;
-    experts: whole experts, instead of their columns."""
+    """All products, with each piece of their columns divided into as many parts as possible. tensors: divide columns
+    and vocabulary; experts: divide whole experts, instead of their columns."""
     found: dict[Seed, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -47,7 +47,7 @@ def _is_weight(node: object) -> bool:
 
 
 def _shares_experts(named: dict[str, object], ranks: int) -> bool:
-    """Whether each rank has as many of the experts that an index chooses of."""
+    """Whether the product chooses experts by an index and ranks can have equal numbers of them."""
     weight = named["weight"]
     return _is_weight(weight) and named["index"] is not None and type_of(weight).shape[0] % ranks == 0  # type: ignore[arg-type]
 
@@ -60,13 +60,12 @@ def _looks_up_words(node: fx.Node) -> bool:
 
 
 def most_parts(size: int, ranks: int, below: int = 0) -> int:
-    """The largest number of equal parts of `size` that ranks can share evenly, less than `below` where that is
-    given."""
+    """The largest number of equal parts of `size` that ranks can share evenly; less than `below` if it is not 0."""
     return next(n for n in range((below or ranks + 1) - 1, 0, -1) if ranks % n == 0 and size % n == 0)
 
 
 def pieces_of(node: fx.Node) -> list[tuple[int, int]]:
-    """The pieces that a product's columns are sliced into, such as gate and up; all in one where they are not."""
+    """The pieces that a product's columns are sliced into, such as gate and up; one piece if they are not sliced."""
     size = type_of(node).shape[-1]
     found = sorted(_slices(node, type_of(node).shape[:-1], size))
     ends = [0, *(end for _, end in found)]
@@ -78,7 +77,8 @@ def pieces_of(node: fx.Node) -> list[tuple[int, int]]:
 
 
 def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, int]]:
-    """The ranges of `size` columns behind `lead` that are sliced from a value, or from a view of it."""
+    """The ranges of the last axis of `size` columns, after the axes `lead`, that are sliced from a value or from a view
+    of it."""
     found: set[tuple[int, int]] = set()
     for user in node.users:
         if user.target is aten.view.default:
@@ -99,7 +99,7 @@ def _slices(node: fx.Node, lead: tuple[int, ...], size: int) -> set[tuple[int, i
 
 
 def _keeps_columns(node: fx.Node, user: fx.Node) -> bool:
-    """Whether a call gives for each column of a value one that depends on no other, such as a short convolution."""
+    """Whether each column of a call's result depends only on the same column of a value, as in a short convolution."""
     traits = traits_of(user.target)
     if user.op != "call_function" or not isinstance(user.meta["type"], TensorType):
         return False
@@ -113,7 +113,7 @@ def _keeps_columns(node: fx.Node, user: fx.Node) -> bool:
 
 
 def columns_of(values: Values, node: fx.Node) -> Divided | None:
-    """A product of whole rows, of whose columns each rank has some; None where it is another call."""
+    """A product of whole rows, of which each rank computes some columns; None for another call."""
     if node.target not in (LINEAR, EXPERTS) or not _has_seeds(values, node, range(len(pieces_of(node)))):
         return None
     named = named_arguments(node)
@@ -132,8 +132,8 @@ def columns_of(values: Values, node: fx.Node) -> Divided | None:
 
 
 def experts_of(values: Values, node: fx.Node) -> Divided | None:
-    """A product with experts, each of which one rank has: a rank gives zeros in the slots of the others' experts. Also
-    a sort of columns by each slot's expert, which leaves undefined numbers in those slots. None for another call."""
+    """A product with experts, each on one rank: a rank gives zeros in the slots of other ranks' experts. Also a sort of
+    columns by each slot's expert, which leaves undefined numbers in those slots. None for another call."""
     named = named_arguments(node) if node.target in (EXPERTS, SORTED) else {}
     state = values.state(named["x"]) if named else None
     own = isinstance(state, Routed) if node.target is SORTED else _has_seeds(values, node, (BY_EXPERT,))
@@ -157,7 +157,7 @@ def experts_of(values: Values, node: fx.Node) -> Divided | None:
 
 
 def words_of(values: Values, node: fx.Node) -> Divided | None:
-    """A look-up of tokens in a table of which each rank has some rows. The results are summed over ranks at once,
+    """A look-up of tokens in a table of which each rank has some rows. The results are summed over ranks immediately,
     because later layers add to them. None for another call."""
     if node.target is not EMBEDDING or not _has_seeds(values, node, (WORDS,)):
         return None
@@ -170,7 +170,7 @@ def words_of(values: Values, node: fx.Node) -> Divided | None:
 
 
 def _summed_words(graph: Graph, node: fx.Node) -> fx.Node:
-    """The rows of all tokens: ranks give zeros for those that lie outside their tables."""
+    """The rows of all tokens, summed over ranks, which give zeros for tokens outside their part of the table."""
     index, table = node.args
     size = type_of(table).shape[0]  # type: ignore[arg-type]
     inside = graph.call(aten.clamp.default, index, 0, size - 1, origin=node)
@@ -183,7 +183,7 @@ def _summed_words(graph: Graph, node: fx.Node) -> fx.Node:
 
 
 def local_index(graph: Graph, local: Local) -> fx.Node:
-    """A call at the insertion point that counts experts or words from the first of a rank's own. The numbers of other
+    """A call at the insertion point that numbers experts or words from the rank's first one. The numbers of other
     ranks' experts or words then lie outside the rank's table."""
     firsts = Constant(torch.tensor([own[0][0] for own in local.cuts], dtype=torch.int32))
     ranks = len(local.cuts)

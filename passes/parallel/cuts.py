@@ -1,4 +1,4 @@
-"""What part of an axis each rank has, and what becomes of that where axes are split, joined and sliced."""
+"""The part of an axis that each rank has, and how it changes when axes are split, joined and sliced."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...compiler.weights.formats.base import Ranges
 from ...compiler.weights.shards import Cuts
 
 Seed = tuple[str, int]
-"""A product whose columns are divided, by its node's name, and which of the pieces that its result is sliced into."""
+"""A product whose columns are divided: its node's name, and the number of the piece that its result is sliced into."""
 
 
 class Conflict(Exception):
-    """A value cannot be divided as it is. `seeds`: what it was divided because of."""
+    """A value cannot be divided in the current way. `seeds`: the products whose division led to it."""
 
     def __init__(self, reason: str, *states: State) -> None:
         super().__init__(reason)
@@ -24,7 +24,7 @@ class Conflict(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """Each rank has its ranges of an axis, counted behind the rows."""
+    """Each rank has its ranges of an axis; axes are counted without the row axis."""
 
     axis: int
     cuts: Cuts
@@ -48,15 +48,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Partial:
-    """The value is the sum of what the ranks have."""
+    """The value is the sum of the ranks' values."""
 
     seeds: frozenset[Seed]
 
 
 @dataclass(frozen=True)
 class Routed:
-    """Per slot of `index`, the rank that has the expert has the value. zeros: the others have zeros there, not just
-    anything."""
+    """Per slot of `index`, only the rank with the expert has the value. zeros: the other ranks have zeros there, not
+    undefined numbers."""
 
     index: str
     zeros: bool
@@ -65,29 +65,30 @@ class Routed:
 
 @dataclass(frozen=True)
 class Unknown:
-    """What depends on a conflict."""
+    """The state of values that depend on a conflict."""
 
     seeds: frozenset[Seed] = frozenset()
 
 
 State = Cut | Partial | Routed | Unknown | None
-"""How the ranks have a value; None where each has all of it."""
+"""How a value is divided among the ranks; None if each has all of it."""
 
 
 def evenly(begin: int, end: int, parts: int, ranks: int) -> Cuts:
-    """By rank, one of `parts` equal ranges of [begin, end). With more ranks than parts, neighbours have the same."""
+    """By rank, one of `parts` equal ranges of [begin, end). With more ranks than parts, neighbouring ranks have the
+    same part."""
     size = (end - begin) // parts
     owners = [rank * parts // ranks for rank in range(ranks)]
     return tuple(((begin + own * size, begin + (own + 1) * size),) for own in owners)
 
 
 def joined(pieces: Sequence[Cuts]) -> Cuts:
-    """By rank, its ranges of each piece, one piece behind the other."""
+    """By rank, its ranges of all pieces, which are placed one after the other."""
     return tuple(compact([one for own in ranks for one in own]) for ranks in zip(*pieces, strict=True))
 
 
 def compact(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """As few ranges as there can be, with these elements in this order."""
+    """The smallest number of ranges with these elements in this order."""
     found: list[tuple[int, int]] = []
     for begin, end in ranges:
         if found and found[-1][1] == begin:
@@ -98,7 +99,8 @@ def compact(ranges: Sequence[tuple[int, int]]) -> Ranges:
 
 
 def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int]) -> Cut:
-    """The cut of a value of shape `old` under another shape; Conflict where ranks have no part of one axis of that."""
+    """The cut of a value of shape `old` after a reshape to `new`; Conflict if the ranks' parts are not parts of one
+    axis of `new`."""
     before, inner = prod(old[: cut.axis]), prod(old[cut.axis + 1 :])
     for axis, size in enumerate(new):
         outer, under = prod(new[:axis]), prod(new[axis + 1 :])
@@ -114,7 +116,8 @@ def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int]) -> Cut:
 
 
 def _blocks(own: Ranges, repeats: int, span: int, inner: int, under: int) -> Ranges | None:
-    """Ranges of an axis as ranges of one whose elements are `under` numbers; None where they are no whole elements."""
+    """Ranges of an axis as ranges of an axis whose elements are `under` numbers each; None if they are not whole
+    elements."""
     found: list[tuple[int, int]] = []
     for repeat in range(repeats):
         for begin, end in own:
@@ -126,8 +129,8 @@ def _blocks(own: Ranges, repeats: int, span: int, inner: int, under: int) -> Ran
 
 
 def sliced(cut: Cut, begin: int, end: int, step: int) -> tuple[Cut, tuple[int, int]]:
-    """What a slice [begin, end) of the axis, every `step`-th element, leaves each rank of it, and where that begins and
-    ends among its own. Conflict where that is another place on another rank."""
+    """The cut after a slice [begin, end) of the axis, every `step`-th element, and the begin and end of the slice
+    within a rank's own elements. Conflict if these differ between ranks."""
     places: set[tuple[int, int]] = set()
     cuts: list[Ranges] = []
     for own in cut.cuts:

@@ -1,9 +1,9 @@
 """One graph for several ranks, each of which has parts of the weights: columns and rows of products (Shoeybi et al.
 2019, Megatron-LM, arXiv:1909.08053), heads, words, experts (Lepikhin et al. 2020, GShard, arXiv:2006.16668).
 
-The division is found, not known: all products begin divided by columns, what ranks have of each value follows from the
-ops, and where an op needs what a rank has not, the products that it depends on are divided into fewer parts, at last
-one. What ranks give as a sum is added up where something else than a sum needs it.
+The division is found by a search: at first all products are divided by columns, and the division of every other value
+follows from the ops. If an op needs elements that a rank does not have, the products that it depends on are divided
+into fewer parts, in the end into one. A value that is a sum over ranks is added up where an op needs the total.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KINDS = {BY_EXPERT: "experts", WORDS: "words"}
 
 @dataclass(frozen=True)
 class DivideAmongRanks(Pass):
-    """Divide what can be divided among `ranks`. tensors: columns, rows, heads and words; experts: whole experts, so
-    that a token's answers are added in the order of one rank, bit for bit."""
+    """Divides everything possible among `ranks`. tensors: columns, rows, heads and vocabulary; experts: whole experts,
+    so that a token's expert results are added in the same order as on one rank, bit for bit."""
 
     name: ClassVar[str] = "divide"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.PAGED, Fact.LOGIT_ROWS})
@@ -58,7 +58,7 @@ class DivideAmongRanks(Pass):
 
 
 class _Search:
-    """Looks for the finest division in which every call has what it needs."""
+    """Searches for the finest division in which every call has its operands."""
 
     def __init__(self, graph: Graph, ranks: int, seeds: dict[Seed, int]) -> None:
         self.graph, self.ranks, self.seeds = graph, ranks, seeds
@@ -67,7 +67,7 @@ class _Search:
         self._parts: dict[Any, Any] = {}
 
     def run(self) -> tuple[dict[fx.Node, Divided], dict[str, Any]]:
-        """How ranks do each call, and the outputs by name, which are whole."""
+        """How ranks compute each call, and the outputs by name, which are whole."""
         while True:
             values = Values(self.graph, self.ranks, self.seeds, parts=self._parts)
             calls, conflicts = self._walk(values)
@@ -99,7 +99,8 @@ class _Search:
         return calls, conflicts
 
     def _coarsen(self, conflicts: Iterable[Conflict]) -> None:
-        """Divide those with the most parts, and of these the smallest, into fewer: once, whatever asks for it."""
+        """Divide the seeds with the most parts, among these the smallest, into fewer parts; each once, even if several
+        conflicts name it."""
         fewer: dict[Seed, str] = {}
         for conflict in conflicts:
             found = {seed: (-self.seeds[seed], self._size(seed)) for seed in conflict.seeds & self.seeds.keys()}
@@ -116,14 +117,14 @@ class _Search:
         return 1 if seed[1] < 0 else most_parts(self._size(seed), self.ranks, self.seeds[seed])
 
     def _size(self, seed: Seed) -> int:
-        """How many columns a piece has; 0 of experts and words."""
+        """How many columns a piece has; 0 for experts and words."""
         name, piece = seed
         begin, end = pieces_of(self._nodes[name])[piece] if piece >= 0 else (0, 0)
         return end - begin
 
 
 def _ended(values: Values, node: fx.Node) -> Any:
-    """An output, whole: a Total, or a Cut of the last axis that is gathered."""
+    """A whole output: a Total, or a Cut of the last axis that is to be gathered."""
     state = values.state(node)
     if isinstance(state, Cut):
         size = type_of(node).shape[-1]
@@ -140,10 +141,10 @@ def _apply(graph: Graph, calls: dict[fx.Node, Divided], ends: dict[str, Any]) ->
     """Rewrite the calls; returns how many sums over ranks there are."""
     totals: dict[fx.Node, fx.Node] = {}
     locals_: dict[Local, fx.Node] = {}
-    moved: dict[fx.Node, fx.Node] = {}  # values that more than one call gives now
+    moved: dict[fx.Node, fx.Node] = {}  # values that now take more than one call
 
     def given(arg: Any) -> Any:
-        """What the call at the insertion point takes."""
+        """The argument of the call at the insertion point."""
         if isinstance(arg, Total):
             value = moved.get(arg.value, arg.value)
             if value not in totals:

@@ -1,4 +1,4 @@
-"""What ranks have of a value behind ops that only move its elements."""
+"""The division of a value after ops that only move its elements."""
 
 from __future__ import annotations
 

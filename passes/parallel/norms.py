@@ -1,4 +1,4 @@
-"""Norms of lines of which each rank has a part: one number per line is added up over ranks."""
+"""Norms of lines that are divided among ranks: one number per line is summed over ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RMS_NORM, REDUCE, ALL_REDUCE = (OPS[name].overload for name in ("rms_norm", "red
 
 
 def norm_of(values: Values, node: fx.Node) -> Divided | None:
-    """rms_norm over an axis that is divided, such as over all heads of q; None where it is another call."""
+    """rms_norm over an axis that is divided, such as over all heads of q; None for another call."""
     if node.target is not RMS_NORM:
         return None
     args: tuple[Any, ...] = node.args
@@ -36,7 +36,7 @@ def norm_of(values: Values, node: fx.Node) -> Divided | None:
 
 
 def _times(cut: Cut, size: int) -> int:
-    """How many ranks have each element of an axis; Conflict where they are not equally many."""
+    """How many ranks have each element of an axis; Conflict if the numbers differ."""
     owners = Counter(element for own in cut.cuts for element in elements(own))
     times = set(owners.values())
     if len(owners) != size or len(times) > 1:

@@ -1,4 +1,4 @@
-"""How ranks do a call of which they have some arguments in parts (Shoeybi et al. 2019, arXiv:1909.08053)."""
+"""How ranks compute a call whose arguments are divided (Shoeybi et al. 2019, arXiv:1909.08053)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _FACTORS = {aten.mul.Tensor: (0, 1), aten.div.Tensor: (0,), aten.neg.default: (0
 
 
 def divide_call(values: Values, node: fx.Node) -> Divided:
-    """The call as ranks do it. Conflict where they cannot with what they have; Stopped behind one."""
+    """The call as ranks compute it. Conflict if they cannot with the current division; Stopped if it depends on a
+    conflict."""
     states = {arg: values.state(arg) for arg in node.all_input_nodes}
     own = columns_of(values, node) or experts_of(values, node) or words_of(values, node)
     if own is not None or not any(states.values()):
@@ -61,7 +62,7 @@ def _cut(values: Values, node: fx.Node) -> Divided:
 
 
 def _sums(values: Values, node: fx.Node) -> Divided:
-    """A call that gives the sum of what ranks give for what they have, if it is one; else of the whole."""
+    """A call on values that are sums over ranks: on each rank's summand if the call is linear, else on the total."""
     kept = _is_linear(values, node)
     return Divided(Partial(_seeds(values, node)), node.args) if kept else Divided(None, values.all_whole(node.args))
 
@@ -81,7 +82,7 @@ def _is_linear(values: Values, node: fx.Node) -> bool:
 
 
 def _routed(values: Values, node: fx.Node) -> Divided:
-    """A call on what each slot's expert gives, which keeps slots apart; else on the whole."""
+    """A call on the results of each slot's expert: on each rank if the call keeps slots separate, else on the total."""
     states = [values.state(a) for a in node.all_input_nodes]
     routed = [state for state in states if isinstance(state, Routed)]
     if len({state.index for state in routed}) > 1:
@@ -96,7 +97,7 @@ def _routed(values: Values, node: fx.Node) -> Divided:
 
 
 def _keeps_zeros(values: Values, node: fx.Node) -> bool:
-    """Whether an elementwise call gives zeros in slots where what ranks have by slot is zeros."""
+    """Whether an elementwise call gives zeros in slots where its routed inputs are zeros."""
 
     def is_zero(arg: Any) -> bool:
         state = values.state(arg) if isinstance(arg, fx.Node) else None
@@ -117,7 +118,7 @@ def _keeps_zeros(values: Values, node: fx.Node) -> bool:
 
 
 def _division(values: Values, node: fx.Node, division: Division) -> Divided | None:
-    """The call by one of its op's divisions; None where that is for other parts."""
+    """The call by one of its op's divisions; None if that division does not match the divided arguments."""
     named = named_arguments(node)
     given = {name: value for name, value in named.items() if isinstance(value, fx.Node)}
     cuts: dict[str, Cut] = {}
@@ -157,19 +158,19 @@ def _division(values: Values, node: fx.Node, division: Division) -> Divided | No
 
 
 def _scores_keys(node: fx.Node) -> bool:
-    """Whether an attention gives up keys by how much its queries attend to them."""
+    """Whether an attention drops keys by how much its queries attend to them."""
     policy = attention_spec(node).policy
     return policy is not None and policy.chooses
 
 
 def _only_one(values: Values, value: fx.Node, axis: int | None, cut: Cut) -> None:
-    """Conflict where a whole value has more than one element of an axis of which each rank has a part."""
+    """Raise Conflict if a whole value has more than one element on the divided axis."""
     if axis is not None and size_of(value, axis) > 1:
         raise Conflict(f"{value.name} is whole", cut, values.state(value))
 
 
 def _shares(cut: Cut, size: int, widest: Cut, most: int) -> None:
-    """Conflict unless each rank has those elements that its elements of the widest argument share."""
+    """Raise Conflict unless each rank has exactly the elements that its elements of the widest argument share."""
     for own, wide in zip(map(elements, cut.cuts), map(elements, widest.cuts), strict=True):
         share, whole = len(wide) // len(own), most // size
         if len(wide) % len(own) or any(own[i // share] != element // whole for i, element in enumerate(wide)):
@@ -177,7 +178,7 @@ def _shares(cut: Cut, size: int, widest: Cut, most: int) -> None:
 
 
 def _elementwise(values: Values, node: fx.Node) -> Divided:
-    """What ranks have of its inputs must be the same part, or broadcast."""
+    """An elementwise call: its inputs must be divided in the same way, or broadcast."""
     rank = len(type_of(node).shape)
     cuts = {a: found for a in node.all_input_nodes if (found := values.cut_of(a)) is not None}
     places = {(cut.axis - len(type_of(a).shape), cut.cuts) for a, cut in cuts.items()}
@@ -213,7 +214,7 @@ def _reduce(values: Values, node: fx.Node) -> Divided:
 
 
 def _by_line(values: Values, node: fx.Node) -> Divided:
-    """Each rank has other lines; what lines have in common is whole."""
+    """A call per line on divided lines; arguments that all lines share are whole."""
     kept = [a for a in node.all_input_nodes if values.cut_of(a) is not None]
     cuts = [cut for a in kept if (cut := values.cut_of(a)) is not None]
     lines = {(cut.axis, cut.cuts) for cut in cuts}
@@ -226,10 +227,10 @@ def _by_line(values: Values, node: fx.Node) -> Divided:
 
 
 def _whole_but(values: Values, args: Any, kept: list[fx.Node]) -> Any:
-    """The arguments, whole but for those that are kept as ranks have them."""
+    """The arguments: those in `kept` as divided, all others whole."""
     return map_values(args, lambda arg: arg if arg in kept else values.whole(arg))
 
 
 def _seeds(values: Values, node: fx.Node) -> frozenset[Seed]:
-    """What the inputs of a call are divided because of."""
+    """The products whose division led to that of a call's inputs."""
     return seeds_of(values.state(a) for a in node.all_input_nodes)

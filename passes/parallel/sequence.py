@@ -1,8 +1,8 @@
-"""What all ranks would compute alike is divided by rows: sums over ranks, and the norms and sums behind them
-(Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198).
+"""Work that all ranks would repeat is divided by rows: sums over ranks, and the norms and sums after them (Korthikanti
+et al. 2022, Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198).
 
-A sum of which a norm or another sum is made is left with each rank for its own rows, and so is what is made of it; in
-front of whatever needs all rows these are gathered. Steps of few rows do as without the pass: every rank has all.
+If a norm or another sum reads a sum over ranks, each rank computes both only for its own rows; before an op that needs
+all rows they are gathered. In steps of few rows nothing changes: every rank has all rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..base import Pass, PassContext, PassResult, Refusal
 ALL_REDUCE, SCATTER, GATHER = (OPS[name].overload for name in ("all_reduce", "reduce_scatter", "all_gather_rows"))
 EMBEDDING, VIEW = OPS["embedding"].overload, torch.ops.aten.view.default
 _NORMS = (OPS["rms_norm"].overload, OPS["layer_norm"].overload)
-ROWS = 32  # from so many on
+ROWS = 32  # the least number of rows
 
 
 @dataclass(frozen=True)
 class DivideRows(Pass):
-    """Divide sums over ranks, and what is made of them row by row, in steps of `rows` rows and more."""
+    """Divides sums over ranks, and values computed from them row by row, in steps of `rows` rows and more."""
 
     name: ClassVar[str] = "sequence"
     tolerance: ClassVar[float | None] = 0.0
@@ -52,7 +52,7 @@ class DivideRows(Pass):
         return PassResult(bool(sums), Counter({"sums by rows": len(sums), "gathered": gathered}))
 
     def _gather(self, graph: Graph, node: fx.Node, readers: list[fx.Node]) -> int:
-        """Let these read all rows of what ranks have by rows; how often that is gathered."""
+        """Let `readers` read all rows of a value that is divided by rows; returns the number of gathers, 0 or 1."""
         if not readers:
             return 0
         with graph.fx.inserting_after(node):
@@ -63,8 +63,8 @@ class DivideRows(Pass):
 
 
 def _divided(graph: Graph, alike: set[fx.Node], refused: dict[fx.Node, str]) -> set[fx.Node]:
-    """The sums of which each rank is to have its own rows, and what is made of them row by row. refused: sums that stay
-    whole, to which it adds those of which nothing is made so."""
+    """The sums that are divided by rows, and the values computed from them row by row. refused: sums that stay whole;
+    sums from which nothing is computed row by row are added to it."""
     own = set[fx.Node]()
     for node in graph.nodes:
         if node.op != "call_function" or node in refused:
@@ -80,9 +80,9 @@ def _divided(graph: Graph, alike: set[fx.Node], refused: dict[fx.Node, str]) -> 
 
 
 def _gathered_oftener(own: set[fx.Node]) -> list[fx.Node]:
-    """The sums of values that are made of each other where these are gathered much oftener than there are sums: whole,
-    such sums take less. One that is divided and gathered once takes as long as a whole one, and rows that products
-    read, every other one here at least, may be gathered in 16 bits."""
+    """The sums in connected groups of values that have many more gathers than sums: undivided, these sums take less
+    time. A sum that is divided and gathered once takes as long as a whole one; rows that products read, at least every
+    other gather here, may be gathered in 16 bits."""
     found, seen = list[fx.Node](), set[fx.Node]()
     for start in own:
         part, waiting = set[fx.Node](), [start] if start not in seen else []
@@ -99,12 +99,12 @@ def _gathered_oftener(own: set[fx.Node]) -> list[fx.Node]:
 
 
 def _others(node: fx.Node, own: set[fx.Node]) -> list[fx.Node]:
-    """Who reads all rows of it."""
+    """The users that read all rows of a node."""
     return [user for user in node.users if user not in own]
 
 
 def _alike(graph: Graph) -> set[fx.Node]:
-    """What every rank has, the same on all."""
+    """The values that are the same on every rank."""
     found = set[fx.Node]()
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -123,8 +123,8 @@ def _collects(node: fx.Node) -> bool:
 
 
 def _by_row(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
-    """Whether a call makes each row of one row of values of which each rank has its own, at least one of them, and of
-    what nothing will be fused with that is needed whole."""
+    """Whether a call computes each row from the same row of its inputs, at least one of which is divided by rows, and
+    no other input would prevent that."""
     kind = node.meta.get("type")
     if node.op != "call_function" or node not in alike or not isinstance(kind, TensorType) or kind.rows != TOKENS:
         return False
@@ -135,7 +135,7 @@ def _by_row(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
 
 
 def _is_worth(node: fx.Node, own: set[fx.Node], alike: set[fx.Node]) -> bool:
-    """Whether something is computed row by row of a value, be it of a view of it."""
+    """Whether something is computed row by row from a value or a view of it."""
     users = [user for user in node.users if _by_row(user, own, alike)]
     return any(user.target is not VIEW or _is_worth(user, own | {user}, alike) for user in users)
 

@@ -1,8 +1,7 @@
-"""One graph for several ranks that work one after the other, each on some of the layers (Huang et al. 2019, GPipe,
-arXiv:1811.06965).
+"""One graph for the stages of a pipeline, each with some of the layers (Huang et al. 2019, GPipe, arXiv:1811.06965).
 
-The graph's order is cut where the fewest bytes cross, so that the longest stage is as short as can be. What depends on
-positions alone crosses nowhere: each rank computes it for itself.
+The graph's order is cut where few bytes cross and the longest stage is as short as possible. Values that depend only on
+positions are not transferred: each rank computes them itself.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult, Refusal
 
 TRANSFER = OPS["transfer"].overload
-WORTH = 0.75  # of the longest stage: what cuts that more bytes cross must come to
+WORTH = 0.75  # cuts that more bytes cross must shorten the longest stage to this share
 CostOf = Callable[[Graph, fx.Node], float]
 
 
 def stored_bytes(graph: Graph, node: fx.Node) -> float:
-    """What a call costs where nobody says: the bytes of its weights, each of them once."""
+    """The default cost of a call: the bytes of its weights, each counted once."""
     weights = {arg: graph.weight(arg) for arg in node.all_input_nodes if arg.op == "get_attr"}
     return float(sum(prod(w.shape) * w.dtype.itemsize for w in weights.values())) if _multiplies(node) else 0.0
 
 
 @dataclass(frozen=True)
 class CutIntoStages(Pass):
-    """Cut the graph into `stages` parts, one behind the other, each of as many ranks as the graph was divided among.
-    cost: seconds, or anything else, of a call."""
+    """Cuts the graph into `stages` consecutive parts, each for as many ranks as the graph was divided among. cost: the
+    cost of a call, in seconds or any other unit."""
 
     name: ClassVar[str] = "stages"
     requires: ClassVar[frozenset[str]] = frozenset({Fact.PAGED, Fact.LOGIT_ROWS})
@@ -66,7 +65,7 @@ class CutIntoStages(Pass):
 
 
 class _CallLine:
-    """The calls of a graph in their order, and what crosses each place between two of them."""
+    """The calls of a graph in their order, and the values that cross each place between two of them."""
 
     def __init__(self, graph: Graph, cost: CostOf) -> None:
         self.graph = graph
@@ -76,7 +75,7 @@ class _CallLine:
         for node in self.calls:
             self._sums.append(self._sums[-1] + cost(graph, node))
         self._own = _depend_on_tokens(graph)
-        self._moved: dict[fx.Node, fx.Node] = {}  # to where each value that crosses was given last
+        self._moved: dict[fx.Node, fx.Node] = {}  # the last transfer of each value that crosses
         ends = len(self.calls)
         self._ends = {node: max((self._place.get(u, ends) for u in node.users), default=-1) for node in self.calls}
         self._bytes, self._joined = [0] * (len(self.calls) + 1), [False] * (len(self.calls) + 1)
@@ -84,7 +83,7 @@ class _CallLine:
 
     @property
     def total(self) -> float:
-        """The cost of all."""
+        """The cost of all calls."""
         return self._sums[-1]
 
     def costs(self, cuts: Sequence[int]) -> list[float]:
@@ -93,11 +92,11 @@ class _CallLine:
         return [self._sums[b] - self._sums[a] for a, b in itertools.pairwise(ends)]
 
     def bytes_at(self, cut: int) -> int:
-        """How many bytes per row are needed behind a place and made before it."""
+        """Bytes per row of values that are computed before a place and needed after it."""
         return self._bytes[cut]
 
     def choose(self, stages: int) -> list[int]:
-        """Where each stage but the first begins; nothing where there are not so many."""
+        """Where each stage but the first begins; empty if the graph cannot be cut into so many."""
         products = [place for place, node in enumerate(self.calls) if _multiplies(node)]
         if not products:
             return []
@@ -112,7 +111,7 @@ class _CallLine:
         return best
 
     def hand_over(self, cut: int, stage: int) -> int:
-        """Let `stage`, which begins at a place, read what it is given; returns how many values that are."""
+        """Transfer to `stage`, which begins at `cut`, the values that it reads; returns how many there are."""
         crossing = [node for node in self.calls[:cut] if node in self._own and self._ends[node] >= cut]
         for node in crossing:
             source = self._moved.get(node, node)
@@ -137,12 +136,13 @@ class _CallLine:
             for cut in range(place + 1, self._ends[node] + 1):
                 self._bytes[cut] += nbytes
                 self._joined[cut] |= not isinstance(kind, TensorType) or kind.rows is None
-        for first, last in layers.values():  # a cache is of one rank
+        for first, last in layers.values():  # a cache belongs to one rank
             for cut in range(first + 1, last + 1):
                 self._joined[cut] = True
 
     def _split(self, places: list[int], stages: int) -> list[int]:
-        """The places, one fewer than stages, between which the most expensive stage is as cheap as can be."""
+        """The places, one fewer than stages, for which the most expensive stage is as cheap as possible; empty if there
+        are too few places."""
         if len(places) < stages - 1:
             return []
         low, high, found = self.total / stages, self.total, places[: stages - 1]
@@ -153,12 +153,12 @@ class _CallLine:
         return found
 
     def _fill(self, places: list[int], stages: int, most: float) -> list[int] | None:
-        """Cuts such that no stage costs more; None where there are none."""
+        """Cuts such that no stage costs more than `most`; None if there are none."""
         cuts: list[int] = []
         for number, place in enumerate(places):
             begin = self._sums[cuts[-1] if cuts else 0]
             following = places[number + 1] if number + 1 < len(places) else len(self.calls)
-            left = len(places) - number  # so many places could still be cut
+            left = len(places) - number  # the number of places that could still be cuts
             if self._sums[following] - begin > most or left <= stages - 1 - len(cuts):
                 cuts.append(place)
             if len(cuts) == stages - 1:
@@ -171,7 +171,7 @@ def _multiplies(node: fx.Node) -> bool:
 
 
 def _depend_on_tokens(graph: Graph) -> set[fx.Node]:
-    """The calls of which the results differ with the tokens: all but what positions and row numbers decide."""
+    """The calls whose results depend on the tokens, not only on positions and row numbers."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder" and node.target == "token_ids":

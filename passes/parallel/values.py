@@ -1,4 +1,4 @@
-"""How ranks have the values of a graph, while a division of it is looked for, and what a call takes of them."""
+"""The state of a graph's values during the search for a division, and the arguments that calls take from them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .cuts import Conflict, Cut, Partial, Routed, Seed, State, Unknown
 
 @dataclass(frozen=True)
 class Total:
-    """The sum over ranks of a value, in place of what a rank has."""
+    """An argument: the sum of a value over ranks, instead of the rank's own value."""
 
     value: fx.Node
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank has of a weight: `weight`, a handle that stands for all ranks."""
+    """An argument: a rank's part of a weight. `weight`: a handle that stands for all ranks' parts."""
 
     name: str
     weight: Weight
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Local:
-    """Numbers of experts or words, counted from the first of those that a rank has."""
+    """An argument: numbers of experts or words, counted from the rank's first one."""
 
     index: fx.Node
     cuts: Cuts
@@ -41,8 +41,9 @@ class Local:
 
 @dataclass(frozen=True)
 class Divided:
-    """A call as ranks do it. state: how they have the result. args: the arguments, in which Total, Part and Local stand
-    for what a rank has. then: a function of the graph and the call that puts several calls in its place."""
+    """A call as ranks compute it. state: how the result is divided. args: the arguments, with Total, Part and Local for
+    values of a rank. then: a function of the graph and the call that replaces it by several calls; None: it stays
+    one."""
 
     state: State
     args: tuple[Any, ...]
@@ -50,13 +51,13 @@ class Divided:
 
 
 class Stopped(Exception):
-    """A call depends on a conflict that is known already."""
+    """A call depends on a conflict that was found before."""
 
 
 @dataclass
 class Values:
-    """How the ranks have every value that is computed before a call (`states`), and the parts of weights that were cut
-    so far. seeds: by product and piece of its columns, in how many parts the piece is divided."""
+    """The state of every value that is computed before a call (`states`), and the parts of weights that were cut so
+    far. seeds: by product and piece of its columns, the number of parts that the piece is divided into."""
 
     graph: Graph
     ranks: int
@@ -65,14 +66,14 @@ class Values:
     parts: dict[Any, Weight | Misfit] = field(default_factory=dict[Any, "Weight | Misfit"])
 
     def state(self, node: fx.Node) -> State:
-        """How the ranks have a value; Stopped where that depends on a conflict."""
+        """The state of a value; Stopped if it depends on a conflict."""
         found = self.states.get(node)
         if isinstance(found, Unknown):
             raise Stopped
         return found
 
     def whole(self, value: Any) -> Any:
-        """A value as an argument of a call that needs all of it; anything else as it is."""
+        """A value as an argument of a call that needs all of it; anything else unchanged."""
         if not isinstance(value, fx.Node):
             return value
         match self.state(value):
@@ -88,12 +89,12 @@ class Values:
         return map_values(args, self.whole)
 
     def cut_of(self, value: Any) -> Cut | None:
-        """The cut of a value that is divided along an axis; None of others."""
+        """The cut of a value that is divided along an axis; None for other values."""
         found = self.state(value) if isinstance(value, fx.Node) else None
         return found if isinstance(found, Cut) else None
 
     def part(self, node: fx.Node, axis: int, cut: Cut) -> Part:
-        """Ranges of an axis of a weight. Conflict where its storage cannot be cut there."""
+        """The part of a weight given by ranges of an axis. Conflict if its storage cannot be cut there."""
         weight = self.graph.weight(node)
         key = id(weight), axis % len(weight.shape), cut.cuts
         if key not in self.parts:
@@ -104,7 +105,7 @@ class Values:
         return Part(str(node.target), found)
 
     def once(self, node: fx.Node) -> Part:
-        """A weight that one rank adds, and the others do not."""
+        """A weight that only the first rank adds."""
         weight = self.graph.weight(node)
         found = self.parts.setdefault((id(weight), "once"), OnFirst(weight))
         assert isinstance(found, Weight)
@@ -130,7 +131,7 @@ def map_values(args: Any, change: Callable[[fx.Node], Any]) -> Any:
 
 
 def size_of(value: fx.Node, axis: int) -> int:
-    """The size of an axis of a value or weight, counted behind the rows; 1 where it has fewer axes."""
+    """The size of an axis of a value or weight, not counting the row axis; 1 if it has fewer axes."""
     shape = type_of(value).shape
     return shape[axis] if -len(shape) <= axis < len(shape) else 1
 

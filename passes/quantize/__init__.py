@@ -1,1 +1,1 @@
-"""Quantization of linear layers: round to nearest, AWQ, GPTQ. What changes is how weights are stored, not the graph."""
+"""Quantization of linear layers: round to nearest, AWQ, GPTQ. It changes the storage of weights, not the graph."""

@@ -1,4 +1,4 @@
-"""Bits where they pay: a format per weight, chosen by measured damage against bytes, then rounded as GPTQ does."""
+"""Mixed precision: a format per weight, chosen by measured damage against bytes, then rounded as GPTQ does."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ from .stream import Inputs, stream
 
 Role = Literal["product", "screen", "table"]
 StoredBytes = Callable[[StorageFormat, Sequence[int], Role], int | None]
-"""Bytes of a weight of a shape in the engine; None where the back end cannot store it so."""
+"""Bytes of a weight of a shape in the engine; None if the back end cannot store it in the format."""
 PALETTE: tuple[tuple[str, int, int] | str, ...] = (
     ("n", 2, 32), ("n", 3, 32), ("n", 4, 32), "q4_1", ("s", 5, 32), ("s", 6, 32), ("s", 8, 64),
 )  # fmt: skip
 
-MEASURING = 0.55  # of the time that all takes, about
+MEASURING = 0.55  # approximate share of the pass's time
 
 
 @dataclass
 class _Hessians:
-    """The Hessians of the last layer; the next one, if it reads the same value, has the same."""
+    """The Hessians of the last layer, reused if the next layer reads the same value."""
 
     key: tuple[Any, ...] = ()
     found: list[Hessian] = field(default_factory=list)
 
     def of(self, node: fx.Node, inputs: Inputs, share: float) -> list[Hessian]:
-        """For each expert; of a linear layer, one. share: of a table that the weight also is."""
+        """One Hessian per expert; one for a linear layer. share: the weight of the table's error, if the matrix is also
+        an embedding."""
         key = (node.target, node.args[0], node.args[3:], share)
         if key != self.key:
             moments = grams_of(node, inputs)
@@ -63,9 +64,9 @@ def _plain_bytes(form: StorageFormat, shape: Sequence[int], role: Role) -> int |
 
 @dataclass(frozen=True)
 class QuantizeAuto(QuantizePass):
-    """`sequences` are the calibration token ids. budget: bytes of all weights, `fixed` of which are those of weights
-    that nothing is chosen for. stored: see StoredBytes. searches=False reads and computes nothing: every weight gets
-    the format that its size alone would get.
+    """`sequences` are the calibration token ids. budget: bytes of all weights, `fixed` of which belong to weights
+    without a choice. stored: see StoredBytes. searches=False reads and computes nothing: every weight gets the format
+    that is chosen by its size only.
     """
 
     name: ClassVar[str] = "quantize-auto"
@@ -102,10 +103,10 @@ class QuantizeAuto(QuantizePass):
         store = PassStore(ctx.calibrations / f"{self.name}-measured" if ctx.calibrations else None)
         return measure(graph, jobs, options, self.sequences, part(ctx.progress, 0.0, MEASURING), store)
 
-    # -- what there is to choose -------------------------------------------------------------------------------------
+    # -- the choices -------------------------------------------------------------------------------------------------
 
     def all_jobs(self, graph: Graph, ctx: PassContext) -> list[WeightJob]:
-        """The linear layers, and the token embeddings that are no layer's weight."""
+        """The linear layers, and the token embeddings that are not also a layer's weight."""
         jobs = self.jobs(graph, ctx)
         weights = [node.args[1] for job in jobs for node in (*job.nodes, *job.tables)]
         seen = {node.target for node in weights if isinstance(node, fx.Node)}
@@ -125,7 +126,7 @@ class QuantizeAuto(QuantizePass):
         return jobs
 
     def options(self, graph: Graph, job: WeightJob, is_head: bool) -> Options:
-        """The formats that a weight can have, each with its bytes; None is what it has."""
+        """The formats that a weight can have, each with its bytes; None stands for its current form."""
         weight = graph.weight(job.node.args[1])  # type: ignore[arg-type]
         role: Role = "table" if job.node.target is EMBEDDING else "screen" if is_head else "product"
         own = self.stored(weight.storage, job.shape, role)
@@ -145,7 +146,7 @@ class QuantizeAuto(QuantizePass):
     # -- rounding ----------------------------------------------------------------------------------------------------
 
     def _round(self, graph: Graph, jobs: list[WeightJob], shares: dict[fx.Node, float], ctx: PassContext) -> None:
-        """GPTQ, each layer by what the rounded layers before it give to it."""
+        """Round by GPTQ, each layer with the inputs that the rounded layers before it give."""
         linear = {job.node: job for job in jobs if job.node.target is not EMBEDDING}
         numbers = {node: number for number, node in enumerate(linear)}
         store = self._rounded(jobs, ctx)
@@ -186,14 +187,15 @@ class QuantizeAuto(QuantizePass):
             stream(graph, self.sequences, waiting, visit, store=store)
 
     def _rounded(self, jobs: list[WeightJob], ctx: PassContext) -> PassStore:
-        """What was rounded before, if the same was chosen for every weight: each layer sees those before it."""
+        """The store of earlier rounding, valid only if the same format was chosen for every weight, as each layer's
+        inputs depend on those before it."""
         if ctx.calibrations is None:
             return NOWHERE
         chosen = json.dumps([[job.name, job.format.name] for job in jobs]).encode()
         return PassStore(ctx.calibrations / f"{self.name}-{hashlib.sha256(chosen).hexdigest()[:16]}")
 
     def _restore(self, graph: Graph, ctx: PassContext, job: WeightJob, store: PassStore, number: int) -> bool:
-        """Whether an earlier run has rounded a weight; then it is that."""
+        """Restore a weight that an earlier run has rounded; False if none has."""
         found = store.get(number, name=job.name)
         if found is not None:
             held, facts = found

@@ -1,7 +1,7 @@
 """AWQ: activation-aware weight quantization (Lin et al. 2023, arXiv:2306.00978).
 
 Salient channels, those with large inputs, are scaled up before rounding and their inputs scaled down by as much, which
-is folded into whatever produces them (see fold.py); then group ranges are clipped where that lowers the error.
+is folded into the op that produces them (see fold.py); then group ranges are clipped if that lowers the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Found = dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]
 
 @dataclass
 class _SearchGroup:
-    """Jobs that are searched together, and what the search found."""
+    """Jobs that are searched together, and the result of the search."""
 
     fold: FoldGroup
     jobs: list[WeightJob]
@@ -43,9 +43,9 @@ class _SearchGroup:
 
 @dataclass(frozen=True)
 class QuantizeAwq(QuantizePass):
-    """`sequences` are the calibration token ids. rounds=False folds scales without rounding what has calibrated codes:
-    for tests, or with for_gptq because GPTQ does it next, and scales are those that suit it.
-    searches=False reads and computes nothing: wherever there may be scales there are ones, so that shapes are right."""
+    """`sequences` are the calibration token ids. rounds=False folds scales without rounding weights that get calibrated
+    codes: for tests, or with for_gptq because GPTQ rounds next; the scales are then chosen for GPTQ. searches=False
+    reads and computes nothing: all scales are ones, so that only shapes are right."""
 
     name: ClassVar[str] = "quantize-awq"
     tolerance: ClassVar[float | None] = None
@@ -76,7 +76,7 @@ class QuantizeAwq(QuantizePass):
         return PassResult(bool(jobs), counts)
 
     def _search(self, graph: Graph, groups: list[_SearchGroup], ctx: PassContext) -> _Found:
-        """Run the calibration text through the float model; search each group as soon as its inputs are there."""
+        """Run the calibration text through the float model; search each group as soon as its inputs are known."""
         store = PassStore(ctx.calibrations / self.name if ctx.calibrations else None)
         numbers = {group.jobs[0].node: number for number, group in enumerate(groups)}
         found: _Found = {}
@@ -120,7 +120,7 @@ class QuantizeAwq(QuantizePass):
         return dict(zip((job.node for job in group.jobs), found, strict=True))
 
     def _scales(self, members: list[Member], count: int) -> Tensor | None:
-        """The scales of layers that are scaled together; None where none is better than those."""
+        """The scales of layers that are scaled together; None if no scales are better than ones."""
         return search_scales(members, count, GptqLoss() if self.for_gptq else nearest_loss)
 
     def _choose(self, member: Member, scales: Tensor | None) -> tuple[Tensor | None, dict[str, Any]]:
@@ -141,7 +141,7 @@ class QuantizeAwq(QuantizePass):
 
 
 def _keep(group: _SearchGroup, store: PassStore, number: int, found: _Found) -> None:
-    """Keep what the search found for a group."""
+    """Store the result of a group's search."""
     arrays = {f"clip{i}": clip for i, job in enumerate(group.jobs) if (clip := found[job.node][0]) is not None}
     if group.scales is not None:
         arrays["scales"] = group.scales
@@ -150,7 +150,7 @@ def _keep(group: _SearchGroup, store: PassStore, number: int, found: _Found) -> 
 
 
 def _restore(group: _SearchGroup, store: PassStore, number: int, found: _Found) -> bool:
-    """Whether an earlier run has searched for a group; then that is what was found."""
+    """Restore the result of an earlier run's search for a group; False if there is none."""
     kept = store.get(number, jobs=_identity(group))
     if kept is None:
         return False
@@ -162,7 +162,7 @@ def _restore(group: _SearchGroup, store: PassStore, number: int, found: _Found) 
 
 
 def _identity(group: _SearchGroup) -> list[list[Any]]:
-    """What must be the same for what was found for a group to be right."""
+    """The properties of a group that must be equal for a stored result to be valid."""
     return [[job.name, job.format.name, list(job.shape)] for job in group.jobs]
 
 

@@ -1,4 +1,4 @@
-"""Scales for weights that GPTQ rounds: the loss of a scale is what GPTQ leaves, not what rounding to nearest leaves."""
+"""Scales for weights that GPTQ rounds: the loss of a scale is the error after GPTQ, not after rounding to nearest."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .fold import factors
 from .gptq_solver import Hessian, solve
 from .inputs import gram
 
-_OUTPUTS = 192  # so many outputs, spread evenly, stand for all of them
+_OUTPUTS = 192  # this many outputs, spread evenly, are sampled
 
 
 @dataclass
 class GptqLoss:
-    """Squared error of a layer's outputs when GPTQ rounds its scaled weights; Hessians are made once per input."""
+    """Squared error of a layer's outputs when GPTQ rounds its scaled weights; Hessians are computed once per input."""
 
     damping: float = 0.01
     hessians: dict[int, Hessian] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from .inputs import LayerInputs, output_energy
 ALPHA_STEPS = 20  # alphas are i / 20, from 0 to below 1
 CLIPS = tuple(1.0 - i / 40 for i in range(15))
 _ROWS = 512
-_OUTPUTS = 512  # so many outputs of a wide layer, spread evenly, stand for all of them in a scale search
+_OUTPUTS = 512  # a scale search samples this many outputs of a wide layer, spread evenly
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,12 @@ class Member:
 
 
 Loss = Callable[[Member, Tensor], float]
-"""The error of a layer's outputs where its input channels have these scales."""
+"""The error of a layer's outputs if its input channels have these scales."""
 
 
 def search_scales(members: list[Member], count: int, loss: Loss) -> Tensor | None:
-    """Scales [count] = magnitude ** alpha for the alpha with the least output error; None where no scale is better."""
+    """Scales [count] = magnitude ** alpha for the alpha with the least output error; None if no scale is better than
+    ones."""
     magnitude = _class_magnitude(members, count)
 
     def at(step: int) -> Tensor:
@@ -45,7 +46,8 @@ def search_scales(members: list[Member], count: int, loss: Loss) -> Tensor | Non
 
 
 def least(loss: Callable[[int], float], steps: range) -> int:
-    """The step with the least loss: of every fourth, then beside the best by two and by one; 9 losses of 20."""
+    """The step with the least loss: tries every fourth step, then two and one beside the best; 9 losses for 20
+    steps."""
     known = {step: loss(step) for step in steps[::4]}
     for width in (2, 1):
         best = min(known, key=lambda step: (known[step], step))

@@ -1,7 +1,7 @@
 """Gradients over many sequences, a few layers at a time, for calibration.
 
-The model runs forward once, and of every sequence only what lies between two segments of the graph is kept (gradient
-checkpointing, Chen et al. 2016, arXiv:1604.06174). Then each segment, the last one first, runs again and gives its
+The model runs forward once, and only the values between two segments of the graph are kept for every sequence (gradient
+checkpointing, Chen et al. 2016, arXiv:1604.06174). Then each segment, the last one first, runs again and computes its
 gradients. A segment is about half a transformer layer, so that memory does not grow with the model's weights.
 """
 
@@ -23,10 +23,10 @@ from .forward import fast
 from .stream import needed
 
 Values = dict[fx.Node, Any]
-"""What the nodes of a segment, and those before it that it reads, are for one sequence."""
+"""The values of a segment's nodes, and of earlier nodes that it reads, for one sequence."""
 Visit = Callable[[fx.Node, Values, Tensor], None]
-_NARROW = 1.25  # how many times the least that lies between two calls may lie between two segments
-_FORWARD, _BACKWARD = 1, 3  # what a segment takes, about: a run; another one, and twice the products
+_NARROW = 1.25  # values between segments may be this many times the least between any two calls
+_FORWARD, _BACKWARD = 1, 3  # approximate costs of a segment: one run; another run plus twice the products
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class _Segment:
     given: list[fx.Node]
 
     def weights(self, graph: Graph) -> dict[fx.Node, Tensor]:
-        """The weights that its calls read, in float32."""
+        """The weights that the segment's calls read, in float32."""
         names = {arg for call in self.calls for arg in call.all_input_nodes if arg.op == "get_attr"}
         return {name: as_compute(graph.weight(name).load()) for name in names}
 
     @property
     def cost(self) -> int:
-        """How many numbers of weights its calls read."""
+        """How many elements of weights the segment's calls read."""
         reads = (arg for call in self.calls for arg in call.all_input_nodes if arg.op == "get_attr")
         return sum(prod(arg.meta["type"].shape) for arg in reads)
 
@@ -60,10 +60,10 @@ def backward(
     """Call `visit(node, values, gradient)` of each node of `wanted` and each sequence, and `left(node)` when a node was
     visited for all of them. values has the node's inputs.
 
-    The gradient, of the shape of the node's value, is that of the log-likelihood of tokens drawn from the model's own
-    predictions, the same ones in each run. The mean of its outer products is the Fisher information, the second
+    The gradient, with the shape of the node's value, is that of the log-likelihood of tokens drawn from the model's own
+    predictions, the same tokens in each run. The mean of its outer products is the Fisher information, the second
     derivative of the KL divergence of the predictions. A graph that embeds has squared errors of its hidden states
-    instead, each row relative to its own mean square. heard: gets how much of how much is done.
+    instead, each row relative to its own mean square. heard: called with the work done and the total work.
     """
     calls = [node for node in needed(graph, [graph.output]) if node.op == "call_function"]
     wanted = set(wanted)
@@ -116,7 +116,7 @@ def _forward(segment: _Segment, values: Values, weights: Mapping[fx.Node, Tensor
 
 @torch.enable_grad()
 def _traced(segment: _Segment, env: Values, weights: Mapping[fx.Node, Tensor], wanted: Sequence[fx.Node]) -> Values:
-    """The values of a segment's nodes, from which gradients flow back to `wanted` and to what it is given."""
+    """The values of a segment's nodes, from which gradients flow back to `wanted` and to the segment's inputs."""
     for node in segment.calls:
         env[node] = _call(node, env, weights)
         if node in wanted:
@@ -128,13 +128,13 @@ def _traced(segment: _Segment, env: Values, weights: Mapping[fx.Node, Tensor], w
 
 
 def _pulled(env: Values, leaves: Mapping[fx.Node, Tensor], pull: dict[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
-    """The gradients of what a segment was given, from those of what it has left: `pull`."""
+    """The gradients of a segment's inputs, from those of its outputs, `pull`."""
     roots = [node for node in pull if node not in leaves and env[node].requires_grad]
     if roots:
         torch.autograd.backward([env[node] for node in roots], [pull[node] for node in roots])
     found = {}
     for node, leaf in leaves.items():
-        own, later = leaf.grad, pull.get(node)  # what passes through has both
+        own, later = leaf.grad, pull.get(node)  # a value that passes through has both
         if own is not None or later is not None:
             found[node] = own + later if own is not None and later is not None else own if later is None else later
     return found
@@ -152,7 +152,8 @@ def _drawn(outputs: Tensor, graph: Graph, source: torch.Generator) -> Tensor:
 
 
 def _segments(graph: Graph, calls: Sequence[fx.Node], wanted: Collection[fx.Node]) -> list[_Segment]:
-    """Cut where little lies between two calls, behind at least one wanted node each: between residual additions."""
+    """Cut where few values lie between two calls, such as between residual additions; each segment has at least one
+    wanted node."""
     last = {arg: place for place, call in enumerate(calls) for arg in call.all_input_nodes}
     inputs = [node for node in graph.nodes if node.op == "placeholder" and node in last]
     sizes, places = _sizes(calls, last, inputs), [i for i, call in enumerate(calls) if call in wanted]
@@ -170,7 +171,7 @@ def _segments(graph: Graph, calls: Sequence[fx.Node], wanted: Collection[fx.Node
 
 
 def _sizes(calls: Sequence[fx.Node], last: Mapping[fx.Node, int], inputs: Sequence[fx.Node]) -> list[float]:
-    """The numbers per token that lie before each call; infinite where one of the values is several tensors."""
+    """Numbers per token that are alive before each call; infinite if one of the values is several tensors."""
     sizes, live = [], dict.fromkeys(inputs)
     for place, call in enumerate(calls):
         sizes.append(float(sum(_size(node) for node in live)))

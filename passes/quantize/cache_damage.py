@@ -1,4 +1,4 @@
-"""What fewer bits of each layer's KV cache would cost the model's predictions, for `--kv-bits`."""
+"""Measures the damage of fewer bits in each layer's KV cache to the model's predictions, for `--kv-bits`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .damage import Progress, divergences, spread
 
 PAGED = OPS["paged_attention"].overload
 _PROBED = 12_000  # tokens of all variants together
-_LEAST, _MOST = 64, 512  # of a variant
+_LEAST, _MOST = 64, 512  # tokens of a variant
 _SEQUENCES = 2
 
 
 class CacheRounding(Protocol):
-    """What is asked of a KV format."""
+    """The part of a KV format that this module uses."""
 
     @property
     def name(self) -> str:
@@ -31,19 +31,20 @@ class CacheRounding(Protocol):
         ...
 
     def kept(self, x: Tensor) -> Tensor:
-        """What a cache holds of vectors [..., dim]; float32."""
+        """Vectors [..., dim] after rounding by the cache, float32."""
         ...
 
 
 Sizes = Mapping[int, Sequence[tuple[CacheRounding, int]]]
-"""The formats of each cache, by its layer's number in the graph, and the bytes of each. The first loses nothing."""
+"""The formats of each cache, by its layer's number in the graph, with the bytes of each. The first format is
+lossless."""
 
 
 def measure_caches(
     graph: Graph, sizes: Sizes, sequences: Sequence[Sequence[int]], progress: Progress
 ) -> tuple[Curve, ...]:
-    """By the KL divergence of the predictions of `graph`, whose attention is paged, when one layer's cache alone is
-    rounded. sequences: token ids for calibration."""
+    """Curves measured as the KL divergence of the predictions of `graph`, whose attention is paged, if only one layer's
+    cache is rounded. sequences: token ids for calibration."""
     readers = cache_readers(graph)
     rounded = [(layer, form) for layer, options in sizes.items() for form, _ in options[1:]]
     variants: list[Variant] = [dict.fromkeys(readers[layer], rounding(form)) for layer, form in rounded]
@@ -55,14 +56,13 @@ def measure_caches(
 
 
 def guess_caches(sizes: Sizes) -> tuple[Curve, ...]:
-    """Curves that take all layers to be equally sensitive, for a plan without weights: damage falls to a quarter per
-    bit."""
+    """Curves that assume equally sensitive layers, for a plan without weights: damage falls to a quarter per bit."""
     largest = max((options[0][1] for options in sizes.values()), default=1)
     return curves(sizes, lambda layer, form, nbytes: largest * 4.0 ** (-16 * nbytes / sizes[layer][0][1]))
 
 
 def curves(sizes: Sizes, damage: Callable[[int, CacheRounding, int], float]) -> tuple[Curve, ...]:
-    """One per cache, in order; its first format has no damage."""
+    """One curve per cache, in order; its first format has no damage."""
     return tuple(
         Curve(
             f"layer {layer}",
@@ -76,7 +76,7 @@ def curves(sizes: Sizes, damage: Callable[[int, CacheRounding, int], float]) -> 
 
 
 def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
-    """The calls that read each cache, by its layer's number, of those that keep something beyond a step."""
+    """The calls that read each cache, by its layer's number, for caches that keep tokens beyond a step."""
     found: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.target is PAGED and not attention_spec(node).within_step:
@@ -85,7 +85,8 @@ def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
 
 
 def rounding(form: CacheRounding) -> Change:
-    """Attention over a cache of that format: what it reads of keys, which are rotated first, and of values."""
+    """A change of attention: its keys, which are rotated first, and values are rounded as a cache of that format
+    does."""
 
     def changed(args: list[Any]) -> list[Any]:
         names = list(OPS["paged_attention"].parameters)

@@ -1,10 +1,11 @@
-"""What each format of each weight would cost the model's predictions, for `--quant auto`.
+"""Measures the damage of each format of each weight to the model's predictions, for `--quant auto`.
 
-By the second derivative of the KL divergence: an error N of a weight whose inputs are x and whose outputs have the
+It uses the second derivative of the KL divergence: an error N of a weight whose inputs are x and whose outputs have the
 gradients g costs tr(G N H N^T) / 2, with G = E[g g^T], the Fisher information of the outputs, and H the second moments
-of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is taken to be diagonal. One backward pass gives both. The
-error of a format is what GPTQ's feedback would leave: the errors of its columns over the diagonal of the inverse
-Hessian's Cholesky factor (algorithm 1 of Frantar et al. 2022), without running it. allocation.py spends the bytes.
+of x (K-FAC, Martens and Grosse 2015, arXiv:1503.05671). G is assumed to be diagonal. One backward pass gives both. The
+error of a format is an estimate of the error after GPTQ's feedback, without running GPTQ: the errors of its columns
+over the diagonal of the inverse Hessian's Cholesky factor (algorithm 1 of Frantar et al. 2022). allocation.py then
+allocates the bytes.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from .store import NOWHERE, PassStore
 from .stream import Inputs, needed
 
 Options = list[tuple[StorageFormat | None, int]]
-"""The formats that a weight can have, each with its bytes in the engine; None is what it has."""
+"""The formats that a weight can have, each with its bytes in the engine; None stands for its current form."""
 Progress = Callable[[str, int, int], None]
 DAMPING = 0.01
-TOKENS = 2048  # of the calibration text, by which damages are measured
-_ROWS = 128  # of a matrix, that stand for all of them when formats are compared
-_SURE = 0.1  # part of the residuals' degrees of freedom that is left where tokens are fewer than columns, at least
+TOKENS = 2048  # tokens of the calibration text with which damages are measured
+_ROWS = 128  # rows of a matrix that are sampled when formats are compared
+_SURE = 0.1  # least share of the residuals' degrees of freedom that is assumed if tokens are fewer than columns
 _LEAST = 1e-15  # the damage of weights that the predictions do not depend on
 
 
 @dataclass(frozen=True)
 class Damages:
-    """For each job, in order: what its formats cost, and how much an error of a table that it also is counts beside one
-    of an output (0 where it is none)."""
+    """For each job, in order: the damage of its formats, and the weight of an error of its embedding rows relative to
+    one of its outputs (0 if the matrix is not also an embedding)."""
 
     curves: tuple[Curve, ...]
     shares: tuple[float, ...]
@@ -52,9 +53,9 @@ class Damages:
 
 @dataclass
 class Moments:
-    """What a backward pass leaves of a weight: for each expert (of a linear layer, one) the second moments of its
-    inputs [K, K], how many these were, and the energy of each output's gradients [N]; of a table that energy alone.
-    Sums over tokens."""
+    """The result of a backward pass for a weight: for each expert (one for a linear layer) the second moments of its
+    inputs [K, K], the number of inputs, and the energy of each output's gradients [N]; for an embedding only the energy
+    of gradients. All are sums over tokens."""
 
     grams: list[Tensor] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Moments:
     table: float = 0.0
 
     def add(self, node: fx.Node, values: Values, gradient: Tensor) -> None:
-        """What one node and sequence give. gradient: of the node's result, in its shape."""
+        """Add the moments of one node and sequence. gradient: of the node's result, in its shape."""
         if node.target is EMBEDDING:
             self.table += float(gradient.square().sum(dtype=torch.float64))
             return
@@ -89,8 +90,8 @@ def measure(
     progress: Progress,
     store: PassStore = NOWHERE,
 ) -> Damages:
-    """By what the float model does with some of `sequences`, token ids for calibration. store: what an interrupted run
-    has measured."""
+    """Damages measured by running the float model on some of `sequences`, token ids for calibration. store: the results
+    of an interrupted run."""
     text = spread(sequences, -(-TOKENS // max(map(len, sequences))))
     run = _Run(graph, jobs, options, sum(map(len, text)), progress, store)
     run.restore()
@@ -107,7 +108,7 @@ def measure(
 @dataclass
 class _Run:
     """One backward pass. found: by the number of a job, the damage of each option, and the share of a table. numbers:
-    of the job that each node on the way to the predictions is of."""
+    the job's number of each weight node that the predictions depend on."""
 
     graph: Graph
     jobs: list[WeightJob]
@@ -130,14 +131,14 @@ class _Run:
         return enumerate(zip(self.jobs, self.options, strict=True))
 
     def restore(self) -> None:
-        """What an earlier run has found."""
+        """Read the results of an earlier run from the store."""
         for number, (job, own) in self.every():
             kept = self.store.get(number, **_identity(job, own))
             if kept is not None:
                 self.found[number] = kept[1]["damages"], kept[1]["share"]
 
     def heard(self, done: int, total: int) -> None:
-        """Tell how far the pass is."""
+        """Report the progress of the pass."""
         self.done = done, total
         self.progress("measuring predictions", done, total)
 
@@ -147,7 +148,7 @@ class _Run:
             self.moments[self.numbers[node]].add(node, values, gradient)
 
     def left(self, node: fx.Node) -> None:
-        """Find the damages of a weight behind the last of its nodes."""
+        """Compute the damages of a weight after the last of its nodes."""
         number = self.numbers[node]
         self.waiting[number] -= 1
         if self.waiting[number] or number in self.found:
@@ -190,16 +191,16 @@ def _damages(graph: Graph, job: WeightJob, options: Options, seen: Moments, toke
 
 
 def _few(hessian: Hessian, tokens: int) -> float:
-    """How much larger errors are than `importance_of` says, because columns fit each other by chance on few tokens: of
-    the residuals of a ridge regression with that many degrees of freedom."""
+    """The factor by which errors are larger than `importance_of` says, because columns fit each other by chance on few
+    tokens: the correction of a ridge regression's residuals for its degrees of freedom."""
     damping = DAMPING * float(hessian.gram.diagonal().mean())
     freedom = len(hessian.gram) - damping * float(hessian.factor.square().sum())
     return 1 / max(1 - freedom / tokens, _SURE)
 
 
 def _errors(plane: Tensor, importance: Tensor, rows: Tensor, options: Options) -> list[float]:
-    """Half the sum of rows[N] times importance[K] times the squared error of each value that each format leaves: of
-    some rows, drawn by how much they count, for all."""
+    """Half the sum of rows[N] times importance[K] times the squared error of each value, for each format; estimated
+    from some rows, drawn in proportion to their importance, if there are many."""
     factors = rows
     if len(plane) > _ROWS:
         chances = (rows * (plane.square() @ importance)).clamp(min=1e-30)
@@ -217,7 +218,8 @@ def _errors(plane: Tensor, importance: Tensor, rows: Tensor, options: Options) -
 
 
 def part(progress: Progress, start: float, end: float) -> Progress:
-    """For a part of some work, from `start` to `end` of it (0 to 1), that counts what it has done by itself."""
+    """Progress for a part of some work, from share `start` to share `end` of it (0 to 1), whose own progress starts at
+    0."""
 
     def heard(text: str, done: int, total: int) -> None:
         progress(text, round(1_000_000 * (start + (end - start) * done / max(total, 1))), 1_000_000)
@@ -226,8 +228,7 @@ def part(progress: Progress, start: float, end: float) -> Progress:
 
 
 def guess(jobs: list[WeightJob], options: Sequence[Options]) -> Damages:
-    """Damages that take all weights to be equally sensitive, for a plan without weights: they fall to a quarter per
-    bit."""
+    """Damages that assume equally sensitive weights, for a plan without weights: they fall to a quarter per bit."""
     curves = []
     for job, found in zip(jobs, options, strict=True):
         size = prod(job.shape)
@@ -237,7 +238,7 @@ def guess(jobs: list[WeightJob], options: Sequence[Options]) -> Damages:
 
 
 def grams_of(node: fx.Node, inputs: Inputs) -> list[Tensor]:
-    """The second moments of what each expert reads (of a linear layer, one), over all tokens: [K, K] each."""
+    """The second moments of each expert's inputs (one expert for a linear layer), over all tokens: [K, K] each."""
     found = expert_rows(node, inputs)
     source = inputs[node.args[0]]  # type: ignore[index]
     total = max(1, sum(len(value) for value in source))
@@ -245,19 +246,20 @@ def grams_of(node: fx.Node, inputs: Inputs) -> list[Tensor]:
 
 
 def with_table(moments: Tensor, share: float) -> Tensor:
-    """The Hessian of a matrix that is a table too: errors of its own count as `share` of those of outputs."""
+    """The Hessian [K, K] of a matrix that is also an embedding: errors of its rows count `share` times those of
+    outputs."""
     return moments + share * torch.eye(len(moments)) if share else moments
 
 
 def importance_of(hessian: Hessian) -> Tensor:
-    """What the squared error of each column [K] leaves behind GPTQ's feedback."""
+    """The weight of each column's squared error [K] after GPTQ's feedback."""
     cost = torch.empty(len(hessian.order))
     cost[hessian.order] = hessian.factor.diagonal().square().reciprocal()
     return cost
 
 
 def spread(sequences: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
-    """Some of the sequences, from all over."""
+    """`count` of the sequences, spread evenly."""
     step = max(1, len(sequences) // count)
     return list(sequences[::step][:count])
 

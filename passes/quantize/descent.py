@@ -9,7 +9,7 @@ from torch import Tensor
 from ...compiler.weights.formats.base import Parts
 from ...compiler.weights.formats.grouped import GroupFormat
 
-_BLOCK = 64  # columns whose changes reach the others together
+_BLOCK = 64  # columns whose changes are applied to the others together
 
 
 def refine(weight: Tensor, parts: Parts, gram: Tensor, damping: float, form: GroupFormat, sweeps: int) -> Parts:
@@ -45,7 +45,7 @@ def _codes(weight: Tensor, parts: Parts, moments: Tensor, form: GroupFormat) -> 
 
 
 def _scales(weight: Tensor, parts: Parts, moments: Tensor, form: GroupFormat) -> Parts:
-    """The scale of each group that suits its codes, one group after the other."""
+    """The best scale of each group for its codes, one group after the other."""
     scales = parts["scales"].clone()
     slope = (form.decode(parts) - weight) @ moments  # [N, K]
     for number in range(scales.shape[1]):

@@ -33,12 +33,12 @@ def full_shape(node: fx.Node) -> torch.Size:
 
 
 def is_absorbing(node: fx.Node) -> bool:
-    """Whether the node's own weights can take a scale per output channel."""
+    """Whether the node's own weights can absorb a scale per output channel."""
     return node.op == "call_function" and bool(traits_of(node.target).absorbs)
 
 
 def ties(graph: Graph, node: fx.Node) -> list[Tie] | str:
-    """The ties of a call, or its name where a scale cannot travel through it. Other operands must not be scaled."""
+    """The ties of a call, or its name if a scale cannot travel through it. Other operands must not be scaled."""
     target, asked = node.target, traits_of(node.target)
     if node.op != "call_function" or isinstance(node.meta["type"], tuple):
         return target_name(target) if node.op == "call_function" else "an input of the model"
@@ -98,7 +98,8 @@ def _values(node: fx.Node) -> Tie:
 
 
 def _factor(graph: Graph, node: fx.Node) -> int | None:
-    """Which factor of a product takes the scale: a constant vector, or what leads back to a linear layer or norm."""
+    """The factor of a product that takes the scale: a constant vector, or a value that leads back to a linear layer or
+    norm; None if neither."""
     width = full_shape(node)[-1]
     nodes = [(i, a) for i, a in enumerate(node.args[:2]) if isinstance(a, fx.Node)]
     for i, a in nodes:

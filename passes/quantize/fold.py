@@ -1,11 +1,12 @@
-"""Where a per-channel scale on the input of a linear layer can be folded, found by data flow.
+"""Finds by data flow where a per-channel scale on the input of a linear layer can be folded.
 
-To divide channel k of a layer's input by s[k] without changing the model, whatever produces the channel must be able to
-take 1 / s[k], and every reader of it must take s[k]. The values between producers and readers form a region: ops that
-only move elements, add them, or multiply them by something else tie each of their elements to elements of their
+To divide channel k of a layer's input by s[k] without changing the model, the producer of the channel must be able to
+absorb 1 / s[k], and every reader of it must absorb s[k]. The values between producers and readers form a region: ops
+that only move elements, add them, or multiply them by something else tie each of their elements to elements of their
 operands. The region ends at producers (rows of a linear layer, a norm's weight, a constant vector) and at consumers
-(columns of a linear layer); all else that touches an element pins it to scale 1. Elements tied together form a class
-with one free scale: with grouped-query attention, the o_proj channels of the query heads that share a KV head are one.
+(columns of a linear layer); any other op that touches an element pins it to scale 1. Elements tied together form a
+class with one free scale: with grouped-query attention, the o_proj channels of the query heads that share a KV head are
+one.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from .element_ties import Tie, full_shape, is_absorbing, ties
 from .select import EXPERT, LINEAR, set_weight
 
 MAX_REGION = 400
-COLUMN_FACTORS, ROW_FACTORS = "column_factors", "row_factors"  # of the weight of a product, in its node's meta
+COLUMN_FACTORS, ROW_FACTORS = "column_factors", "row_factors"  # factors of a product's weight, in its node's meta
 
 
 @dataclass(frozen=True)
 class End:
     """One end of a region: the values that argument `arg` of `node` holds (a weight, or for a consumer its input).
 
-    classes: [channels], the scale class of each channel (of each element, for a constant), -1 where it is pinned to 1.
+    classes: [channels], the scale class of each channel (of each element, for a constant), -1 if it is pinned to 1.
     """
 
     node: fx.Node
@@ -62,7 +63,7 @@ class _FoldedRegion:
     constants: dict[tuple[fx.Node, int], int] = field(default_factory=dict)
 
     def block(self, key: fx.Node | tuple[fx.Node, int], count: int) -> Tensor:
-        """The element numbers of a value, allocated at first sight."""
+        """The element numbers of a value, allocated at the first call."""
         if key not in self.offsets:
             self.offsets[key] = self.size
             self.size += count
@@ -155,7 +156,7 @@ def _flat(args: object) -> list[fx.Node]:
 
 
 def fold_group(graph: Graph, start: fx.Node, blocked: dict[fx.Node, str]) -> FoldGroup:
-    """The group of `start`, a linear node; `blocked` linear nodes can take no scale, for the reason given."""
+    """The group of `start`, a linear node; `blocked` maps linear nodes that can take no scale to the reason."""
     region = _FoldedRegion(graph, blocked)
     source = start.args[0]
     assert isinstance(source, fx.Node)
@@ -189,7 +190,7 @@ def fold_group(graph: Graph, start: fx.Node, blocked: dict[fx.Node, str]) -> Fol
 
 
 def factors(scales: Tensor, classes: Tensor) -> Tensor:
-    """The scale of each channel, [channels]: 1 where it is pinned. scales: [classes]."""
+    """The scale of each channel, [channels]: 1 if it is pinned. scales: [classes]."""
     return torch.where(classes >= 0, scales[classes.clamp(min=0)], 1.0)
 
 
@@ -199,8 +200,8 @@ def multiplied(weight: Weight, factor: Tensor) -> Derived:
 
 
 def apply_fold(graph: Graph, group: FoldGroup, scales: Tensor) -> None:
-    """Multiply the columns of all consumers by their scales, [group.count], and divide what produces their inputs by
-    the same."""
+    """Multiply the columns of all consumers by their scales, [group.count], and divide the producers of their inputs by
+    the same scales."""
     for end in group.consumers:
         factor = factors(scales, end.classes)
         _multiply(graph, end.node, 1, factor)
@@ -216,7 +217,7 @@ def apply_fold(graph: Graph, group: FoldGroup, scales: Tensor) -> None:
 
 
 def _note(node: fx.Node, key: str, factor: Tensor) -> None:
-    """Remember of a product what its weight's columns, or rows, were multiplied with: adapters must be, too."""
+    """Record the factors of a product's weight columns or rows: adapters must be multiplied by them, too."""
     node.meta[key] = node.meta[key] * factor if key in node.meta else factor
 
 

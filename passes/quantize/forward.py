@@ -1,6 +1,7 @@
-"""The ops of a graph as calibration computes them: the references, without dispatch, copies and masks that cost time.
+"""The functions with which calibration computes the ops of a graph: the references without slow dispatch, copies and
+masks.
 
-Results differ from the reference interpreter's by the order of float32 sums only.
+Results differ from the reference interpreter's only by the order of float32 sums.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _attention(
     spec: AttentionSpec,
     *added: Tensor | None,
 ) -> Tensor:
-    """icc::attention by torch's fused kernels, which skip what a causal mask hides."""
+    """icc::attention by torch's fused kernels, which skip keys that a causal mask hides."""
     if any(given is not None for given in added) or spec.softcap or q.device.type == "meta":
         return _ATTENTION.reference(q, k, v, spec, *added)
     seen = spec.mask

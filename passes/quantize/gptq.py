@@ -1,4 +1,4 @@
-"""GPTQ: quantize column by column, later columns make up for the error (Frantar et al. 2022, arXiv:2210.17323)."""
+"""GPTQ: quantizes column by column; later columns compensate for the error (Frantar et al. 2022, arXiv:2210.17323)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MIN_EXPERT_TOKENS = 16
 class QuantizeGptq(QuantizePass):
     """`sequences` are the calibration token ids; each layer sees the outputs of the quantized layers before it.
 
-    damping: added to the Hessian's diagonal, relative to its mean. act_order: columns with large inputs first; groups
-    stay those of the original column order, so that the stored layout does not change. sweeps: how often codes and
-    scales are chosen again afterwards, see descent.py.
+    damping: value added to the Hessian's diagonal, relative to its mean. act_order: quantize columns with large inputs
+    first; groups are those of the original column order, so that the stored layout does not change. sweeps: how often
+    codes and scales are chosen again afterwards, see descent.py.
     """
 
     name: ClassVar[str] = "quantize-gptq"
@@ -57,7 +57,7 @@ class QuantizeGptq(QuantizePass):
 
 @dataclass
 class _Calibration:
-    """One run of the text through the model: `jobs` by node, each solved where the run comes to it."""
+    """One run of the text through the model: `jobs` by node, each solved when the run reaches it."""
 
     options: QuantizeGptq
     graph: Graph
@@ -72,14 +72,14 @@ class _Calibration:
         self._total = sum(self._cost(job) for job in self.jobs.values())
 
     def run(self) -> None:
-        """Solve all jobs, or take what an earlier run found."""
+        """Solve all jobs, or restore the results of an earlier run."""
         self._waiting = {node: job for node, job in self.jobs.items() if not self._restore(job)}
         if self._waiting:
             device = self.options.device
             stream(self.graph, self.options.sequences, list(self._waiting), self._visit, device, self._store)
 
     def _visit(self, node: fx.Node, inputs: Inputs) -> None:
-        if node not in self._waiting:  # it was solved together with another
+        if node not in self._waiting:  # already solved together with another
             return
         jobs = _together(self._waiting, node)
         done = self._total - sum(self._cost(job) for job in self._waiting.values())
@@ -89,7 +89,7 @@ class _Calibration:
             del self._waiting[job.node]
 
     def _solve(self, jobs: list[WeightJob], rows: list[list[Tensor]]) -> None:
-        """Choose the codes of weights that read one value and are of one format."""
+        """Choose the codes of weights that read one value and have one format."""
         form, device = jobs[0].format, self.options.device
         if not isinstance(form, GroupFormat):
             raise UsageError(f"gptq cannot choose codes of {form.name}", "use awq: it rounds in any format")
@@ -120,7 +120,7 @@ class _Calibration:
         return Hessian.of(rows, self.options.damping, self.options.act_order)
 
     def _restore(self, job: WeightJob) -> bool:
-        """Whether an earlier run has solved a job; then its weight is what that found."""
+        """Restore the weight of a job that an earlier run has solved; False if none has."""
         found = self._store.get(self._numbers[job.node], **_identity(job))
         if found is None:
             return False
@@ -138,12 +138,13 @@ class _Calibration:
 
 
 def _identity(job: WeightJob) -> dict[str, Any]:
-    """What must be the same for what was found for a job to be right."""
+    """The properties of a job that must be equal for a stored result to be valid."""
     return {"name": job.name, "format": job.format.name, "shape": list(job.shape)}
 
 
 def _together(waiting: dict[fx.Node, WeightJob], node: fx.Node) -> list[WeightJob]:
-    """The job of `node`, and those of linear layers that read the same value and store alike: they share a Hessian."""
+    """The job of `node`, and those of linear layers that read the same value and have the same format: they share a
+    Hessian."""
     first = waiting[node]
     if node.target is EXPERT:
         return [first]

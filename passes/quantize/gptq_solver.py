@@ -14,12 +14,12 @@ from ...compiler.weights.formats.grouped import GroupFormat
 from .descent import refine
 from .inputs import gram
 
-_LEAF = 16  # columns that are quantized one by one before their errors reach the columns behind them
+_LEAF = 16  # columns that are quantized one by one before their errors are applied to the following columns
 CLIPS = tuple(1.0 - i / 20 for i in range(11))
 
 
 class Coder(Protocol):
-    """What choosing codes takes of a format; see GroupFormat."""
+    """The methods of a format that the solver uses; see GroupFormat."""
 
     @property
     def group(self) -> int:
@@ -27,8 +27,8 @@ class Coder(Protocol):
         ...
 
     def levels(self, parts: Parts) -> tuple[Tensor, ...]:
-        """What codes and values are converted with: scales, and zero points where the format has some. [..., K / group]
-        each."""
+        """The arrays that convert between codes and values: scales, and zero points if the format has them; [..., K /
+        group] each."""
         ...
 
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
@@ -61,19 +61,19 @@ class Hessian:
 
     @classmethod
     def of(cls, rows: Sequence[Tensor], damping: float, act_order: bool) -> Hessian:
-        """From inputs [n, K] of every sequence."""
+        """The Hessian of inputs [n, K] of every sequence."""
         return cls.from_gram(gram(rows) / max(sum(map(len, rows)), 1), damping, act_order)
 
     @classmethod
     def identity(cls, width: int) -> Hessian:
-        """No calibration: every column on its own, which is rounding to nearest."""
+        """The Hessian without calibration: columns are independent, which gives rounding to nearest."""
         eye = torch.eye(width)
         return cls(eye, torch.arange(width), eye)
 
     @classmethod
     def from_gram(cls, gram: Tensor, damping: float, act_order: bool) -> Hessian:
-        """The Hessian of a gram [K, K], damped more until the factorization exists. Columns without any input stand
-        alone."""
+        """The Hessian of a gram [K, K], damped more until the factorization exists. Columns that are always 0 are
+        independent of the others."""
         diagonal = gram.diagonal()
         order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
         work = gram[order][:, order].to(torch.float64)
@@ -90,7 +90,7 @@ class Hessian:
         return cls(gram, order, torch.eye(len(gram)))
 
     def scaled(self, factor: Tensor) -> Hessian:
-        """For the same inputs divided by factor [K]; the order and, in proportion, the damping stay."""
+        """The Hessian for the same inputs divided by factor [K], with the same order and relative damping."""
         return Hessian(self.gram / factor / factor[:, None], self.order, self.factor * factor[self.order])
 
 
@@ -127,11 +127,11 @@ def solve(
     damping: float = 0.01,
     fitted: Parts | None = None,
 ) -> Solved:
-    """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes, None where
-    they are searched for.
+    """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes; None: they are
+    searched for.
 
-    Rows do not know of each other: matrices that read one input are solved as one, their rows joined. sweeps: of
-    descent.py, with that damping.
+    Rows are independent: matrices that read one input are solved as one, with their rows concatenated. sweeps: sweeps
+    of descent.py, with that damping.
     """
     if fitted is None:
         assert isinstance(form, GroupFormat)
@@ -153,7 +153,7 @@ def solve(
 class _Columns:
     """A matrix [K, N] whose rows, the columns of a weight, become codes one after the other.
 
-    errors [K, N]: of the columns that are done, as the columns behind them subtract them. groups: which entry of
+    errors [K, N]: the errors of finished columns, in the form that later columns subtract. groups: which entry of
     `levels` [K / group, N] each column has.
     """
 
@@ -165,8 +165,8 @@ class _Columns:
     form: Coder
 
     def quantize(self, start: int, end: int) -> None:
-        """Columns start to end, by halves: the errors of the first half reach the second in one product, which is the
-        paper's lazy batch of updates at every size."""
+        """Quantize columns start to end, by halves: one product applies the errors of the first half to the second,
+        which is the paper's lazy batch of updates at every size."""
         if end - start <= _LEAF:
             return self._leaf(start, end)
         middle = start + (end - start + 1) // 2
@@ -188,7 +188,7 @@ class _Columns:
 
 
 def _static_groups(weight: Tensor, importance: Tensor, form: GroupFormat) -> Parts:
-    """All parts but the codes, of the ranges that round the weights best when columns count as `importance`."""
+    """All parts but the codes, for the ranges that round the weights best if columns are weighted by `importance`."""
     grouped = weight.unflatten(-1, (-1, form.group))
     cost = importance.reshape(-1, form.group)
     best_clip = torch.ones(grouped.shape[:2])

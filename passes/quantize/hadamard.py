@@ -1,4 +1,4 @@
-"""Random orthogonal matrices that spread what is large over all channels, and are applied without being written out."""
+"""Random orthogonal matrices that spread outliers over all channels, and are applied without being materialized."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Rotation:
         return signs, rest.to(torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x Q for x [..., blocks of size], each block of the last axis on its own; float32."""
+        """x Q for x [..., blocks of size], separately for each block of the last axis; float32."""
         signs, rest = self._parts
         value = x.to(torch.float32).unflatten(-1, (-1, self.size)) * signs
         value = walsh_hadamard(value.unflatten(-1, (self.power, -1)).transpose(-1, -2)).transpose(-1, -2)
         return (value @ rest).flatten(-3)
 
     def rows(self, weight: Tensor) -> Tensor:
-        """The weight [..., N, K] whose outputs are those of `weight` times Q."""
+        """The weight [..., N, K] whose outputs are the outputs of `weight` times Q."""
         return self(weight.transpose(-1, -2)).transpose(-1, -2)

@@ -1,4 +1,4 @@
-"""What calibration keeps of a linear layer's inputs: their second moments, which stand for all of them."""
+"""The summary of a linear layer's inputs that calibration keeps: their second moments, and a sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stream import Inputs
 
 # up to this K the Gram matrix is exact; above it, this many rows (more for wider layers) are sampled evenly
 EXACT_WIDTH = 1024
-_SAMPLED = 512  # inputs that are kept of an expert, about
+_SAMPLED = 512  # approximate number of inputs that are kept per expert
 _PANEL = 384  # columns of a symmetric product that are computed together
 
 
@@ -37,7 +37,7 @@ def expert_rows(node: fx.Node, inputs: Inputs) -> list[list[Tensor]]:
     index: Any = node.args[3]
     count = node.args[1].meta["type"].shape[0]  # type: ignore[union-attr]
     found: list[list[Tensor]] = [[] for _ in range(count)]
-    if index is None:  # a row for each expert
+    if index is None:  # the input has a row for each expert
         return [[tokens[:, expert] for tokens in inputs[x]] for expert in range(count)]
     for tokens, routes in zip(inputs[x], inputs[index], strict=True):
         slots = tokens if tokens.dim() == 3 else tokens.unsqueeze(1).expand(-1, routes.shape[1], -1)
@@ -47,7 +47,7 @@ def expert_rows(node: fx.Node, inputs: Inputs) -> list[list[Tensor]]:
 
 
 def gram(rows: Sequence[Tensor]) -> Tensor:
-    """The sum of x^T x over inputs [n, K] of every sequence: float32 [K, K]. Half of it is computed, and mirrored."""
+    """The sum of x^T x over inputs [n, K] of every sequence: float32 [K, K]. One half is computed and mirrored."""
     width = rows[0].shape[-1]
     total = rows[0].new_zeros(width, width)
     for x in rows:
@@ -58,7 +58,7 @@ def gram(rows: Sequence[Tensor]) -> Tensor:
 
 
 def summarize(rows: list[list[Tensor]]) -> LayerInputs:
-    """Shrink the inputs of a layer, [n, K] as `expert_rows` has them, to what the AWQ searches need."""
+    """Reduce the inputs of a layer, [n, K] as from `expert_rows`, to the summary that the AWQ searches need."""
     total = sum(len(x) for expert in rows for x in expert)
     sizes = [x.abs() for expert in rows for x in expert if len(x)] or [rows[0][0].new_zeros(1, rows[0][0].shape[-1])]
     magnitude = torch.stack([x.sum(0) for x in sizes]).sum(0) / max(total, 1)
@@ -69,7 +69,7 @@ def summarize(rows: list[list[Tensor]]) -> LayerInputs:
 
 
 def _compress(rows: list[Tensor]) -> Tensor:
-    """R rows [R, K] with the Gram matrix of all: its square root, or a sample where K is large."""
+    """R rows [R, K] with the Gram matrix of all rows: its square root, or a sample if K is large."""
     count, width = sum(len(x) for x in rows), rows[0].shape[-1]
     if count <= width:
         return torch.cat(rows)

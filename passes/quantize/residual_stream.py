@@ -1,4 +1,4 @@
-"""The residual stream of a graph, for rotations: all values that turn together, and what is at their ends."""
+"""The residual stream of a graph, for rotations: all values that rotate together, and the ops at their ends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RMS, REDUCE = (OPS[name].overload for name in ("rms_norm", "reduce"))
 
 
 class Pinned(Exception):
-    """Why values cannot be rotated."""
+    """Values cannot be rotated; the message says why."""
 
 
 @dataclass
 class Stream:
-    """The values that are rotated together, and what is at their ends."""
+    """The values that are rotated together, and the ops at their ends."""
 
     graph: Graph
     width: int
@@ -37,7 +37,7 @@ class Stream:
     norms: list[fx.Node] = field(default_factory=list)
 
     def add(self, node: Any) -> None:
-        """A value is of the stream."""
+        """Add a value to the stream."""
         if node in self.inside:
             return
         if not isinstance(node, fx.Node) or full_shape(node)[-1:] != (self.width,):
@@ -90,7 +90,7 @@ class Stream:
                 raise Pinned(f"a norm's result is {what}")
 
     def _through(self, node: fx.Node) -> Iterator[Any]:
-        """The operands that are rotated where the result is; none where the op does not commute with a rotation."""
+        """The operands that are rotated if the result is; no operands if the op does not commute with a rotation."""
         args = node.args
         if node.op != "call_function" or isinstance(node.meta["type"], tuple):
             return

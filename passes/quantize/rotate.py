@@ -1,15 +1,15 @@
-"""Rotations that do not change the model, but leave no channel much larger than the others (QuaRot, Ashkboos et al.
-2024, arXiv:2404.00456; SpinQuant, Liu et al. 2024, arXiv:2405.16406).
+"""Rotations that do not change the model's results but even out its channels, so that none is an outlier (QuaRot,
+Ashkboos et al. 2024, arXiv:2404.00456; SpinQuant, Liu et al. 2024, arXiv:2405.16406).
 
-The residual stream x becomes x Q. Whatever writes it takes Q in its rows (linear layers, embeddings), whatever reads it
-takes Q in its columns; an RMSNorm in between does not see Q once its gain has moved to the layers that read it. The
-values that are the stream are found by data flow: from the inputs of norms along additions, scalings and views, until
-every path ends at a writer or a reader. Where one ends at something else the stream stays as it is, and the reason is
-told. The same is done within each head between the values of attention and what reads its result.
+The residual stream x becomes x Q. Ops that write it absorb Q in the rows of their weights (linear layers, embeddings),
+ops that read it in the columns; an RMSNorm in between is invariant to Q once its gain has moved to the layers that read
+it. The values of the stream are found by data flow: from the inputs of norms along additions, scalings and views, until
+every path ends at a writer or a reader. If a path ends at any other op, the stream is not rotated, and the reason is
+reported. The same is done within each head between the values of attention and the reader of its result.
 
-What reads anything else, such as a gated product before a down projection, has nothing before it that could take a
-rotation in. There the rotation is computed (`hadamard`), behind what makes the values and before all layers that read
-them and are going to be quantized, and their columns take in its inverse, which is itself.
+Other inputs, such as a gated product before a down projection, have no weight before them that could absorb a rotation.
+For these the rotation is computed at run time (`hadamard`), after the op that makes the values and before all layers
+that read them and will be quantized; the columns of these layers absorb its inverse, which is the rotation itself.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ HADAMARD = OPS["hadamard"].overload
 
 @dataclass(frozen=True)
 class Rotate(QuantizePass):
-    """Before a quantization with the same options.
+    """Rotates the model before a quantization with the same options.
 
-    table: the storage format of an embedding that was one matrix with the LM head, of which the head alone takes the
-    gain of the last norm; None leaves it a float matrix. required: UsageError where nothing can be rotated. online:
-    rotate inputs while the engine runs where nothing can be folded.
+    table: the storage format of an embedding that shared a matrix with the LM head and is separated, because only the
+    head absorbs the gain of the last norm; None leaves it a float matrix. required: raise UsageError if nothing can be
+    rotated. online: rotate inputs at run time if the rotation cannot be folded.
     """
 
     name: ClassVar[str] = "rotate"
@@ -123,7 +123,7 @@ def _rotate_table(graph: Graph, node: fx.Node, q: Rotation, options: Rotate) -> 
     weight, tied = graph.weight(source), any(user.target is LINEAR for user in _readers(graph, source))
     rotated: Weight = Derived(lambda w: q(w).to(w.dtype), (weight,), weight.shape, weight.dtype)
     if tied and options.table is not None:
-        with contextlib.suppress(Misfit):  # of an odd width: it stays a float matrix, as the head does
+        with contextlib.suppress(Misfit):  # an odd width: it stays a float matrix, like the head
             rotated = RoundedWeight(rotated, find_format(options.table).fitted(weight.shape[-1]))
     set_weight(graph, [(node, 1)], rotated)
 
@@ -141,7 +141,7 @@ def _rotate_output(graph: Graph, node: fx.Node, q: Rotation) -> None:
 
 
 def _derive(graph: Graph, node: fx.Node, arg: int, fn: Callable[..., Tensor], *more: Weight | None) -> None:
-    """Make weight `arg` of a node `fn` of what it is, and of `more`."""
+    """Replace weight `arg` of a node by `fn` of it and of `more`."""
     source: Any = node.args[arg]
     weight = graph.weight(source)
     sources = (weight, *(extra for extra in more if extra is not None))
@@ -156,7 +156,8 @@ def _heads(graph: Graph) -> list[fx.Node]:
 
 
 def _rotate_heads(graph: Graph, node: fx.Node, options: Rotate, folded: set[fx.Node]) -> None:
-    """The values of attention, head by head, between the layer that makes them and the one that reads the result."""
+    """Rotate the values of attention, head by head, between the layer that makes them and the layer that reads the
+    result."""
     maker: Any = node.args[2]
     size = full_shape(maker)[-1]
     while maker.target is not LINEAR:
@@ -182,7 +183,7 @@ def _rotate_heads(graph: Graph, node: fx.Node, options: Rotate, folded: set[fx.N
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether elements stay in their order."""
+    """Whether an op keeps the order of elements."""
     if node.op != "call_function" or not traits_of(node.target).moves_only or not isinstance(node.args[0], fx.Node):
         return False
     shape = full_shape(node.args[0])
@@ -194,7 +195,8 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _rotate_inputs(graph: Graph, options: Rotate, folded: set[fx.Node], refusals: list[Refusal]) -> int:
-    """Rotate what layers read whose codes the quantization chooses, and no folded rotation reaches; how many values."""
+    """Rotate the inputs of layers whose codes the quantization chooses and that no folded rotation reaches; returns how
+    many values."""
     found: dict[fx.Node, fx.Node] = {}
     for job in options.jobs(graph, PassContext()):
         weight: Any = job.node.args[1]

@@ -14,7 +14,7 @@ from .select import QuantizePass, retype
 
 @dataclass(frozen=True)
 class QuantizeRtn(QuantizePass):
-    """No calibration. Lazy: nothing is read or computed until the weight is packed."""
+    """Needs no calibration. Lazy: nothing is read or computed until the weight is packed."""
 
     name: ClassVar[str] = "quantize-rtn"
     tolerance: ClassVar[float | None] = None

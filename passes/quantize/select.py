@@ -1,4 +1,4 @@
-"""Which linear layers are quantized and how; whatever is left alone is named with its reason."""
+"""Selects the linear layers to quantize and their formats; layers left unquantized are reported with the reason."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MIN_OUTPUTS = 16
 
 @dataclass(frozen=True)
 class WeightJob:
-    """A weight to quantize, and the linear nodes that use it (several where layers share it).
+    """A weight to quantize, and the linear nodes that use it (several if layers share it).
 
-    own: whether the pass's method chooses the codes; else they are the nearest. tables: embeddings that read the same
-    matrix and are to read it quantized.
+    own: whether the pass's method chooses the codes; else weights are rounded to nearest. tables: embeddings that read
+    the same matrix and will read it quantized.
     """
 
     name: str
@@ -54,14 +54,14 @@ class WeightJob:
 
 @dataclass(frozen=True)
 class QuantizePass(Pass):
-    """The options that every quantization has.
+    """The options of all quantization passes.
 
-    format: the storage format by name (see `find_format`). group: values per scale. any_group: fewer where K is not a
-    multiple; else that is a UsageError.
+    format: the storage format by name (see `find_format`). group: values per scale. any_group: use fewer if K is not a
+    multiple; else raise UsageError.
     keep: patterns (fnmatch) over names of weights and modules that are left as stored. head: the format of the LM head;
     None leaves it as stored. A token embedding that is the same matrix is stored once with it if the format serves
-    tables, and stays as stored if not. only: weights whose name begins otherwise are left alone, as if they were not
-    there. device: where calibrated passes compute, as torch names it.
+    tables, and stays as stored if not. only: a prefix; weights with other names are ignored. device: torch's name of
+    the device on which calibrated passes compute.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
@@ -75,7 +75,7 @@ class QuantizePass(Pass):
     any_group: bool = True
 
     def jobs(self, graph: Graph, ctx: PassContext) -> list[WeightJob]:
-        """What to quantize, in execution order; refusals go to `ctx`."""
+        """The weights to quantize, in execution order; refusals are added to `ctx`."""
         return select(graph, self, ctx)
 
     def finish(self, graph: Graph, ctx: PassContext, job: WeightJob, weight: QuantizedWeight, **facts: Any) -> None:
@@ -92,7 +92,7 @@ def plain_name(node: fx.Node) -> str:
 
 
 def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[WeightJob]:
-    """Jobs in execution order; raises UsageError for a `keep` pattern that fits no linear layer."""
+    """Jobs in execution order; raises UsageError for a `keep` pattern that matches no linear layer."""
     by_weight: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (LINEAR, EXPERT):
@@ -150,7 +150,7 @@ def _job(
 
 
 def _fit(wanted: StorageFormat, shape: Sequence[int]) -> StorageFormat | str:
-    """The format for a weight of `shape`, or why it is left alone."""
+    """The format for a weight of `shape`, or the reason why it is not quantized."""
     *_, n, k = shape
     try:
         fitted = wanted.fitted(k)
@@ -160,7 +160,7 @@ def _fit(wanted: StorageFormat, shape: Sequence[int]) -> StorageFormat | str:
 
 
 def _check_group(name: str, k: int, group: int, fitted: StorageFormat | str) -> None:
-    """UsageError where a weight cannot have the groups that were asked for."""
+    """Raise UsageError if a weight cannot have the requested groups."""
     if isinstance(fitted, GroupFormat) and fitted.group != group:
         sizes = ", ".join(str(size) for size in reversed(GROUPS) if k % size == 0)
         raise UsageError(
@@ -180,7 +180,7 @@ def _matches(pattern: str, name: str, node: fx.Node) -> bool:
 
 
 def lm_heads(graph: Graph) -> set[fx.Node]:
-    """Linear nodes whose result reaches the logits through views and elementwise ops only."""
+    """Linear nodes whose result reaches the logits only through views and elementwise ops."""
     found: set[fx.Node] = set()
     if graph.embeds:
         return found
@@ -191,7 +191,8 @@ def lm_heads(graph: Graph) -> set[fx.Node]:
 
 
 def _section_heads(graph: Graph) -> set[fx.Node]:
-    """Linear nodes that sections choose tokens by: those before logits of their own, and those of draft heads."""
+    """Linear nodes whose results sections choose tokens from: those before a section's own logits, and those of draft
+    heads."""
     named = graph.sections
     choosing = [name for name, outputs in named.items() if LOGITS not in outputs]
     heads = {n for n in (graph.section_nodes(*choosing) if choosing else ()) if n.target is LINEAR and feeds_topk(n)}
@@ -211,7 +212,7 @@ def _is_transparent(node: fx.Node) -> bool:
 
 
 def _keeps_scores(node: fx.Node) -> bool:
-    return _is_transparent(node) or node.target is COLUMNS  # a vocabulary of its own
+    return _is_transparent(node) or node.target is COLUMNS  # logits of another vocabulary are reordered by `columns`
 
 
 def _routes(node: fx.Node) -> bool:
@@ -219,7 +220,7 @@ def _routes(node: fx.Node) -> bool:
 
 
 def _walk(start: Sequence[fx.Node], step: Any, through: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
-    """Nodes reached from `start`; the walk goes on behind nodes that are `through`."""
+    """Nodes reached from `start`; the walk continues past nodes for which `through` is true."""
     stack, seen = list(start), set(start)
     while stack:
         node = stack.pop()
@@ -231,7 +232,8 @@ def _walk(start: Sequence[fx.Node], step: Any, through: Callable[[fx.Node], bool
 
 
 def set_weight(graph: Graph, sites: Sequence[tuple[fx.Node, int]], weight: Weight) -> None:
-    """Make `weight` argument i of each (node, i) of `sites`, which read one weight now; other readers keep theirs."""
+    """Make `weight` argument i of each (node, i) of `sites`, which all read one weight; its other readers keep the old
+    weight."""
     old = [node.args[index] for node, index in sites]
     first = old[0]
     assert isinstance(first, fx.Node) and first.op == "get_attr"

@@ -1,9 +1,9 @@
 """SmoothQuant: products of int8 weights and int8 activations (Xiao et al. 2023, arXiv:2211.10438).
 
-A few channels of the activations are far larger than all others, and one scale per row leaves few levels for these.
-Channels are divided by what makes them even, and the weights that read them multiplied by the same, where data flow
-lets that be folded (see fold.py): s[k] = max|x[k]| ** alpha / max|w[:, k]| ** (1 - alpha), with the alpha for each
-group of layers that leaves the least error when both sides are rounded.
+A few channels of the activations are far larger than all others, and one scale per row leaves few levels for the
+others. Channels are divided by factors that make them even, and the weights that read them are multiplied by these, if
+the data flow allows folding (see fold.py): s[k] = max|x[k]| ** alpha / max|w[:, k]| ** (1 - alpha), with the alpha for
+each group of layers that leaves the least error when both sides are rounded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .awq import QuantizeAwq
 from .awq_search import ALPHA_STEPS, Member, least
 from .fold import factors
 
-_OUTPUTS = 512  # so many outputs of a wide layer, spread evenly, stand for all of them
+_OUTPUTS = 512  # this many outputs of a wide layer, spread evenly, are sampled
 
 
 @dataclass(frozen=True)
 class QuantizeSmooth(QuantizeAwq):
-    """int8 codes per output channel, scales folded where they can be."""
+    """int8 codes with a scale per output channel; smoothing factors are folded where possible."""
 
     name: ClassVar[str] = "quantize-smooth"
 
@@ -48,7 +48,7 @@ class QuantizeSmooth(QuantizeAwq):
 
 
 def _peaks(members: list[Member], count: int) -> tuple[Tensor, Tensor]:
-    """The largest input and the largest weight of each scale's channels: [count] each."""
+    """The largest input and the largest weight among the channels of each scale: [count] each."""
     inputs, weights = torch.zeros(count), torch.zeros(count)
     for member in members:
         if member.classes is not None:

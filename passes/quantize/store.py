@@ -1,10 +1,10 @@
-"""What a calibration has found so far, on disk, so that one that was interrupted goes on where it was.
+"""Stores the results of a calibration on disk as it proceeds, so that an interrupted one can resume.
 
-    00003.safetensors    what was found for job or group 3: arrays, and facts in the file's metadata
-    values.safetensors   the values that lay between two nodes of the stream, for those that come next
+    00003.safetensors    the result of job or group 3: arrays, and facts in the file's metadata
+    values.safetensors   the values that are alive between two nodes of the stream, for the nodes that follow
 
-Every file is renamed into place when it is whole. A store that cannot be written does no harm: the calibration goes on,
-and could not be resumed from there.
+Every file is renamed into place when it is complete. If a store cannot be written, the calibration continues but cannot
+be resumed from that point.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-SAVE_EVERY_S = 20.0  # at least so long between two times that values are written
+SAVE_EVERY_S = 20.0  # least seconds between two writes of values
 _VALUES = "values"
 
 Values = dict[str, list[Tensor]]
@@ -32,7 +32,7 @@ Values = dict[str, list[Tensor]]
 
 @dataclass
 class PassStore:
-    """The files of one pass in `folder`; None keeps nothing."""
+    """The files of one pass in `folder`; None: nothing is stored."""
 
     folder: Path | None
     clock: Callable[[], float] = time.monotonic
@@ -41,18 +41,18 @@ class PassStore:
         self._saved_at = self.clock()
 
     def get(self, number: int, **expected: Any) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was put; None where nothing was, or its facts are not as expected."""
+        """The stored arrays and facts of a number; None if there are none, or the facts are not as expected."""
         found = self._read(f"{number:05d}")
         if found is None or any(found[1].get(name) != value for name, value in expected.items()):
             return None
         return found
 
     def put(self, number: int, arrays: Mapping[str, Tensor], **facts: Any) -> None:
-        """Keep what was found; facts are plain values."""
+        """Store the result of a number; facts are plain values."""
         self._write(f"{number:05d}", arrays, facts)
 
     def values(self) -> tuple[str, Values] | None:
-        """The node at which values were kept, and the values by the names of their nodes."""
+        """The node at which values were stored, and the values by the names of their nodes; None if none were."""
         found = self._read(_VALUES)
         if found is None:
             return None
@@ -60,8 +60,8 @@ class PassStore:
         return facts["node"], {name: list(arrays[name].split(sizes)) for name, sizes in facts["values"].items()}
 
     def keep_values(self, node: str, live: Callable[[], Values | None]) -> None:
-        """Keep what `live` gives, the values that are needed from `node` on; not more often than pays. None: it cannot
-        be kept here."""
+        """Store the result of `live`, the values that are needed from `node` on, at most once per SAVE_EVERY_S seconds.
+        If `live` gives None, they cannot be stored here."""
         if self.folder is None or self.clock() - self._saved_at < SAVE_EVERY_S:
             return
         values = live()

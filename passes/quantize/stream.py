@@ -1,7 +1,7 @@
 """The float model over many sequences at once, layer by layer, for calibration.
 
-Each node runs for every sequence before the next node does, so that a weight is loaded once, a pass can replace it
-right before it is used, and later layers see what the layers before them are by then. Values go after their last use.
+Each node runs for every sequence before the next node runs, so that a weight is loaded once, a pass can replace it
+right before it is used, and later layers see the replaced layers before them. Values are freed after their last use.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def stream(
 ) -> None:
     """Call `visit(node, inputs)` right before each node of `wanted` would run; `inputs` has a value per sequence.
 
-    The run ends at the last wanted node, which does not run (LM head logits for all sequences are large). device: of
-    the values, as torch names it; weights are decoded on the CPU and moved there one at a time. store: where the values
-    are kept from time to time, right before a wanted node; where no wanted node lies before it, the run begins there.
+    The run ends at the last wanted node, which does not run (LM head logits for all sequences are large). device:
+    torch's name of the device for values; weights are decoded on the CPU and moved there one at a time. store: where
+    values are saved from time to time, right before a wanted node; the run begins at saved values if no wanted node
+    precedes them.
     """
     remaining, env = set(wanted), Inputs()
     inputs = [input_values(graph, ids) for ids in sequences]
@@ -76,7 +77,7 @@ def stream(
 def _resume(
     order: list[fx.Node], wanted: Collection[fx.Node], store: PassStore, env: Inputs, device: str
 ) -> list[fx.Node]:
-    """What is left of `order` behind kept values, which are put into `env`; all of it where there are none."""
+    """The rest of `order` after stored values, which are put into `env`; all of `order` if there are none."""
     found = store.values()
     places = {node.name: number for number, node in enumerate(order)}
     if found is None or found[0] not in places:
@@ -85,20 +86,20 @@ def _resume(
     if any(node in wanted for node in order[:start]):
         return order
     for name, kept in values.items():
-        if name in places:  # what nothing needs any more is left out
+        if name in places:  # values that nothing needs any more are left out
             env[order[places[name]]] = [value.to(device) for value in kept]
     return order[start:]
 
 
 def _live(env: Inputs) -> Values | None:
-    """The values as a store keeps them; None where one is no tensor."""
+    """The values in the form that a store keeps; None if one is not a tensor."""
     if not all(isinstance(value, Tensor) and value.dim() for values in env.values() for value in values):
         return None
     return {node.name: values for node, values in env.items()}
 
 
 def on(device: str) -> contextlib.AbstractContextManager[Any]:
-    """What is created inside is created on that device."""
+    """A context in which tensors are created on that device."""
     return contextlib.nullcontext() if device == "cpu" else torch.device(device)
 
 

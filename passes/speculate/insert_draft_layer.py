@@ -1,8 +1,8 @@
-"""A layer that guesses, as a section with logits of its own (multi-token prediction, EAGLE), and what it reads of a
-step, as a section that gives the hidden states of its tokens.
+"""A draft layer, as a section with its own logits (multi-token prediction, EAGLE), and its input, as a section that
+gives the hidden states of a step's tokens.
 
-The layer has keys and values of its own, in KV layers behind the model's, or reads the model's. What it shares with the
-model, such as the embedding and the LM head, it reads where the model does, in the form that quantization gave it.
+The layer has its own keys and values, in KV layers after the model's, or reads the model's. Weights that it shares with
+the model, such as the embedding and the LM head, are the model's, in their quantized form.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ATTENTION, LINEAR, NORM = (OPS[name].overload for name in ("attention", "linear"
 
 @dataclass(frozen=True)
 class DraftLayer:
-    """A layer that guesses, as a graph (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits.
+    """A draft layer, as a graph (token_ids, positions, DRAFT_HIDDEN[T, H]) -> logits.
 
-    taps: None where its first hidden states are what the model's LM head reads. vocabulary: int64 [logits], the token
-    that each of its logits is for; None where these are the model's. normed: whether it goes on from what its own head
-    reads, else from the value before that norm; with `projected` [DRAFT_HIDDEN's H, H] through a product. reads: by the
-    number of an attention of the graph, that of the model's whose keys and values it reads; those that it has there
-    stand for them. clusters: of its vocabulary, whose tokens alone are guessed. block: how many tokens it guesses at
-    once, the known one before them among them, and mask_token, which stands for the others; 0 where it guesses one
-    token.
+    taps: None if its first hidden states are the input of the model's LM head. vocabulary: int64 [logits], the token of
+    each of its logits; None if the logits are the model's. normed: whether the next hidden state is the input of its
+    own head, else the value before that norm; with `projected` [DRAFT_HIDDEN's H, H] multiplied by it. reads: for
+    attentions that read the model's keys and values, the number of the model's attention by that of the graph's; their
+    own keys and values are placeholders. clusters: clusters of its vocabulary, of which only some are scored per row.
+    block: how many tokens it guesses at once, including the known token before them; 0 if it guesses one token.
+    mask_token: the token in place of the unknown ones.
     """
 
     graph: Graph
@@ -55,8 +55,8 @@ class DraftLayer:
 
 @dataclass(frozen=True)
 class InsertDraftLayer(Pass):
-    """Insert `layer`. UsageError where its logits or those of the model are no linear layer's, or of another
-    vocabulary, or where the layers that it taps or reads do not show."""
+    """Inserts `layer`. UsageError if its logits or the model's do not come from a linear layer or have different
+    vocabularies, or if the layers that it taps or reads cannot be found."""
 
     layer: DraftLayer | None = None
     name: ClassVar[str] = "insert-draft-layer"
@@ -94,8 +94,8 @@ class InsertDraftLayer(Pass):
     def _copied(
         self, graph: Graph, ctx: PassContext, layer: Graph, read: Mapping[int, fx.Node]
     ) -> dict[fx.Node, fx.Node]:
-        """The layer's nodes -> their copies in the graph. read: by the number of an attention, the one whose keys and
-        values are in place of its own."""
+        """The layer's nodes -> their copies in the graph. read: by the number of an attention, the model's attention
+        whose keys and values replace its own."""
         copies = dict[fx.Node, fx.Node]()
         first = 1 + max((layer_of(n) for n in graph.nodes if _has_cache(n)), default=-1)
         for array in layer.declared:
@@ -120,7 +120,7 @@ class InsertDraftLayer(Pass):
         return copies
 
     def _weight(self, graph: Graph, ctx: PassContext, name: str, weight: Weight) -> fx.Node:
-        """A weight of the layer: the model's own where that is the same one, quantized or not."""
+        """A weight of the layer; the model's weight if both are the same, quantized or not."""
         sources = {id(record.weight): record.source for record in ctx.quant_records}
         for known, handle in graph.weights.items():
             source = sources.get(id(handle), handle)
@@ -142,7 +142,7 @@ def _attention(graph: Graph, layer: int) -> fx.Node:
 
 
 def _reads_keys(node: fx.Node, theirs: fx.Node) -> None:
-    """Let an attention see the keys and values that another one sees, of the same tokens."""
+    """Let an attention read the keys and values of another one, for the same tokens."""
     own, given = named_arguments(node), named_arguments(theirs)
     for name in ("k", "v"):
         here, there = type_of(own[name]).shape, type_of(given[name]).shape
@@ -166,8 +166,8 @@ def _head(graph: Graph) -> fx.Node:
 
 
 def _again(graph: Graph, node: fx.Node) -> fx.Node:
-    """A value of the step once more, computed from where tokens or branches last meet: for rows of which the step
-    computes no logits."""
+    """A second computation of a step's value, from the last op that mixes tokens or joins branches: for rows of which
+    the step computes no logits."""
     inputs = [n for n in node.all_input_nodes if n.op != "get_attr" and type_of(n).rows == TOKENS]
     if node.op != "call_function" or len(inputs) != 1 or traits_of(node.target).mixes_tokens:
         return node
@@ -177,7 +177,7 @@ def _again(graph: Graph, node: fx.Node) -> fx.Node:
 
 
 def _before_norm(states: fx.Node) -> fx.Node:
-    """What the norm in front of the layer's head reads."""
+    """The input of the norm before the layer's head; UsageError if there is no such norm."""
     if states.target is not NORM:
         raise UsageError("--spec: the last norm of the layer that guesses does not show")
     return states.args[0]  # type: ignore[return-value]

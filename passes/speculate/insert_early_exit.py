@@ -1,5 +1,5 @@
-"""An early exit: the logits that the model's last norm and LM head give behind its first layers (self-speculation,
-Zhang et al. 2023), as a section of the graph that gives logits.
+"""An early exit: the logits that the model's last norm and LM head give after its first layers (self-speculation, Zhang
+et al. 2023), as a section of the graph that gives logits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SECTION = "exit"
 
 @dataclass(frozen=True)
 class InsertEarlyExit(Pass):
-    """Exit behind the first `layers` layers. UsageError where the model has not more, or its layers do not show."""
+    """Adds an exit after the first `layers` layers. UsageError if the model does not have more layers, or they cannot
+    be found."""
 
     layers: int = 0
     name: ClassVar[str] = "insert-early-exit"
@@ -43,7 +44,7 @@ class InsertEarlyExit(Pass):
         return PassResult(True, Counter({"early-exit": 1}))
 
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:
-        """The value behind the first `layers` layers, and the one behind all of them."""
+        """The value after the first `layers` layers, and the value after all layers."""
         if any(traits_of(n.target).stateful and not traits_of(n.target).attention for n in graph.nodes):
             raise UsageError("--spec layer-skip: a model with recurrent states cannot take guesses back")
         ends = LayerEnds(graph)

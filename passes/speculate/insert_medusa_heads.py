@@ -1,7 +1,7 @@
 """Medusa heads: guesses of the tokens after the next, from the hidden state that the LM head reads (Cai et al. 2024).
 
-Head i is a chain of blocks x + silu(linear(x)) and an LM head, its own or the model's. What the graph gives besides the
-logits is each head's likeliest tokens, best first: section "medusa" with its drafts [T, heads, ranks].
+Head i is a chain of blocks x + silu(linear(x)) and an LM head, its own or the model's. Besides the logits the graph
+gives each head's likeliest tokens, best first: section "medusa" with its drafts [T, heads, ranks].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Head(Protocol):
 
     @property
     def lm_head(self) -> Weight | None:
-        """The head's own LM head [vocab, hidden]; None where it uses the model's."""
+        """The head's own LM head [vocab, hidden]; None if it uses the model's."""
         ...
 
     @property
@@ -52,7 +52,8 @@ class Head(Protocol):
 
 @dataclass(frozen=True)
 class InsertMedusaHeads(Pass):
-    """Insert `heads`; each names its `ranks` likeliest tokens. Raises HeadMismatch where they are another model's."""
+    """Inserts `heads`; each gives its `ranks` likeliest tokens. Raises HeadMismatch if they were made for another
+    model."""
 
     heads: Sequence[Head] = ()
     ranks: int = RANKS
@@ -115,5 +116,5 @@ class InsertMedusaHeads(Pass):
         logits = graph.call(LINEAR, x, weight, None)
         best = graph.call(TOPK, logits, min(self.ranks, type_of(logits).shape[-1]), True)
         chosen = graph.call(operator.getitem, best, 1)
-        shape = type_of(chosen).shape  # (ranks,), behind axes of size 1 where the model keeps any
+        shape = type_of(chosen).shape  # (ranks,), after axes of size 1 if the model keeps any
         return chosen if len(shape) == 1 else graph.call(aten.view.default, chosen, [-1, shape[-1]])

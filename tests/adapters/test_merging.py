@@ -99,7 +99,7 @@ def test_what_does_not_fit(model: Callable[[str], Path]) -> None:
     for wrong, message in (
         (adapter(q.replace("q_proj", "qkv_proj"), 64, 64), "the model has no weight model.layers.0.self_attn.qkv_proj"),
         (adapter(q, 64, 32), r"q_proj.weight: B A is \[64, 32\], the weight \[64, 64\]"),
-        (adapter(q, 64, 64, (3, 4)), "counts from its invocation tokens on"),
+        (adapter(q, 64, 64, (3, 4)), "acts only after its invocation tokens"),
     ):
         with pytest.raises(AdapterError, match=message):
             merge_adapter(graph, wrong)

@@ -176,7 +176,7 @@ def test_systems_are_chosen_by_name() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"target": "native", "os": "macos"}, "--os macos: --target native is for this machine's CPU"),
         ({"target": "h100", "os": "macos"}, "--os macos: --target h100 is for a GPU"),
-        ({"target": "cpu", "os": "windows", "tensor_parallel": 2}, "--os windows: several ranks run on Linux alone"),
+        ({"target": "cpu", "os": "windows", "tensor_parallel": 2}, "--os windows: several ranks run only on Linux"),
     ]
     for options, message in refused:
         with pytest.raises(UsageError, match=message):

@@ -1,4 +1,5 @@
-"""How micro-kernels multiply codes by int8 activations, and in what they sum the products: one kind for each kernel."""
+"""How micro-kernels multiply codes by int8 activations, and in how many bits they sum the products: one kind per
+kernel."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ from enum import StrEnum
 
 
 class Arithmetic(StrEnum):
-    """Integers are exact with all kinds, and the float sums of groups have one order, so results have the same bits.
+    """The integer sums of all kinds are exact and groups are summed as floats in one order, so all kinds give the same
+    bits.
 
     QUADS: an instruction sums the products of four k in 32 bits. PAIRS: codes and activations are widened to 16 bits,
     and an instruction sums the products of two k in 32 bits. CHAINS: the products of eight k are summed in 16 bits
-    first. LONG_CHAINS: those of 32 k, of codes of 4 bits. SHORT: as many of a block format as 16 bits hold. MATRICES:
-    instructions multiply matrices of eight k (smmla). TILES: they multiply tiles of sixteen rows (AMX).
+    first. LONG_CHAINS: the products of 32 k of 4-bit codes are. SHORT: as many products of a block format as 16 bits
+    can hold are. MATRICES: instructions multiply matrices of eight k (smmla). TILES: they multiply tiles of sixteen
+    rows (AMX).
     """
 
     QUADS = "quads"

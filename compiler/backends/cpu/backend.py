@@ -24,13 +24,13 @@ from .kernels.caches import CPU_CACHES
 from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
 
-SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
+SCREENED_BYTES = 16 << 20  # bytes of codes; a smaller head may stay in the caches
 CPU_PROFILE = Profile(LAYOUTS.find, adds=True, adapts=True, screened_bytes=SCREENED_BYTES)
 
 
 @dataclass(frozen=True)
 class CpuBackend:
-    """`weights` is the checkpoint's element type. isa, os: levels and systems to compile for instead of
+    """`weights` is the checkpoint's element type. isa, os: ISA levels and operating systems to compile for instead of
     the target's, see `find_isas`."""
 
     target: Target
@@ -61,14 +61,14 @@ class CpuBackend:
         return CPU_CACHES.refusal(form, layer)
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
-        """None: every thread of a library has its own."""
+        """Zero: each thread of a library allocates its own scratch memory."""
         return 0
 
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """One library per ISA level, best first; `native` builds only the best level of this machine. UsageError if
-        there is no such level."""
+        this machine has none of the levels."""
         isas = host_isas()[:1] if self.target.is_here else find_isas(self.target.arch, self.isa, self.os)
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")

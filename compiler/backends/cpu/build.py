@@ -18,7 +18,7 @@ from .toolchain import SUFFIXES, compile_commands, without_time
 
 
 def _run(compilers: Processes, command: list[str], folder: Path) -> None:
-    """ToolchainError if the compiler is missing or refuses."""
+    """Run one compiler command in `folder`; ToolchainError if the compiler is missing or fails."""
     try:
         with compilers.running(
             command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -53,7 +53,7 @@ def build_libraries(
     optimize: str = "-O3",
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> list[Library]:
-    """Write source and library of each level into `kernels_dir`; libraries in the order of `isas`.
+    """Write the source and the library of each level into `kernels_dir`; returns the libraries in the order of `isas`.
 
     `sanitize` is the argument of -fsanitize (for tests), None for none. Paths in the result are relative to
     kernels_dir's parent.

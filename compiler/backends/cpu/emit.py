@@ -30,14 +30,14 @@ HEADERS = (
     "abi.h", "simd.h", "system_linux.h", "blake3.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h",
     "attention.h", "pointwise/access.h",
 )  # fmt: skip
-LEAST_INPUTS = 10  # for so many inputs of a step team.h has room; more where one has more
+LEAST_INPUTS = 10  # team.h has space for this many inputs of a step; more if a step has more
 PANEL_BYTES = 512 << 10  # activation panels of one M-chunk: half of a common L2
 
 
 @dataclass(frozen=True)
 class StepParams:
-    """One row of the step table, operands as C++ initialisers. stages: a bit for each rank of a pipeline that runs it.
-    own: whether each rank runs it for its own rows."""
+    """One row of the step table, operands as C++ initialisers. stages: a bit for each rank of a pipeline that runs the
+    step. own: whether each rank runs the step for its own rows."""
 
     fn: str
     group: int
@@ -51,8 +51,8 @@ class StepParams:
 
 @dataclass(frozen=True)
 class LayerParams:
-    """The KV cache of one layer: where it lies in its group, in bytes, and the shape of its blocks; of a layer that
-    keeps a state, no shape."""
+    """The KV cache of one layer: its offset in the group, in bytes, and the shape of its blocks. A layer that keeps a
+    state has no shape."""
 
     group: int
     offset: int
@@ -67,12 +67,12 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class ProgramParams:
-    """The step table; sections are (shared, begin, end), the first is the program's own. instead: the numbers of those
-    that run in its place. group_bytes: of one block over all layers, for each KV group. fixed_inputs: the names of the
-    inputs that come before those the program declares. together: whether this is one rank's of several. stages: how
-    many groups of ranks run only the steps that say so; 0 where all run all. own_inputs: how many inputs the program
-    declares. max_inputs: room for the inputs of a step. least_rows: from how many rows on ranks
-    divide them; 0: never."""
+    """The step table. sections: (shared, begin, end); the first is the program's own. instead: the numbers of the
+    sections that run in place of the first. group_bytes: bytes of one block over all layers, for each KV group.
+    fixed_inputs: the names of the inputs that come before those the program declares. together: whether several ranks
+    run the program together. stages: how many groups of ranks run only the steps marked for them; 0 if every rank runs
+    every step. own_inputs: how many inputs the program declares. max_inputs: the most inputs of a step. least_rows: the
+    number of rows from which ranks divide them; 0: never."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
@@ -96,7 +96,7 @@ def kernel_params(step: Step, fn: str, isa: Isa) -> KernelParams[Any]:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where operands lie: the numbers of weights and inputs, and the offsets of buffers in the arena, by name."""
+    """The places of operands: the numbers of weights and inputs, and the offsets of buffers in the arena, by name."""
 
     weights: dict[str, int]
     inputs: dict[str, int]
@@ -104,7 +104,7 @@ class _Places:
 
     @classmethod
     def of(cls, program: Program) -> _Places:
-        """Where the operands of a program lie."""
+        """The places of a program's operands."""
         inputs = (*ProgramParams.fixed_inputs, *(array.name for array in program.inputs))
         return cls(
             {name: number for number, name in enumerate(program.weights)},
@@ -114,7 +114,7 @@ class _Places:
 
 
 def _operand(operand: Operand | None, places: _Places, by_rows: bool) -> str:
-    """C++ initialiser of one operand. by_rows: with the distance of its rows."""
+    """C++ initialiser of one operand. by_rows: include the stride of its rows."""
     space, at, moved, row = "NONE", 0, 0, 0
     if operand is not None:
         size = ITEM_SIZE[operand.dtype]
@@ -152,7 +152,7 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
 
 
 def _layers(program: Program) -> dict[int, LayerParams]:
-    """By the number of the layer."""
+    """The parameters of each KV layer, by the number of the layer."""
     found: dict[int, LayerParams] = {}
     for number, group in enumerate(program.kv.groups):
         offset = 0
@@ -169,8 +169,8 @@ def _sections(program: Program) -> tuple[tuple[int, int, int], ...]:
 
 
 def _header(path: str, isa: Isa) -> str:
-    """A header as part of the translation unit, or the level's own: includes of `HEADERS` are left out, others take
-    their place. What includes the header that it takes the place of gets that one."""
+    """The text of a header, or of the header with which the level replaces it: includes of `HEADERS` are dropped, other
+    local includes are expanded. A replacement that includes the header it replaces gets the original."""
     own = dict(isa.headers)
 
     def include(match: re.Match[str]) -> str:
@@ -190,8 +190,8 @@ def _text(path: str, include: Callable[[re.Match[str]], str]) -> str:
 
 
 def _with_inputs(text: str, count: int) -> str:
-    """The headers with room for so many inputs of a step: what team.h says is for programs that need no more.
-    CodegenError where it does not say so: steps would write beyond it."""
+    """The headers with space for `count` inputs of a step; team.h has LEAST_INPUTS. CodegenError if team.h does not
+    have the expected line: steps would write past the array."""
     room = f"void* in[{LEAST_INPUTS}];"
     if room not in text:
         raise CodegenError(f"team.h has no {room!r}, which LEAST_INPUTS is")

@@ -12,8 +12,8 @@ from ...errors import UsageError
 
 class Block(NamedTuple):
     """A micro-kernel of a product: activation rows, weight tiles (each a stream of its own), and how many bytes ahead
-    it prefetches in each stream; None where the number of streams says it. matrix: it multiplies by instructions whose
-    operands are matrices of bytes (see kernels/matrix.py and amx.py)."""
+    it prefetches in each stream; None: `prefetch` chooses by the number of streams. matrix: it multiplies with
+    instructions whose operands are matrices of bytes (see kernels/matrix.py and amx.py)."""
 
     rows: int
     tiles: int
@@ -22,8 +22,8 @@ class Block(NamedTuple):
 
     @property
     def prefetch(self) -> int:
-        """Four streams with little arithmetic keep the hardware's own prefetchers busy, which long jumps only confuse;
-        fewer streams with more arithmetic between their lines need them (measured on Zen 4)."""
+        """Bytes to prefetch ahead. Four streams with little arithmetic keep the hardware prefetchers busy, so a short
+        distance is best; fewer streams with more arithmetic between lines need a long one (measured on Zen 4)."""
         return self.ahead if self.ahead is not None else 256 if self.tiles >= 4 else 2048
 
     @property
@@ -34,9 +34,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Isa:
-    """One level. Its blocks ascend in rows. A block of m rows x n tiles needs m * n accumulators of sixteen lanes: what
-    does not fit the registers (32 zmm, or 16 ymm of half that) is spilled, which four streams of weights can be worth
-    where there are few rows. Found by time on Zen 4, all levels; `--tune` finds them for another machine."""
+    """One ISA level. Its blocks are sorted by rows. A block of m rows x n tiles needs m * n accumulators of sixteen
+    lanes; what does not fit the registers (32 zmm, or 16 ymm of half the size) is spilled, which four streams of
+    weights can be worth with few rows. The blocks of all levels were timed on Zen 4; `--tune` finds them for another
+    machine."""
 
     name: str
     flags: tuple[str, ...]
@@ -45,15 +46,15 @@ class Isa:
     quant_blocks: tuple[Block, ...]
     attention_vectors: int  # sixteen-lane columns per four rows or more in the attention micro-kernels
     attention_rows: int = 4  # query rows of the largest of them
-    short_sums: bool = False  # products of bytes are summed as `Reader.without_quads` says: no instruction does so
-    pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
-    nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
-    matrix_rows: tuple[int, ...] = ()  # of products of bytes, where an instruction multiplies matrices of them
-    float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
-    tile_blocks: tuple[Block, ...] = ()  # of products of bytes by tiles of sixteen rows, where that costs less
-    # (a header of codegen_templates/cpp, the level's own that takes its place, and may include it)
+    short_sums: bool = False  # products of bytes are summed as `Reader.without_quads` says: no instruction sums four
+    pair_blocks: tuple[Block, ...] = ()  # for products of bytes that are multiplied in pairs of 16 bits
+    nibble_blocks: tuple[Block, ...] = ()  # for products of 4-bit codes if short_sums
+    matrix_rows: tuple[int, ...] = ()  # for products of bytes, if an instruction multiplies matrices of bytes
+    float_sums: int = 4  # blocks of at most this many accumulators keep their float sums in registers, too
+    tile_blocks: tuple[Block, ...] = ()  # for products of bytes by tiles of sixteen rows, if they cost less
+    # (a header of codegen_templates/cpp, the level's own header that replaces it and may include it)
     headers: tuple[tuple[str, str], ...] = ()
-    by_element: bool = False  # products of bytes take four of a vector's bytes for every lane, any four
+    by_element: bool = False  # products of bytes can multiply every lane by the same four bytes of a vector, any four
     machine: str = "x86-64"
     system: str = LINUX
 
@@ -64,11 +65,11 @@ class Isa:
 
     @property
     def needs_zig(self) -> bool:
-        """Whether no compiler that may be installed here makes its libraries."""
+        """Whether only zig's clang can make the level's libraries here."""
         return self.machine != "x86-64" or self.system != LINUX
 
     def on(self, system: str) -> Isa:
-        """The level in libraries for another operating system."""
+        """The level for libraries of another operating system."""
         if system == LINUX:
             return self
         return replace(self, system=system, headers=(*self.headers, ("system_linux.h", f"system_{system}.h")))
@@ -133,9 +134,10 @@ AVX2 = Isa(
     nibble_blocks=_blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 4), (8, 4)),
 )
 
-# NEON of arm64, where a vector of sixteen lanes takes four of 32 registers; blocks as for AVX-VNNI. `i8mm` is of
-# Graviton 3, Ampere's later ones and Apple's M2 on; `dotprod` alone of Graviton 2, Raspberry Pi 5 and Apple's M1.
-# With i8mm many rows are multiplied by smmla: 12 rows x 8 of a tile's 16 take 24 registers for sums, 4 for codes.
+# NEON of arm64, where a vector of sixteen lanes takes four of 32 registers; blocks as for AVX-VNNI. Graviton 3,
+# Ampere's later CPUs and Apple's M2 and newer have `i8mm`; Graviton 2, Raspberry Pi 5 and Apple's M1 have only
+# `dotprod`. With i8mm many rows are multiplied by smmla: 12 rows x 8 of a tile's 16 take 24 registers for sums, 4 for
+# codes.
 _NEON = (
     ("immintrin.h", "neon.h"),
     *((f"{part}_avx2.h", f"{part}_neon.h") for part in ("nibbles", "dots", "dot_pairs")),
@@ -161,19 +163,20 @@ I8MM = replace(
 
 ALL = (AMX, AVX512VNNI, AVX512, AVXVNNI, AVX2)
 LEVELS = {"x86-64": ALL, "arm64": (I8MM, DOTPROD)}  # by machine, best first
-# Macs are of both machines; of Intel's last ones macOS tells no VNNI.
+# Macs have either architecture; macOS reports no VNNI on the last Intel Macs.
 MAC_LEVELS = (AVX512, AVX2, I8MM, DOTPROD)
 
 
 def find_isas(arch: str, asked: str | None, systems: str | None = None) -> tuple[Isa, ...]:
-    """The levels of an architecture, or those of --isa: levels and machines (all of their levels), separated by commas.
-    They are given for each of the `systems` of --os, separated by commas (None: Linux). Macs may be of both machines
-    unless --isa says otherwise. The best level of a machine comes first. UsageError for an unknown name."""
+    """The levels of an architecture, or those that --isa names: levels, or machines for all of their levels, separated
+    by commas. Each is returned once per system in `systems`, the text of --os, separated by commas (None: Linux). For
+    Macs both architectures are meant unless --isa says otherwise. The best level of a machine comes first. UsageError
+    for an unknown name."""
     wanted = {name.strip() for name in (systems or LINUX).split(",")}
     if unknown := sorted(wanted - {*SYSTEMS}):
         raise UsageError(f"--os {systems}: {unknown[0]!r} is unknown", f"choose from: {', '.join(SYSTEMS)}")
     levels = LEVELS[arch] if asked is None else _named(asked)
-    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags)  # Linux alone is asked for tiles
+    others = tuple(isa for isa in levels if TILES not in isa.cpu_flags)  # only Linux can be asked to allow tiles
     if not others and wanted != {LINUX}:
         raise UsageError(f"--isa {asked}: on Linux alone", "name another level, or leave --os out")
     macs = MAC_LEVELS if asked is None and arch == "x86-64" else others

@@ -15,15 +15,15 @@ COMMON_FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-ident", "-w", "-pthread",
 )  # fmt: skip
-# For tests, and so that they build fast: checks are calls instead of inline code, and without those of pointers that
-# AddressSanitizer makes again when the pointer is used.
+# For tests, and to build fast: checks are calls instead of inline code, without the checks of pointers that
+# AddressSanitizer repeats when the pointer is used.
 SANITIZER_FLAGS = (
     "-fno-sanitize-recover=all", "--param=asan-instrumentation-with-call-threshold=0",
     "-fno-sanitize=null,object-size,pointer-overflow", "-fno-sanitize-address-use-after-scope", "-g1",
     "-fno-omit-frame-pointer",
 )  # fmt: skip
 LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--build-id=none", "-Wl,-s", "-Wl,--as-needed")
-# By system and machine: an old glibc, whose headers promise no function that a machine of today might lack; and the
+# By system and machine: an old glibc, so that libraries call no function that a user's machine might lack; and the
 # oldest macOS that CPython's installers run on.
 ZIG_TARGETS = {
     (LINUX, "x86-64"): "x86_64-linux-gnu.2.17",
@@ -34,14 +34,15 @@ ZIG_TARGETS = {
     (WINDOWS, "arm64"): "aarch64-windows.win10-gnu",
 }
 ZIG_CPUS = {"x86-64": "x86_64", "arm64": "generic"}
-ZIG_FLAGS = ("-fno-sanitize=all", "-fno-stack-protector")  # what zig adds on its own when it does not optimize most
-# What Windows' libraries link to, which every process has: the kernel's, and the parts of its C runtime.
+ZIG_FLAGS = ("-fno-sanitize=all", "-fno-stack-protector")  # zig's defaults below its highest optimization
+# The libraries that Windows libraries link to and that every process has: the kernel's, and parts of the C runtime.
 WINDOWS_LIBRARIES = (
     "-lkernel32", "-lapi-ms-win-core-synch-l1-2-0",
     *(f"-lapi-ms-win-crt-{part}-l1-1-0" for part in ("heap", "math", "private", "string")),
 )  # fmt: skip
 SUFFIXES = {LINUX: "so", MACOS: "dylib", WINDOWS: "dll"}
-# What a library may take from the process that loads it: of libc, of libm expf, and what the system's header calls.
+# Functions that a library may import from its process: some of libc, expf of libm, and those that the system's header
+# calls.
 _LIBC = "calloc expf free malloc memcpy memmove memset "
 _POSIX = f"{_LIBC} aligned_alloc pthread_create pthread_join sched_yield "
 IMPORTS = {
@@ -58,11 +59,11 @@ IMPORTS = {
 
 
 def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, optimize: str) -> list[list[str]]:
-    """The calls that make the library `output`, in order, with paths relative to the directory they run in. Files that
-    they leave beside it end in `.o`. sanitize: the argument of -fsanitize, None for none.
+    """The commands that make the library `output`, in order, with paths relative to their working directory. Files that
+    they leave beside the library end in `.o`. sanitize: the argument of -fsanitize, None for none.
 
-    zig links without any library but the system's own: its libc and libc++ would be built for a minute first, and
-    kernels need neither.
+    zig links only the system's own libraries: it would first build its libc and libc++ for a minute, and kernels need
+    neither.
     """
     compiler = find_zig() if isa.needs_zig else find_compiler()
     if len(compiler) > 1:  # the package
@@ -74,7 +75,7 @@ def compile_commands(isa: Isa, source: str, output: str, sanitize: str | None, o
 
 
 def _feature(flag: str) -> str:
-    """What zig calls the feature that a flag of g++ turns on."""
+    """zig's name of the feature that a flag of g++ turns on."""
     return flag.removeprefix("-m").replace("-", "_")
 
 
@@ -91,7 +92,7 @@ def _zig_commands(zig: list[str], isa: Isa, source: str, output: str, optimize: 
 
 
 def without_time(library: Path) -> None:
-    """Clear the time of the link in the header of a Windows library, which zig's linker always writes."""
+    """Clear the link time in the header of a Windows library; zig's linker always writes it."""
     content = bytearray(library.read_bytes())
     header = struct.unpack_from("<I", content, 0x3C)[0]  # "PE\0\0", two numbers of 16 bits, the time
     struct.pack_into("<I", content, header + 8, 0)

@@ -1,9 +1,9 @@
-"""Barriers of AMD kernels that wait until what was stored has arrived.
+"""Makes barriers of AMD kernels wait until stores have completed.
 
-`tl.debug_barrier` holds all waves of a program together, but on AMD a wave passes it while its own stores are under
-way, and the release of the atomic behind it waits for the stores of the one wave that runs it (LLVM's AMDGPU memory
-model; llvm #160501, triton #9287). Another program could read sums that are not there yet. NVIDIA's barrier is one of
-memory, too.
+`tl.debug_barrier` holds all waves of a program together, but on AMD a wave passes it while its own stores are in
+flight, and the release of a following atomic waits only for the stores of the wave that runs it (LLVM's AMDGPU memory
+model; llvm #160501, triton #9287). Another program could read sums that are not yet written. NVIDIA's barrier is a
+memory barrier, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BARRIER = re.compile(r"^( *)tl\.debug_barrier\(\)", re.M)
 
 
 def arrived(spec: LaunchSpec, target: Target) -> LaunchSpec:
-    """The spec with a wait for its stores before each barrier; as it is for other makers' GPUs."""
+    """The spec with a wait for its stores before each barrier; unchanged for GPUs that are not AMD's."""
     if target.backend != "hip" or not _BARRIER.search(spec.source):
         return spec
     asm = f'"{_wait(target.arch)}\\\\n\\\\tv_mov_b32 $0, $1", "=v,v", [tl.program_id(0)]'

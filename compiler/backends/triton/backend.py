@@ -54,11 +54,11 @@ class TritonBackend:
 
     @property
     def kv_dtype(self) -> str:
-        """The type of the products that read it."""
+        """The element type of the KV cache: the type of the products that read it."""
         return self.weights
 
     def pack(self, source: WeightSource) -> np.ndarray:
-        """The bytes, uint8 [nbytes], of rows as they are, or of groups of codes with their scales."""
+        """The bytes, uint8 [nbytes], of plain rows, or of groups of codes with their scales."""
         return pack(source)
 
     def refusal(self, step: Step) -> str:
@@ -70,7 +70,7 @@ class TritonBackend:
         return TRITON_CACHES.refusal(form, layer)
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
-        """Bytes of scratch memory that the phase needs that needs most."""
+        """Bytes of scratch memory of the phase that needs the most."""
         return self._plan(program, limits, self._tuner()).scratch_bytes
 
     def _plan(self, program: Program, limits: Limits, tuner: Tuner) -> Planned:
@@ -82,7 +82,7 @@ class TritonBackend:
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
-        """Objects with their rendered sources beside them, and the plan that launches them."""
+        """GPU objects with their rendered sources beside them, and the plan that launches them."""
         made = TilingSearch(program, limits, self.target, partial(self._plan, program, limits), progress)
         objects = made.run(self._tuner())
         specs, compiled = objects.planned.specs(), objects.compiled

@@ -1,4 +1,4 @@
-"""For tests of a KV format: what its Triton macros make of vectors, run by Triton's interpreter."""
+"""For tests of a KV format: run its Triton macros on vectors in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .spec import LaunchSpec
 
 @dataclass(frozen=True)
 class CacheCheck:
-    """One kernel: `rows` vectors of `dim` elements, both powers of two, become codes of the template `macros`."""
+    """One kernel that converts `rows` vectors of `dim` elements, both powers of two, to codes with the template
+    `macros`."""
 
     macros: str
     scaled: bool

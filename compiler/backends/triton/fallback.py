@@ -1,4 +1,4 @@
-"""Objects of a plan that no check refuses: where one does, the tiling that led to it is out, and the next is taken."""
+"""Finds a plan whose objects no check refuses: the tiling of a refused object is excluded, and the next one is used."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Objects:
-    """A plan and its objects by name. faults: by object, accesses that are not shown to lie in their buffers. launched:
-    what a step kernel was not made of, and why."""
+    """A plan and its objects by name. faults: by object, accesses that are not proved to lie in their buffers.
+    launched: kernels that are not part of a step kernel, and why."""
 
     planned: Planned
     compiled: Mapping[str, Compiled]
@@ -33,8 +33,8 @@ class Objects:
 
 @dataclass
 class TilingSearch:
-    """One compile of a program for a target, plan after plan until nothing of it is refused. plan: makes one with the
-    answers of a tuner. reasons: by object, why it is refused wherever it runs."""
+    """One compile of a program for a target: it tries plans until no object is refused. plan: makes a plan from the
+    answers of a tuner. reasons: by object, why it is refused in every plan."""
 
     program: Program
     limits: Limits
@@ -45,12 +45,12 @@ class TilingSearch:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def run(self, tuner: Tuner) -> Objects:
-        """The first plan that is not refused; CodegenError where a kernel has no tiling left."""
+        """The first plan that is not refused; CodegenError if a kernel has no tiling left."""
         while True:
             planned = self.plan(tuner)
             self._compile(planned)
             refused = refusals(planned, self.compiled, self.reasons, self.target)
-            if not refused:  # all objects are there: their IR says where they reach
+            if not refused:  # all objects exist, so their IR can be checked
                 faults = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
                 refused = refusals(planned, self.compiled, self.reasons, self.target)
                 if not refused:
@@ -59,7 +59,7 @@ class TilingSearch:
             tuner = replace(tuner, refused=(*tuner.refused, *refused))
 
     def _compile(self, planned: Planned) -> None:
-        """Objects that no plan before had."""
+        """Compile the objects that no earlier plan had."""
         specs = planned.specs()
         new = {key: spec for key, spec in specs.items() if key not in self.compiled and key not in self.reasons}
         if not new:
@@ -77,7 +77,7 @@ def refusals(
     planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
 ) -> list[RefusedTiling]:
     """The tilings of a plan that led to objects that are refused: for `reasons`, for exceeding the target, or for
-    spilling registers while decoding. CodegenError for such an object of a kernel that has but one form."""
+    spilling registers while decoding. CodegenError if the kernel of such an object has only one form."""
     found: list[RefusedTiling] = []
     for phase in planned.phases:
         for kernel, specs in phase.kernels.items():
@@ -97,8 +97,8 @@ def refusals(
 def run_refusals(
     planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
 ) -> list[RefusedTiling]:
-    """The choices of step kernels whose object is refused, or of which a multiprocessor holds fewer programs than was
-    reckoned with."""
+    """The choices of step kernels whose object is refused, or of which a multiprocessor holds fewer programs than the
+    plan assumed."""
     found: dict[str, RefusedTiling] = {}
     for run in (run for phase in planned.phases for run in phase.runs):
         key, (choice, config) = spec_key(run.spec), run.choice
@@ -111,13 +111,14 @@ def run_refusals(
 
 
 def launched_lines(planned: Planned) -> tuple[str, ...]:
-    """A line for each kernel that no step kernel is made of, and for each run that stays launches."""
+    """A line for each kernel that cannot be part of a step kernel, and for each run of launches that was not merged."""
     found = (f"{kernel}: {reason}" for phase in planned.phases for kernel, reason in phase.untiled.items())
     return tuple(dict.fromkeys(found))
 
 
 def resource_fault(compiled: Compiled, decode: bool, target: Target) -> str:
-    """What an object needs that the target lacks, or that a decode kernel must not take; "" where nothing."""
+    """What an object needs that the target lacks, or that a decode kernel must not use; "" if there is no such
+    fault."""
     limit = target.shared_memory_kib * 1024
     if compiled.shared_bytes > limit:
         return f"needs {compiled.shared_bytes} bytes of shared memory, {target.name} has {limit}"
@@ -129,8 +130,8 @@ def resource_fault(compiled: Compiled, decode: bool, target: Target) -> str:
 def check_addresses(
     program: Program, limits: Limits, planned: Planned, compiled: Mapping[str, Compiled], reasons: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """By object, accesses that are not shown to lie in their buffers; an index that may leave 32 bits is a reason to
-    refuse the object, and put into `reasons`."""
+    """By object, accesses that are not proved to lie in their buffers. An index that may overflow 32 bits is a reason
+    to refuse the object and is added to `reasons`."""
     found = plan_faults(program, limits, planned, {key: made.ir for key, made in compiled.items()})
     for key, faults in found.items():
         for fault, phase in faults.items():

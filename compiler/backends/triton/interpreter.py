@@ -32,7 +32,7 @@ TORCH_TYPES = {
     "i64": torch.int64,
 }
 Launcher = Callable[[LaunchSpec, tuple[int, ...], Sequence[torch.Tensor | int]], None]
-instead: Launcher | None = None  # what runs kernels instead of the interpreter: a GPU, in tests/triton/on_gpu.py
+instead: Launcher | None = None  # runs kernels instead of the interpreter: on a GPU, in tests/triton/on_gpu.py
 
 
 def run_spec(
@@ -41,8 +41,8 @@ def run_spec(
     sizes: Mapping[str, int],
     check_overflow: bool = True,
 ) -> None:
-    """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type.
-    check_overflow: see `launch`."""
+    """Launch once. `values` maps the objects that arguments refer to; a tensor is reinterpreted as the argument's
+    element type. check_overflow: see `launch`."""
     args = [_argument(values[arg.value], arg.type) for arg in spec.args]
     grid = tuple(dim.value(sizes) for dim in spec.grid)
     if all(grid):
@@ -52,8 +52,8 @@ def run_spec(
 def launch(
     spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int], check_overflow: bool = False
 ) -> None:
-    """Run a kernel over its grid. args: integers, and tensors of any shape as memory. check_overflow: of every sum and
-    product of 8 to 32 bits. For the tests of single kernels, not for whole plans of the same kernels."""
+    """Run a kernel over its grid. args: integers, and tensors of any shape as memory. check_overflow: check every sum
+    and product of 8 to 32 bits; for tests of single kernels, not for whole plans."""
     if instead is not None:
         instead(spec, grid, args)
     else:
@@ -66,9 +66,9 @@ def _interpret(
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.interpreter_builder  # type: ignore[attr-defined]
-    # not taken back afterwards: ranks are threads of one process, and one would turn it on for another
+    # not restored afterwards: ranks are threads of one process, and one would turn it on for another
     builder.options = replace(builder.options, sanitize_overflow=check_overflow)
-    # programs that wait for each other: here one runs behind the other, and one alone does all
+    # programs that wait for each other: here they run one after the other, so one program does all the work
     getattr(load_source(spec.source), spec.entry)[(1, 1, 1) if spec.resident else grid](*args)
 
 
@@ -84,9 +84,9 @@ def load_source(text: str) -> ModuleType:
     """The rendered source as a module whose kernels are interpreted.
 
     Triton reads a kernel's source from its file. In the interpreter, `tl.dot` on bf16 operands returns garbage (Triton
-    3.6 to 3.9), so INTERPRETED tells the templates to upcast them; operands of e4m3 it converts to float16, exactly,
-    and adds their products in float32. Its conversions to bf16 truncate and those to e4m3 carry no bit, where a GPU
-    rounds: they are replaced.
+    3.6 to 3.9), so INTERPRETED tells the templates to upcast them; it converts operands of e4m3 to float16, exactly,
+    and adds their products in float32. Its conversions to bf16 truncate and its conversions to e4m3 carry no bit,
+    whereas a GPU rounds: they are replaced.
     """
     import triton.language as tl
 
@@ -108,7 +108,7 @@ def load_source(text: str) -> ModuleType:
 
 @lru_cache(maxsize=1)
 def _round_as_gpus_do() -> None:
-    """Make the interpreter's conversions between float32 and bf16 (kept as uint16) or e4m3 (uint8) those of torch."""
+    """Replace the interpreter's conversions between float32 and bf16 (held as uint16) or e4m3 (uint8) by torch's."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -134,7 +134,7 @@ def _round_as_gpus_do() -> None:
 
 @lru_cache(maxsize=1)
 def _patch_language_once() -> None:
-    """Let Triton replace its language's functions once: it does so, and undoes it, at every launch and at every call
+    """Let Triton replace its language's functions once. By itself it does and undoes so at every launch and every call
     from kernel to kernel, which takes longer than many kernels. Nothing is compiled in a process that interprets."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter

@@ -1,7 +1,7 @@
-"""Kernels of several ranks in Triton's interpreter, where each may wait for what another has still to do.
+"""Runs kernels of several ranks in Triton's interpreter, where each may wait for work of another.
 
-The interpreter runs one program at a time and has one place for its number. Every rank gets a thread; one of them runs,
-and gives way wherever its program counts (an atomic), which is also how a program waits.
+The interpreter runs one program at a time and stores the number of one program. Every rank gets a thread; one thread
+runs at a time and yields at each atomic of its program, by which a program also waits.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ _PATIENCE = 100_000
 
 
 class StuckError(Exception):
-    """All ranks wait for each other, or for one that has ended."""
+    """All ranks wait for each other, or for a rank that has ended."""
 
 
 def next_one(ready: Sequence[int]) -> int:
-    """The first of those that have not ended."""
+    """The first rank in `ready`, the ranks that have not ended."""
     return ready[0]
 
 
 class Lockstep:
-    """Runs work of ranks side by side. choose: who goes on, of the ranks that have not ended, the one that has just run
-    at the end. patience: counts, one behind the other, without the end of any rank's work, until StuckError."""
+    """Runs the work of ranks interleaved. choose: picks the rank that continues from those that have not ended; the one
+    that has just run is the last of them. patience: StuckError is raised after this many successive atomics without any
+    rank's end."""
 
     def __init__(self, choose: Choose = next_one) -> None:
         self._choose, self._changed, self.patience = choose, Condition(), _PATIENCE
@@ -36,7 +37,7 @@ class Lockstep:
         self._error: BaseException | None = None
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
-        """Each rank's work, until all have ended. The first error of any is raised."""
+        """Run each rank's work until all have ended. Raises the first error of any rank."""
         self._ready, self._counts, self._error = list(range(len(works))), 0, None
         self._now = self._choose(self._ready)
         threads = [Thread(target=self._work, args=pair, daemon=True) for pair in enumerate(works)]
@@ -50,11 +51,11 @@ class Lockstep:
 
     @property
     def running(self) -> int:
-        """The rank that runs."""
+        """The rank that is running."""
         return self._now
 
     def give_way(self, rank: int | None = None) -> None:
-        """Let another rank go on until this one is chosen again. rank: that runs; None for whoever does."""
+        """Let other ranks run until this one is chosen again. rank: the calling rank; None: the one that is running."""
         with self._changed:
             if rank is None:
                 rank = self._now
@@ -94,7 +95,8 @@ class Lockstep:
 
     @contextmanager
     def _giving_way(self) -> Iterator[None]:
-        """Before every atomic another rank may run; behind it, the interpreter is as this one's program left it."""
+        """Let another rank run before every atomic, and restore the interpreter's state of this rank's program
+        afterwards."""
         import triton.runtime.interpreter as interpreter
 
         native, builder = interpreter._interpreter, interpreter.interpreter_builder  # type: ignore[attr-defined]

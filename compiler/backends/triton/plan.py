@@ -38,18 +38,18 @@ from .step_kernel.stages import Stages
 from .tiling.choice import Config, Tuner
 
 _MIXED = (16, 64, 256, 512, 1024)
-_TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
+_TYPICAL = 128  # tokens that deterministic tilings are chosen for: so few that decodes are still bound by memory
 _ALIGN = 256
-BEFORE, AFTER = "", "sample"  # what comes before and after a program's steps, as kernels
+BEFORE, AFTER = "", "sample"  # kernels that run before and after a program's steps
 
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """The specs of every kernel in one phase, and of what comes before and after the program's steps.
+    """The specs of every kernel in one phase, including the kernels before and after the program's steps.
 
-    Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
-    specs; picks: the first choice of each kernel that has one, that of its tiling, and its answer. runs: what may be
-    launched as one; untiled: why other kernels are in none, by kernel, or by the run that they might have been. own:
+    Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: the kernels that
+    made the specs; picks: for each kernel with choices the first, its tiling, and the answer. runs: calls that may be
+    launched as one kernel; untiled: why other kernels are in no run, by kernel or by the run that was not made. own:
     see `Phase`.
     """
 
@@ -70,11 +70,11 @@ class PlannedPhase:
         return {BEFORE: self.before, **self.specs, AFTER: self.after}
 
     def values(self, kernel: str, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
-        """`TritonKernel.scratch_values` of the kernel of that name; empty for kernels that are no steps."""
+        """As `TritonKernel.scratch_values` of the kernel of that name; empty for kernels that are not steps."""
         return self.made[kernel].scratch_values(sizes) if kernel in self.made else {}
 
     def all(self) -> dict[str, LaunchSpec]:
-        """The objects that it launches, by name."""
+        """The specs of the objects that the phase launches, by name."""
         return {spec_key(spec): spec for specs in self.kernels.values() for spec in specs if spec.source}
 
 
@@ -123,8 +123,8 @@ def plan_program(
 ) -> Planned:
     """All launches of all phases (or of `shapes`); raises CodegenError naming a kernel that some phase lacks.
 
-    deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
-    step_kernel: runs of launches of a step of one sequence may also be launched as one (step_kernel/).
+    deterministic: all phases launch the same objects, in which the order of a row's sums does not depend on other rows.
+    step_kernel: runs of launches in a step of one sequence may also be launched as one kernel (step_kernel/).
     """
     kernels: dict[str, TritonKernel] = {name: kernel_of(step) for name, step in program.kernel_steps.items()}
     around: dict[str, TritonKernel] = {BEFORE: PendingKernel()}
@@ -189,7 +189,7 @@ def _lay_out(areas: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def _with_offsets(spec: LaunchSpec, offsets: Mapping[str, int]) -> LaunchSpec:
-    """Scratch areas with their offsets."""
+    """The spec with the offsets of its scratch areas filled in."""
 
     def placed(arg: Arg) -> Arg:
         area = arg.value
@@ -204,8 +204,8 @@ def make_plan(
     compiled: Mapping[str, Compiled],
     faults: Mapping[str, tuple[str, ...]] | None = None,
 ) -> LaunchPlan:
-    """The plan with what is known of its objects; those that were not compiled have no resource figures. faults: found
-    besides those of loops; None for none."""
+    """The launch plan with figures of its objects; objects that were not compiled have no resource figures. faults:
+    faults other than those of loops, by object; None for none."""
     suffix = "cubin" if target.backend == "cuda" else "hsaco"
     objects = {}
     for key, spec in planned.specs().items():
@@ -229,7 +229,8 @@ def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:
 
 
 def _run(run: PlannedRun, target: Target, compiled: Mapping[str, Compiled]) -> KernelRun:
-    """A run whose programs fill the target's multiprocessors; one each, where the object is not known."""
+    """A run with as many programs as the target's multiprocessors hold; one per multiprocessor if the object was not
+    compiled."""
     found = compiled.get(spec_key(run.spec))
     programs = target.multiprocessors * (resident(found, run.spec.num_warps, target) if found else 1)
     specs = (*run.ahead, replace(run.spec, grid=(Extent(programs), ONE, ONE)))
@@ -262,6 +263,6 @@ def resident(compiled: Compiled, warps: int, target: Target) -> int:
     if compiled.shared_bytes:
         held = (
             target.shared_memory_kib * 1024 + target.reserved_shared
-        )  # of a multiprocessor; one block may take the rest
+        )  # bytes of a multiprocessor; one block may use all but the reserved ones
         blocks = min(blocks, held // (compiled.shared_bytes + target.reserved_shared))
     return blocks

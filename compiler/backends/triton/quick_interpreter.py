@@ -1,8 +1,8 @@
 """Triton's interpreter with less bookkeeping: the same values, types and messages in less than half of the time.
 
-numpy takes a tenth of an interpreted kernel's time. The rest builds dictionaries to look up types, wraps the shapes of
-blocks in tuples of constants each time, and checks each integer sum by nine operations of the language. This module
-caches the results; unusual cases go to Triton's own code.
+numpy takes a tenth of an interpreted kernel's time. The rest goes into building dictionaries to look up types, wrapping
+the shapes of blocks in tuples of constants each time, and checking each integer sum with nine operations of the
+language. This module caches the results; unusual cases go to Triton's own code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def quicken() -> None:
 
 
 def _share_facts_of_shapes(core: Any) -> None:
-    """Types of blocks of one shape, and tensors of them, share the shape and the number of elements."""
+    """Let types of blocks of one shape, and tensors of them, share the shape and the number of elements."""
     slow_type, slow_tensor, constexpr = core.block_type.__init__, core.tensor.__init__, core.constexpr
     sequences, known = (list, core.tuple), {}
 
@@ -65,7 +65,7 @@ def _share_facts_of_shapes(core: Any) -> None:
 
 
 def _compare_by_identity(dtype: Any) -> None:
-    """Most types that are compared are the same object."""
+    """Compare types by identity first: most types that are compared are the same object."""
     slow = dtype.__eq__
 
     def equal(self: Any, other: Any) -> bool:
@@ -75,7 +75,7 @@ def _compare_by_identity(dtype: Any) -> None:
 
 
 def _keep_numpy_types(interpreter: Any, block_type: Any) -> None:
-    """The type of numpy that stands for a scalar type is kept there; so is what fits into it."""
+    """Cache in each scalar type its numpy type, and check by its width whether values fit."""
     slow_type, slow_fits = interpreter._get_np_dtype, interpreter._validate_np_data_size
 
     def numpy_type(kind: Any) -> np.dtype:
@@ -94,7 +94,7 @@ def _keep_numpy_types(interpreter: Any, block_type: Any) -> None:
 
 
 def _keep_promotions(semantic: Any) -> None:
-    """Two types are promoted to the same type each time."""
+    """Cache promotions: two types are promoted to the same type each time."""
     slow, known = semantic.computation_type_impl, {}
 
     def promoted(self: Any, a: Any, a_scalar: bool, b: Any, b_scalar: bool, div_or_mod: bool) -> Any:
@@ -108,7 +108,7 @@ def _keep_promotions(semantic: Any) -> None:
 
 
 def _leave_equal_shapes(semantic: Any) -> None:
-    """Two scalars, or blocks that share their shape, are not broadcast."""
+    """Do not broadcast two scalars, or blocks that share their shape."""
     slow = semantic.broadcast_impl_value
 
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -119,8 +119,8 @@ def _leave_equal_shapes(semantic: Any) -> None:
 
 
 def _check_sums_in_numpy(semantic: Any) -> None:
-    """The check of integer overflow as three calls of numpy. Triton's own finds nothing here: the assertion that it
-    builds is only there in kernels that are compiled for debugging."""
+    """Check integer overflow with three calls of numpy. Triton's own check finds nothing here: its assertion exists
+    only in kernels that are compiled for debugging."""
 
     def check(self: Any, lhs: Any, rhs: Any, binary_op: Callable[..., Any]) -> None:
         kind = lhs.type.scalar
@@ -134,7 +134,8 @@ def _check_sums_in_numpy(semantic: Any) -> None:
 
 
 def _call_builtins_directly(interpreter: Any) -> None:
-    """The language's functions get the interpreter's semantic without two wrappers that look at their arguments."""
+    """Pass the interpreter's semantic to the language's functions directly, without two wrappers that inspect
+    arguments."""
     semantic = interpreter.interpreter_semantic
 
     def patch(target: Any, name: str, member: Any, builder: Any, *scope: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the launches of a plan may touch: the buffers behind their arguments, in which steps that is looked at."""
+"""Checks the memory accesses of a plan's launches: the buffers behind their arguments, and the steps to check."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from .plan import Planned, PlannedPhase
 from .spec import LaunchSpec, Shape
 
 Sizes = Mapping[str, Number]  # of a step
-Values = Mapping[str, tuple[Number, Number]]  # of integers in scratch areas: least and most
+Values = Mapping[str, tuple[Number, Number]]  # least and largest of integers in scratch areas
 _LOGITS_BYTES = 256 << 20
-_EVERY = 1024  # programs of a grid that are all looked at; of larger ones those at its faces, and some between
-# what these kernels write lies where a count of another kernel says; that is tried, not shown (tests/triton/races.py)
+_EVERY = 1024  # most programs of a grid that is checked whole; of larger grids the faces and some between
+# another kernel's count decides where these kernels write; that is tested, not proved (tests/triton/races.py)
 _COUNTED = {"expert_place"}
 
 
 def plan_faults(program: Program, limits: Limits, planned: Planned, ir: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """By object, what cannot be shown of its accesses and indices, each with a phase that it is so in.
+    """By object, what cannot be proved about its accesses and indices, each with a phase in which this is so.
 
-    ir: TTIR by object. Every object is looked at in its largest decode and mixed phase, at sizes from the smallest step
+    ir: TTIR by object. Every object is checked in its largest decode and mixed phase, at sizes from the smallest step
     to the largest, with the operands of all steps.
     """
     reach, found = Reach(program, limits), dict[str, dict[str, str]]()
@@ -67,7 +67,7 @@ def plan_faults(program: Program, limits: Limits, planned: Planned, ir: Mapping[
                 for s in specs
                 if s.source and s.entry not in _COUNTED
             }
-    # what a step kernel touches its stages touch, which are launches as well
+    # a step kernel touches the same memory as its stages, which are launches as well
     parsed = {key: parse(ir[key]) for key in {key for key, _, _ in largest}}
     seen: dict[str, list[object]] = {}
     for (key, _, kernel), (phase, spec) in largest.items():
@@ -81,8 +81,9 @@ def plan_faults(program: Program, limits: Limits, planned: Planned, ir: Mapping[
 class Reach:
     """Sizes of an engine's memory within its limits.
 
-    Numbers out of memory are taken to be what the host or another kernel writes there: ids of blocks below what a full
-    batch needs, positions below the longest sequence, slots of experts. What a model computes may be anything.
+    Integers read from memory are assumed to be in the range that the host or another kernel writes: ids of blocks below
+    what a full batch needs, positions below the longest sequence, slots of experts. Results of the model may be
+    anything.
     """
 
     program: Program
@@ -97,7 +98,7 @@ class Reach:
         self, phase: PlannedPhase, kernel: str, spec: LaunchSpec, calls: Sequence[Call | None], function: TtirFunction,
         seen: list[object],
     ) -> Iterator[tuple[str, ...]]:  # fmt: skip
-        """The faults of one launch, for each kind of operands that the calls have; `seen` collects these."""
+        """The faults of one launch, once per distinct kind of operands in `calls`; `seen` collects the kinds."""
         sampled = self.samples(spec, phase.shape)
         if sampled is None:
             return
@@ -110,8 +111,8 @@ class Reach:
             yield address_faults(function, memory, samples)
 
     def samples(self, spec: LaunchSpec, shape: Shape) -> tuple[dict[str, Number], Samples] | None:
-        """Programs of a launch in steps of a phase, with the sizes of the step that each is of; None if there are
-        none."""
+        """Programs of a launch in steps of a phase, with the sizes of each program's step; None if there are no
+        programs."""
         places, sizes = [], []
         for step in self._of_ranks(spec, shape):
             grid = [dim.value(step) for dim in spec.grid]
@@ -129,7 +130,7 @@ class Reach:
         return known, Samples((place[:, 0], place[:, 1], place[:, 2]), (known["x"], known["y"], known["z"]), integers)
 
     def _of_ranks(self, spec: LaunchSpec, shape: Shape) -> Iterator[dict[str, int]]:
-        """The sizes of some steps of a phase, as some ranks that launch it have them; divided by rows and whole."""
+        """The sizes of some steps of a phase on some of the ranks that launch it, with divided and undivided rows."""
         ranks = _ranks(spec)
         if not any(isinstance(arg.value, SizeArg) and arg.value.name in ROWS for arg in spec.args):
             yield from (step | {RANK: rank} for step in self._steps(shape) for rank in ranks)
@@ -160,8 +161,8 @@ class Reach:
         values: Values,
         sizes: Sizes,
     ) -> dict[int, Memory]:
-        """What the pointers of a launch point to, by their number. call: the step that it is of; None where it has no
-        operands."""
+        """The memory behind the pointers of a launch, by the argument's number. call: the step that is launched; None
+        if the launch has no operands."""
         return {
             number: self._memory(arg.value, call, areas, values, sizes)
             for number, arg in enumerate(spec.args)
@@ -221,7 +222,7 @@ class Reach:
         return self._array(operand.name, None, sizes)
 
     def _array(self, name: str, call: Call | None, sizes: Sizes) -> Memory:
-        """An array of the batch, from where a layer's group begins in it."""
+        """An array of the batch, from the beginning of a layer's group."""
         batch, array = self.batch, PLAN_ARRAYS[name]
         kv, length = self.program.kv, self.limits.max_seq_len
         layer = call.layer if call is not None else -1
@@ -237,14 +238,14 @@ class Reach:
         }  # fmt: skip
         nbytes: Number = batch.nbytes(array) - group * batch.group_bytes(array)
         dims = {"T": "num_tokens", "S": "num_seqs", "L": "num_logit_rows"}
-        if array.shape[0] in dims and "G" not in array.shape:  # rows beyond the step's are there, but mean nothing
+        if array.shape[0] in dims and "G" not in array.shape:  # rows beyond the step's exist, but mean nothing
             whole = batch.shape(array)[0]
             nbytes = sizes[dims[str(array.shape[0])]] * (batch.nbytes(array) // whole)
         return Memory(nbytes, *bounds.get(name, (None, None)))
 
 
 def _ranks(spec: LaunchSpec) -> list[int]:
-    """The first and the last rank that may launch it."""
+    """The first and the last rank that may launch the spec."""
     return sorted({0, *(arg.value.rank for arg in spec.args if isinstance(arg.value, AreaArg) and arg.value.rank > 0)})
 
 
@@ -263,8 +264,7 @@ def _one(values: np.ndarray) -> Number:
 
 
 def _places(grid: list[int]) -> np.ndarray:
-    """The numbers of the programs of a grid along its axes, int64 [programs, 3]: all, or some of each axis of a large
-    grid."""
+    """The coordinates of the programs of a grid, int64 [programs, 3]: all, or some of each axis of a large grid."""
     axes = [np.arange(size, dtype=np.int64) for size in grid]
     if int(np.prod(grid)) > _EVERY:
         axes = [_spread(size) for size in grid]

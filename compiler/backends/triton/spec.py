@@ -1,4 +1,4 @@
-"""What a Triton kernel is before it is compiled: rendered source, arguments and grid, per phase of the plan.
+"""A Triton kernel before it is compiled: rendered source, arguments and grid, per phase of the plan.
 
 A kernel is a frozen dataclass over a step of the program; `launches` renders its template with every compile-time fact
 baked in. Nothing here imports triton.
@@ -25,7 +25,7 @@ ONE = Extent(1)
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument: its name in the source, its Triton type ("*bf16", "i32"), and what the plan passes.
+    """One argument: its name in the source, its Triton type ("*bf16", "i32"), and the value that the plan passes.
 
     `aligned`: a pointer that is always a multiple of 16 bytes, or an integer that is always a multiple of 16.
     """
@@ -40,10 +40,10 @@ class Arg:
 class LaunchSpec:
     """One launch: `entry` of the rendered `source`. A grid dimension is symbolic in the batch.
 
-    `dependent`: whether the kernel waits itself for the one before it (dependent.py). exchange: what a communicator may
-    do instead; if it is the only way, there is no source. resident: whether its programs wait for each other, and so
-    must all be there at once: as many as there is room for, whose number changes nothing. max_registers: of a thread,
-    which leave room for so many programs; 0: as many as it can have.
+    `dependent`: whether the kernel itself waits for the one before it (dependent.py). exchange: the communicator's
+    operation that may replace it; if that is the only way, there is no source. resident: whether its programs wait for
+    each other and must all be resident at once; any number of them gives the same result. max_registers: limit of
+    registers per thread, so that enough programs fit; 0: no limit.
     """
 
     source: str
@@ -76,7 +76,7 @@ class Shape:
 
 
 class TritonKernel:
-    """Common to all kernels, those that come before and after the program's steps included."""
+    """The base of all kernels, including those that run before and after the program's steps."""
 
     template: ClassVar[str]
 
@@ -85,11 +85,11 @@ class TritonKernel:
         raise NotImplementedError
 
     def staged(self) -> TritonKernel:
-        """The kernel as a stage of a step kernel, whose launches are rendered to that end."""
+        """The kernel in the variant whose launches can be stages of a step kernel."""
         return self
 
     def stage_product(self, shape: Shape, tuner: Tuner) -> StageProduct | None:
-        """The tilings that it may have as a stage; None where it has one form."""
+        """The tilings that the kernel may have as a stage; None if it has only one form."""
         return None
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
@@ -97,7 +97,8 @@ class TritonKernel:
         return {}
 
     def scratch_values(self, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
-        """Between which numbers the integers in scratch areas lie that places are found by; sizes: of the batch."""
+        """The least and largest value of the integers in scratch areas that are used as indices; sizes: the batch's
+        sizes."""
         return {}
 
 
@@ -106,7 +107,7 @@ S = TypeVar("S", bound=Step)
 
 @dataclass(frozen=True)
 class StepKernel(TritonKernel, Generic[S]):
-    """The kernel of a step. Its template takes the step as `s` and what is derived here as `p`."""
+    """The kernel of a step. Its template gets the step as `s` and these parameters as `p`."""
 
     step: S
 
@@ -129,14 +130,15 @@ class StepKernel(TritonKernel, Generic[S]):
         return Arg("num_rows", "i32", SizeArg(self.num_rows), aligned=False)
 
     def pointers(self, **names: str) -> tuple[Arg, ...]:
-        """Arguments of operands in the order given, by their names in the source; absent ones are left out."""
+        """Arguments of operands in the given order, by their names in the source; operands that the step lacks are left
+        out."""
         operands = self.step.operands
         found = [(name, operands[name], text) for name, text in names.items() if name in operands]
         return tuple(Arg(text, "*" + ELEMENTS[o.dtype], OperandArg(name), begins_aligned(o)) for name, o, text in found)
 
 
 def batch_arg(name: str) -> Arg:
-    """An array of the batch; it begins at an aligned address. KeyError if GPUs are given no such array."""
+    """An array of the batch; it begins at an aligned address. KeyError if GPUs get no such array."""
     return Arg(name, "*" + ELEMENTS[PLAN_ARRAYS[name].dtype], BatchArg(name))
 
 
@@ -146,5 +148,5 @@ def scratch_arg(area: str, kind: str = "*i32") -> Arg:
 
 
 def size_arg(name: str) -> Arg:
-    """One of the batch's sizes, passed as an int32 that may be anything."""
+    """One of the batch's sizes, passed as an int32 of any value."""
     return Arg(name, "i32", SizeArg(name), aligned=False)

@@ -1,1 +1,2 @@
-"""One frozen struct per lowered op: its operands by name, and every compile-time fact that is not an operand's own."""
+"""One frozen struct per lowered op: its operands by name, and every compile-time fact that the operands do not
+carry."""

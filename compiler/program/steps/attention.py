@@ -21,7 +21,7 @@ class CacheStep(Step, frozen=True, kw_only=True):
 
 
 class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How keys or queries are rotated: their first `dim` elements (0: not at all), by tables of `rows` positions."""
+    """How keys or queries are rotated: their first `dim` elements (0: no rotation), by tables of `rows` positions."""
 
     dim: int = 0
     rows: int = 0
@@ -33,7 +33,7 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.dim * self.rows
 
     def problem(self, kv: KVLayer) -> str:
-        """Why it cannot rotate keys of that width; "" if it can."""
+        """Why keys of that width cannot be rotated like this; "" if they can."""
         if self.dim % 2 or self.dim > kv.key_dim:
             return f"rotary_dim {self.dim} must be even and at most key_dim {kv.key_dim}"
         return ""
@@ -41,8 +41,8 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @step_type
 class KvWrite(CacheStep, frozen=True, kw_only=True, tag="kv_write"):
-    """Moves accepted guesses, then stores rotated k [heads, key_dim] and v [heads, value_dim] at slot_mapping; no v
-    where it is shared."""
+    """Moves accepted drafts, then stores rotated k [heads, key_dim] and v [heads, value_dim] at slot_mapping; v is None
+    if values are the beginning of keys."""
 
     OUTPUTS: ClassVar = ()
     k: Operand
@@ -64,7 +64,7 @@ class KvWrite(CacheStep, frozen=True, kw_only=True, tag="kv_write"):
 
 
 class NewKeys(OperandGroup, frozen=True, tag="new_keys"):
-    """Keys and values of a step's tokens as `KvWrite` takes them."""
+    """Keys and values of a step's tokens, with the operands of `KvWrite`."""
 
     k: Operand
     v: Operand | None = None
@@ -76,11 +76,12 @@ class NewKeys(OperandGroup, frozen=True, tag="new_keys"):
 class Attention(CacheStep, frozen=True, kw_only=True, tag="attention"):
     """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
 
-    new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
-    row_bias [q_heads, row_bias_width], or one row for all heads where `row_bias_shared`: added by the distance of a key
-    from its query, from `later` keys behind it on. key_bias [q_heads, key_bias_width], key_later: the same of each key.
-    front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
-    evicts: how tokens are chosen that go, see compiler/eviction.py; `budget` and `recent` are the policy's sizes.
+    new: keys and values that are written to the cache before it is read, rotated by new_rotary; None if a KvWrite has
+    done so. row_bias [q_heads, row_bias_width], or one row for all heads if `row_bias_shared`: added by the distance of
+    a key from its query; column 0 is the key `later` positions after the query. key_bias [q_heads, key_bias_width],
+    key_later: the same for each key. front: how many of the first tokens are seen in addition to the window, with
+    positions as if right before it (StreamingLLM). evicts: how the tokens to drop are chosen, see compiler/eviction.py;
+    `budget` and `recent` are the policy's sizes.
     """
 
     OUTPUTS: ClassVar = ("o",)
@@ -141,7 +142,7 @@ class Attention(CacheStep, frozen=True, kw_only=True, tag="attention"):
 
     @property
     def write(self) -> KvWrite | None:
-        """The writing of new keys and values as a step of its own."""
+        """The write of new keys and values as a separate step; None if `new` is None."""
         new = self.new
         if new is None:
             return None

@@ -1,7 +1,7 @@
-"""What all steps have: a kernel's name, the kind of their rows, and operands in the order of their declaration.
+"""The base of all steps: a kernel's name, the kind of their rows, and operands in the order of their declaration.
 
-A step says everything that a kernel is made from, but for how it is tiled: operands carry their element type and the
-distance of their rows, so that no step repeats these. Steps that differ only in where operands lie share a kernel.
+A step states everything that its kernel depends on except the tiling. Operands carry their element type and the
+distance of their rows, so no step repeats these. Steps that differ only in where operands lie share a kernel.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _OPERANDS = (BufferOperand, WeightOperand, InputOperand, OutputOperand)
 
 
 class OperandGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space"):
-    """Operands that are one argument of an op together."""
+    """Operands that together are one argument of an op."""
 
 
 class QuantizedRows(OperandGroup, frozen=True, tag="quantized"):
-    """Rows as int8 codes [K], with float32 scales [K / group], and sums of codes or, of unsigned codes, zero points."""
+    """Rows as int8 codes [K], with float32 scales [K / group], and sums of codes or, for unsigned codes, zero
+    points."""
 
     codes: Operand
     scales: Operand
@@ -35,8 +36,8 @@ class QuantizedRows(OperandGroup, frozen=True, tag="quantized"):
 
 
 class CodedRows(OperandGroup, frozen=True, tag="coded"):
-    """Rows in 8 bits as matrix units of a GPU take them: codes [K], and their scales, float32 of a row, or powers of
-    two of 32 values each, four to an i32."""
+    """Rows in 8 bits in the form that a GPU's matrix units read: codes [K], and their scales: one float32 per row, or
+    one power of two per 32 values, four to an i32."""
 
     codes: Operand
     scales: Operand
@@ -46,14 +47,14 @@ CODED = ("u8", "i8", "f32", "i32")
 
 
 class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="op"):
-    """One lowered op. Fields that hold an operand (or several, or none where it is optional) are its operands.
+    """One lowered op. Fields that hold an operand (or several, or None if it is optional) are its operands.
 
-    rows: what one row of its results is. layer: the KV layer that it reads or writes, -1 for none.
+    rows: the kind of its results' rows. layer: the KV layer that it reads or writes, -1 for none.
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("y",)  # the fields that are written; all other operands are read
-    EXTRA: ClassVar[tuple[str, ...]] = ()  # left out where they are absent: only some back ends have them
-    DTYPES: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # element types of operands that are not any float
+    EXTRA: ClassVar[tuple[str, ...]] = ()  # operands that only some back ends have, left out if absent
+    DTYPES: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # element types of operands that may not be just any float
     rows: Rows = "tokens"
     layer: int = -1
 
@@ -64,30 +65,32 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     @property
     def inputs(self) -> dict[str, Operand | None]:
-        """What is read, in order; None where it is absent. Parts of a group or a tuple have names such as "args.0"."""
+        """The operands that are read, in order; None if absent. Parts of a group or a tuple have names such as
+        "args.0"."""
         return dict(self._slots(written=False))
 
     @property
     def outputs(self) -> dict[str, Operand | None]:
-        """What is written, in order."""
+        """The operands that are written, in order; None if absent."""
         return dict(self._slots(written=True))
 
     @property
     def operands(self) -> dict[str, Operand]:
-        """All that there are, inputs first."""
+        """All operands that are present, inputs first."""
         return {name: o for name, o in (self.inputs | self.outputs).items() if o is not None}
 
     def rows_of(self, name: str) -> tuple[Rows, ...]:
-        """What one row of an operand may be, where that is no weight."""
+        """The kinds of rows that an operand, if it is no weight, may have."""
         return (self.rows,)
 
     def widths(self) -> dict[str, int]:
-        """How many elements of its row each operand covers (of a weight: of all of it). Operands that only some kernel
-        knows the extent of, such as packed weights, are left out."""
+        """How many elements of its row each operand covers (for a weight: in all). Operands whose extent depends on a
+        kernel, such as packed weights, are left out."""
         return {}
 
     def problem(self) -> str:
-        """Why no back end could make a kernel for it: facts that contradict each other; "" if there is none."""
+        """Why no back end could make a kernel for the step: facts that contradict each other; "" if it is
+        consistent."""
         return ""
 
     def dtypes_of(self, name: str) -> tuple[str, ...]:
@@ -132,13 +135,13 @@ def op_name(step: type[Step]) -> str:
 
 
 def begins_aligned(operand: Operand | None) -> bool:
-    """Whether an operand's rows begin at multiples of 16 bytes, if those of its buffer do; None does."""
+    """Whether an operand's rows begin at multiples of 16 bytes, provided that its buffer does; True for None."""
     return operand is None or operand.offset * ITEM_SIZE[operand.dtype] % 16 == 0
 
 
 def kernel_key(step: Step, by_alignment: bool) -> Hashable:
-    """Equal for steps that one kernel serves: all but where the operands lie. by_alignment: kernels are compiled for
-    whether an operand's rows begin at multiples of 16 bytes."""
+    """A key that is equal for steps that can share a kernel: everything except the places of operands. by_alignment:
+    the key includes whether an operand's rows begin at multiples of 16 bytes."""
     places = {"kernel", "layer", *operand_fields(type(step))}
     facts = tuple(getattr(step, name) for name in step.__struct_fields__ if name not in places)
     operands = tuple(
@@ -153,7 +156,7 @@ S = TypeVar("S", bound=type[Step])
 
 
 def step_type(cls: S) -> S:
-    """Decorator: makes a step known, so that a program that holds it can be read. ValueError if its op is taken."""
+    """Decorator: registers a step, so that a program with it can be read. ValueError if its op is taken."""
     if STEPS.setdefault(op_name(cls), cls) is not cls:
         raise ValueError(f"there is a step of op {op_name(cls)!r} already")
     return cls

@@ -1,4 +1,4 @@
-"""What ranks do together, see compiler/ops/collective.py."""
+"""Collective operations of ranks, see compiler/ops/collective.py."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AllReduce(Collective, frozen=True, kw_only=True, tag="all_reduce"):
 
 @step_type
 class ReduceScatter(Collective, frozen=True, kw_only=True, tag="reduce_scatter"):
-    """y [n] = the sum of the ranks' x [n], added in the order of ranks: of each rank its own rows; every rank has all
-    of a step of fewer rows than `least`."""
+    """y [n] = the sum of the ranks' x [n], added in the order of ranks: each rank gets its own rows; in a step of fewer
+    than `least` rows every rank gets all."""
 
     ranks: int
     least: int
@@ -41,7 +41,7 @@ class ReduceScatter(Collective, frozen=True, kw_only=True, tag="reduce_scatter")
 
 @step_type
 class GatherRows(Collective, frozen=True, kw_only=True, tag="all_gather_rows"):
-    """y [n] = x [n] of the rank whose row it is; x and y are the same memory."""
+    """y [n] = x [n] of the rank that owns the row; x and y are the same memory."""
 
     ranks: int
     least: int
@@ -66,8 +66,7 @@ class AllGather(Collective, frozen=True, kw_only=True, tag="all_gather"):
 
 @step_type
 class Transfer(Collective, frozen=True, kw_only=True, tag="transfer"):
-    """y [n] on the rank `stage` = x [n] of the rank before it; other ranks leave the step out. x and y are of one
-    type."""
+    """y [n] on stage `stage` = x [n] of the stage before it; other ranks skip the step. x and y have one type."""
 
     DTYPES: ClassVar = {"x": VALUES, "y": VALUES}
     stage: int

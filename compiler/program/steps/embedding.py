@@ -1,4 +1,4 @@
-"""The choice of whole rows: of a table by ids, and of the rows whose logits are wanted."""
+"""Gathers of whole rows: from a table by ids, and of the rows whose logits are wanted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import VALUES, Rows, Step, step_type
 
 @step_type
 class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
-    """y [n] = table[ids] of `table_rows` rows, which lies in memory as `stored` says; ids are clamped."""
+    """y [n] = table[ids] of a table of `table_rows` rows with the layout `stored`; ids are clamped."""
 
     DTYPES: ClassVar = {"ids": ("i32",), "table": (*VALUES, "u8")}
     ids: Operand
@@ -27,8 +27,8 @@ class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
 
 @step_type
 class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
-    """y [n], one row per wanted logit row, of x, one row per token; in a section that runs behind a step, per logit row
-    of that step."""
+    """y [n], one row per wanted logit row, from x, which has one row per token or, in a section that runs after a step,
+    per logit row of that step."""
 
     DTYPES: ClassVar = {"x": VALUES, "y": VALUES}
     x: Operand

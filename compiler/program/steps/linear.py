@@ -16,23 +16,23 @@ NORMS: tuple[type[Norm], ...] = (RmsNorm, AddRmsNorm, LayerNorm, AddLayerNorm)
 
 
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="columns"):
-    """What an epilogue reads of its product: for column c of the result, column `offset + stride * c`."""
+    """The columns of its product that an epilogue reads: for column c of the result, column `offset + stride * c`."""
 
     offset: int
     stride: int
 
 
 class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="extra"):
-    """The next of the product's extras, `stride` elements further per column: 1, or 0 for one value per row."""
+    """The next of the product's extras. `stride`: elements between columns: 1, or 0 for one value per row."""
 
     stride: int
 
 
 class AdapterChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="change"):
-    """What the adapter of a row adds (S-LoRA): up[slot] low + shift[slot], with `up` [slots, columns, rank] and `low`
-    [rank]; 0 where the row's slot is none. ends: the product's next operands of these names are for the columns up to
-    the first end, those behind them for the columns up to the second, and so on. stored: how `up` lies in memory where
-    it is bytes to all but a kernel that knows; None where it is rows of floats."""
+    """The term that the adapter of a row adds (S-LoRA): up[slot] low + shift[slot], with `up` [slots, columns, rank]
+    and `low` [rank]; 0 if the row has no adapter. ends: the product's next operands of these names are for the columns
+    up to the first end, those after them for the columns up to the second, and so on. stored: the layout of `up` if it
+    is packed bytes; None if it is rows of floats."""
 
     ends: tuple[int, ...]
     rank: int
@@ -41,12 +41,12 @@ class AdapterChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The columns [begin, end) of each piece."""
+        """The columns [begin, end) of each part."""
         return list(zip((0, *self.ends), self.ends, strict=False))
 
 
 class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a product: y [width] = body(inputs), column by column."""
+    """The function applied to a product: y [width] = body(inputs), column by column."""
 
     body: Body
     inputs: tuple[Columns | Extra | AdapterChange, ...]
@@ -54,7 +54,7 @@ class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Product(Step, frozen=True, kw_only=True):
-    """y = finish(x W^T + bias). stored: how W [.., n, k] lies in memory. extras: other operands of the epilogue."""
+    """y = finish(x W^T + bias). stored: the layout of W [.., n, k]. extras: other operands of the epilogue."""
 
     DTYPES: ClassVar = {
         "x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES,
@@ -86,7 +86,7 @@ class Product(Step, frozen=True, kw_only=True):
 
 
 class NormInputs(OperandGroup, frozen=True, tag="norm_inputs"):
-    """What the norm behind a product reads beside it."""
+    """The operands that the norm after a product reads besides the product."""
 
     r: Operand | None = None
     w: Operand | None = None
@@ -94,7 +94,7 @@ class NormInputs(OperandGroup, frozen=True, tag="norm_inputs"):
 
 
 class NormOutputs(OperandGroup, frozen=True, tag="norm_outputs"):
-    """What the norm behind a product writes."""
+    """The operands that the norm after a product writes."""
 
     y: Operand
     sum: Operand | None = None
@@ -103,10 +103,11 @@ class NormOutputs(OperandGroup, frozen=True, tag="norm_outputs"):
 
 
 class RowProduct(Product, frozen=True, kw_only=True):
-    """Every row with the same matrix. screened: the product gives the logits, of which greedy batches want only the
-    largest, and its weight is laid out for that. norm: the op of the norm of its whole rows that comes next, with its
-    eps, coding and operands; "" for none. x_coded: x in 8 bits, where what makes it makes that, too. slot: that of each
-    row's adapter, with the operands of the epilogue's `AdapterChange` inputs; None without."""
+    """A product of every row with the same matrix. screened: the product gives the logits, of which greedy batches need
+    only the largest, and its weight has a layout for that. norm: the op of the norm of whole rows that follows, with
+    its eps, coding and operands; "" for none. x_coded: x in 8 bits, if the step that makes x also writes it; else None.
+    slot: the slot of each row's adapter, with the operands of the epilogue's `AdapterChange` inputs; None without
+    adapters."""
 
     OUTPUTS: ClassVar = ("y", "norm_out")
     EXTRA: ClassVar = ("x_coded", "slot")
@@ -124,14 +125,14 @@ class RowProduct(Product, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[AdapterChange, ...]:
-        """What adapters add in the epilogue."""
+        """The terms that adapters add in the epilogue."""
         return tuple(
             part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, AdapterChange)
         )
 
     @property
     def normed(self) -> Norm | None:
-        """The norm as a step of its own."""
+        """The norm as a separate step; None if the product has none."""
         ins, outs = self.norm_in, self.norm_out
         if ins is None or outs is None:
             return None
@@ -164,13 +165,13 @@ class Linear(RowProduct, frozen=True, kw_only=True, tag="linear"):
 
 @step_type
 class LinearQ(RowProduct, frozen=True, kw_only=True, tag="linear_q"):
-    """A product with codes, of float rows or of int8 rows."""
+    """A product of float rows or int8 rows with a weight of codes."""
 
 
 class ExpertProduct(Product, frozen=True, kw_only=True):
-    """Each row with the matrices of the `topk` of `experts` that index [topk] names: y is [topk, n].
+    """A product of each row with the matrices of the `topk` of `experts` that index [topk] names: y is [topk, n].
 
-    x is [k], or [topk, k] if x_per_slot; an index outside [0, experts) gives zeros. Without an index there is a row for
+    x is [k], or [topk, k] if x_per_slot; an index outside [0, experts) gives zeros. Without an index, x has a row for
     each expert.
     """
 
@@ -191,13 +192,13 @@ class ExpertLinear(ExpertProduct, frozen=True, kw_only=True, tag="expert_linear"
 
 @step_type
 class ExpertLinearQ(ExpertProduct, frozen=True, kw_only=True, tag="expert_linear_q"):
-    """Products with experts of codes."""
+    """Products with experts whose weights are codes."""
 
 
 @step_type
 class QuantizeRows(Step, frozen=True, kw_only=True, tag="quantize_rows"):
-    """x [k] as int8 codes, with a scale and the sum of the codes per group; unsigned: as codes from 0 to 127, with
-    a scale and, for the sum, the code of zero."""
+    """x [k] as int8 codes, with a scale and the sum of the codes per group; unsigned: as codes from 0 to 127, with a
+    scale and, instead of the sum, the code of zero."""
 
     OUTPUTS: ClassVar = ("codes", "scales", "sums")
     DTYPES: ClassVar = {"codes": ("i8",)}

@@ -9,8 +9,8 @@ from .base import CODED, CodedRows, Step, step_type
 
 
 class Norm(Step, frozen=True, kw_only=True):
-    """Common to the norms: a row is `groups` vectors of `d`. coding: what y becomes besides, in `coded`, for products
-    of 8 bits: "int8", "fp8" or "mxfp8"; "" for nothing."""
+    """The base of norms: a row is `groups` vectors of `d`. coding: the type in which `coded` also receives y, for
+    products of 8 bits: "int8", "fp8" or "mxfp8"; "" for none."""
 
     OUTPUTS: ClassVar = ("y", "sum", "coded")
     EXTRA: ClassVar = ("coded",)

@@ -1,4 +1,4 @@
-"""Generated elementwise chains."""
+"""Generated elementwise kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import VALUES, Step, step_type
 class Pointwise(Step, frozen=True, kw_only=True, tag="pointwise"):
     """y = body(args) over `shape` per row.
 
-    walks: strides of each operand over the shape, in elements, y last; 0 where one is broadcast.
+    walks: strides of each operand over the shape, in elements, y last; 0 for a broadcast dim.
     """
 
     DTYPES: ClassVar = {"args": VALUES, "y": VALUES}
@@ -45,7 +45,8 @@ class Pointwise(Step, frozen=True, kw_only=True, tag="pointwise"):
         return ""
 
     def normal_form(self) -> tuple[tuple[int, ...], tuple[Access, ...]]:
-        """Shape and accesses as back ends walk them; ValueError for operands that do not fit the shape or the body."""
+        """Shape and accesses in the form that back ends walk; ValueError for operands that do not fit the shape or the
+        body."""
         if self.body.num_arguments > len(self.args):
             raise ValueError(f"the body reads a{self.body.num_arguments - 1} of {len(self.args)} inputs")
         return normalize(self.shape, self.accesses)

@@ -62,7 +62,7 @@ class Hadamard(Lines, frozen=True, kw_only=True, tag="hadamard"):
 
 @step_type
 class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
-    """The k largest (or smallest) of each line in order, and where they are; ties go to the lower index."""
+    """The k largest (or smallest) of each line in order, and their indices; ties go to the lower index."""
 
     OUTPUTS: ClassVar = ("values", "indices")
     DTYPES: ClassVar = {"x": VALUES, "values": VALUES, "indices": _INDEX}
@@ -80,9 +80,9 @@ class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
 
 @step_type
 class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
-    """y [outer, m] = x[..., index[..., j]]; indices are clamped. one_index: all lines read the same one, index [m].
+    """y [outer, m] = x[..., index[..., j]]; indices are clamped. one_index: all lines use the same index [m].
 
-    experts: where it is not 0, line l reads index[expert[l]] of index [experts, m]. one_line: all lines read x [n].
+    experts: if it is not 0, line l uses index[expert[l]] of index [experts, m]. one_line: all lines read x [n].
     """
 
     DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "expert": _INDEX, "y": VALUES}
@@ -105,9 +105,10 @@ class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
 
 @step_type
 class Scatter(Lines, frozen=True, kw_only=True, tag="scatter"):
-    """y = x with elements at index [outer, m] set to, or increased by, those of src [outer, m], or `value` without one.
+    """y = x with elements at index [outer, m] set to, or increased by, those of src [outer, m], or `value` if src is
+    None.
 
-    value: text for what JSON has no number for ("inf", "-inf", "nan").
+    value: a text if JSON has no such number ("inf", "-inf", "nan").
     """
 
     DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "src": VALUES, "y": VALUES}

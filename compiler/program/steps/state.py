@@ -7,7 +7,7 @@ from typing import ClassVar
 from ....runtime.format.operands import Operand
 from .base import Step, step_type
 
-MAX_CHUNK = 16  # decays of a chunk's tokens that a state holds
+MAX_CHUNK = 16  # the most decays of a chunk's tokens that a state holds
 
 
 def words(elements: int, rounded: bool) -> int:
@@ -16,7 +16,7 @@ def words(elements: int, rounded: bool) -> int:
 
 
 class StateStep(Step, frozen=True, kw_only=True):
-    """A step that goes on from the state that its layer keeps of each sequence, in blocks of `block_size` tokens."""
+    """A step that continues from the state that its layer keeps of each sequence, in blocks of `block_size` tokens."""
 
     block_size: int
 
@@ -28,7 +28,7 @@ class StateStep(Step, frozen=True, kw_only=True):
 
 @step_type
 class CausalConv(StateStep, frozen=True, kw_only=True, tag="causal_conv"):
-    """y [channels] of x [channels] and those before it: see compiler/ops/convolution.py. w: [taps, channels].
+    """y [channels] from x [channels] of this and earlier tokens: see compiler/ops/convolution.py. w: [taps, channels].
 
     The state is the last taps - 1 inputs, [taps - 1, channels], the oldest first.
     """
@@ -56,10 +56,10 @@ class CausalConv(StateStep, frozen=True, kw_only=True, tag="causal_conv"):
 class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
     """o [heads, value_dim] of q, k [shared, key_dim], v [heads, value_dim]: see compiler/ops/scan.py.
 
-    decay [heads] or, with `row_decay`, [heads, key_dim]; beta [heads]. The state of a head is the matrix behind the
-    last whole chunk of `chunk` tokens, [key_dim, columns], and of the tokens since then their keys [chunk, rows], their
-    updates [chunk, columns] and their decays. With a chunk of 0 it is the matrix behind the last token, [key_dim,
-    value_dim], and nothing else. rounded: matrices are kept in bf16, all else in float32.
+    decay [heads] or, with `row_decay`, [heads, key_dim]; beta [heads]. The state of a head is the matrix after the last
+    whole chunk of `chunk` tokens, [key_dim, columns], and, for the tokens since then, their keys [chunk, rows], their
+    updates [chunk, columns] and their decays. With a chunk of 0 it is only the matrix after the last token, [key_dim,
+    value_dim]. rounded: matrices are stored in bf16, everything else in float32.
     """
 
     OUTPUTS: ClassVar = ("o",)
@@ -80,7 +80,7 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 
     @property
     def tile(self) -> int:
-        """Columns of the matrix that lie together."""
+        """Columns of the matrix that are stored together."""
         return 16 if self.value_dim <= 16 else 32
 
     @property
@@ -101,13 +101,13 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 
     @property
     def head_state(self) -> int:
-        """Words of a head."""
+        """Words of a head's state."""
         decays = 16 + (self.rows_padded if self.row_decay else 16)
         return self.matrix + self.chunk * (self.rows_padded + self.columns) + decays
 
     @property
     def share(self) -> int:
-        """Heads that have the same queries and keys."""
+        """Heads that share the same queries and keys."""
         return self.heads // self.shared
 
     @property
@@ -131,7 +131,7 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 class SelectiveScan(StateStep, frozen=True, kw_only=True, tag="selective_scan"):
     """y [channels] of x, dt [channels], b, c [states]: see compiler/ops/scan.py. The state is [states, channels].
 
-    rounded: kept in bf16, as it is behind every token.
+    rounded: the state is stored in bf16 after every token.
     """
 
     OUTPUTS: ClassVar = ("y",)

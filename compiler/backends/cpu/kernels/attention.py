@@ -19,7 +19,7 @@ C = TypeVar("C", KvWrite, Attention, ChooseKeys)
 
 @dataclass(frozen=True)
 class CacheParams(KernelParams[C]):
-    """Common to both."""
+    """Parameters that the KV write and attention share."""
 
     @classmethod
     def refusal(cls, step: C) -> str:
@@ -59,7 +59,7 @@ def _interleaved(step: KvWrite | Attention) -> str:
 
 @dataclass(frozen=True)
 class KvWriteParams(CacheParams[KvWrite]):
-    """Rotates k and stores both at slot_mapping."""
+    """Rotates k and stores k and v at slot_mapping."""
 
     template: ClassVar[str] = "cpp/attention/kv_write.cpp.jinja"
 
@@ -81,12 +81,13 @@ class ChooseKeysParams(CacheParams[ChooseKeys]):
 
     @property
     def left_out(self) -> str:
-        """What keeps a key from being read."""
+        """The value that marks a key as not to be read."""
         return f"{LEFT_OUT}f"
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of queries as they meet keys, of the keys of one chunk as floats, and of a row to find a limit in."""
+        """Bytes of the queries in the form that meets keys, of one chunk's keys as floats, and of a row of scores in
+        which the limit is found."""
         kv = self.step.kv
         return round_up(4 * (self.step.heads * kv.key_dim + 16 * (kv.key_dim + 1) + self.step.width) + 128, 64)
 
@@ -94,7 +95,7 @@ class ChooseKeysParams(CacheParams[ChooseKeys]):
 @dataclass(frozen=True)
 class AttentionMicroParams:
     """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last
-    vector has `last` columns. `integer`: of codes of integers, whatever their size."""
+    vector has `last` columns. `integer`: for integer codes of any size."""
 
     kind: str  # "qk" or "pv"
     mr: int
@@ -104,8 +105,8 @@ class AttentionMicroParams:
 
     @property
     def name(self) -> str:
-        """The C++ function's name, which tells its fields apart: qk_i8_m2_v4, or with `_l<last>` where the last vector
-        is short."""
+        """The C++ function's name, which spells the fields: qk_i8_m2_v4, with `_l<last>` if the last vector is
+        short."""
         kind = f"{self.kind}_i8" if self.integer else self.kind
         return f"{kind}_m{self.mr}_v{self.nv}" + (f"_l{self.last}" if self.last < 16 else "")
 
@@ -137,8 +138,8 @@ class AttentionParams(CacheParams[Attention]):
 
     @property
     def tile(self) -> int:
-        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel (of many
-        heads the rest of a block is a small part); more where the values of each chunk are copied first."""
+        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel (with many
+        heads the rest of a block is a small part); more if the values of each chunk are copied first."""
         fewest = -(-(64 if self.step.kv.shared else 16) // self.group)
         most = self.row_blocks[0] if self.group <= 16 else 4
         return next(t for t in range(fewest, fewest + most) if t * self.group % most == 0)
@@ -159,7 +160,7 @@ class AttentionParams(CacheParams[Attention]):
         return f"{float(self.step.softcap)!r}f"
 
     def _vectors(self, rows: int) -> int:
-        """Vectors per row that the registers hold beside those of the other rows."""
+        """Vectors per row that the registers can hold if `rows` rows are computed at once."""
         most = self.isa.attention_vectors
         return most if rows >= 4 else min(4, most * 4 // rows)
 
@@ -168,7 +169,7 @@ class AttentionParams(CacheParams[Attention]):
         return AttentionMicroParams("qk", rows, self._vectors(rows), integer=self.integer)
 
     def pv(self, rows: int) -> tuple[tuple[int, AttentionMicroParams], ...]:
-        """(first column, kernel) of the pieces that the value columns are cut into."""
+        """(first column, kernel) of each part that the value columns are divided into."""
         total, pieces, done = round_up(self.step.kv.value_dim, 16) // 16, [], 0
         while done < total:
             take = next(n for n in (4, 2, 1) if n <= min(total - done, self._vectors(rows)))

@@ -1,4 +1,4 @@
-"""What all CPU kernels are: a step with the name of its C++ function, rendered for one ISA level."""
+"""The base of all CPU kernels: a step with the name of its C++ function, rendered for one ISA level."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ S = TypeVar("S", bound=Step)
 
 @dataclass(frozen=True)
 class KernelParams(Generic[S]):
-    """The kernel of a step; its template takes the step as `s` and what is derived here as `p`.
+    """The kernel of a step; its template gets the step as `s` and these parameters as `p`.
 
     `c.input<T>(i)` in C++ is the step's input number i (see `Step.inputs`), `c.output<T>(i)` its output number i.
     """
 
     template: ClassVar[str]
-    headers: ClassVar[tuple[str, ...]] = ()  # that it needs beside those of every library
+    headers: ClassVar[tuple[str, ...]] = ()  # that the kernel needs in addition to those of every library
     step: S
     fn: str
     isa: Isa
@@ -44,7 +44,7 @@ class KernelParams(Generic[S]):
 
     @property
     def partials(self) -> tuple[int, int]:
-        """(a, b): a step of one token takes `b` bytes of what threads share, for each of `a` parts of a sequence and
+        """(a, b): a step of one token needs `b` bytes of shared scratch memory for each of `a` parts of a sequence and
         each segment of its context."""
         return 0, 0
 
@@ -54,7 +54,7 @@ class KernelParams(Generic[S]):
         return 0
 
     def source(self) -> str:
-        """The C++ function `static void <fn>(const Ctx& c)`, with what it needs beside the shared headers."""
+        """The C++ function `static void <fn>(const Ctx& c)`, and what it needs in addition to the shared headers."""
         return render(self.template, self, self.step)
 
 

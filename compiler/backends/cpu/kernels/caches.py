@@ -12,7 +12,7 @@ from ...cache_table import CacheTable
 class CacheType:
     """A C++ type of the elements of a cache. integer: its codes are multiplied as 16-bit integers.
 
-    header: a file of templates (`add_templates`) under cpp/ that declares the type where kv.h does not, a struct of one
+    header: a file of templates (`add_templates`) under cpp/ that declares the type if kv.h does not, a struct of one
     byte with `vload` and `vload_n` (the floats of sixteen codes, or of the first n), and defines how a float becomes a
     code: `Coding<T>` with a scale per vector, or `assign` and an `is_scaled<T>()` that is false. "" for none.
     """
@@ -22,7 +22,7 @@ class CacheType:
     header: str = ""
 
     def refusal(self, layer: KVLayer) -> str:
-        """Nothing: any layer can be cached so."""
+        """Always "": any layer can be cached in this format."""
         return ""
 
 

@@ -1,4 +1,4 @@
-"""What ranks do together: processes of one machine, in memory that they share."""
+"""Collective operations of ranks: processes of one machine that share memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ C = TypeVar("C", bound=Collective)
 
 @dataclass(frozen=True)
 class CollectiveParams(KernelParams[C]):
-    """Common to them."""
+    """Parameters that all collectives share."""
 
     headers: ClassVar[tuple[str, ...]] = ("ranks.h",)
 
@@ -38,7 +38,7 @@ class AllReduceParams(CollectiveParams[AllReduce]):
 
 @dataclass(frozen=True)
 class ReduceScatterParams(CollectiveParams[ReduceScatter]):
-    """A sum over ranks, of which each has its own rows."""
+    """A sum over ranks; each rank gets its own rows of it."""
 
     template: ClassVar[str] = "cpp/collective/reduce_scatter.cpp.jinja"
     headers: ClassVar[tuple[str, ...]] = ("ranks.h", "rank_rows.h")
@@ -46,7 +46,7 @@ class ReduceScatterParams(CollectiveParams[ReduceScatter]):
 
 @dataclass(frozen=True)
 class GatherRowsParams(CollectiveParams[GatherRows]):
-    """The rows of all ranks."""
+    """Each rank gets the rows of all ranks."""
 
     template: ClassVar[str] = "cpp/collective/gather_rows.cpp.jinja"
     headers: ClassVar[tuple[str, ...]] = ("ranks.h", "rank_rows.h")
@@ -54,24 +54,24 @@ class GatherRowsParams(CollectiveParams[GatherRows]):
 
 @dataclass(frozen=True)
 class AllGatherParams(CollectiveParams[AllGather]):
-    """What ranks have, one behind the other."""
+    """The ranks' values, concatenated."""
 
     template: ClassVar[str] = "cpp/collective/all_gather.cpp.jinja"
 
     @property
     def first_only(self) -> bool:
-        """Whether rank 0 alone wants the result: it samples for all."""
+        """Whether only rank 0 needs the result, because it samples for all ranks."""
         return isinstance(self.step.y, OutputOperand)
 
     @property
     def merges(self) -> bool:
-        """Whether ranks can give the largest of a row in place of the row."""
+        """Whether ranks can exchange the largest value of a row instead of the row."""
         return self.first_only and self.step.outer == 1
 
 
 @dataclass(frozen=True)
 class TransferParams(CollectiveParams[Transfer]):
-    """What one stage gives the next."""
+    """Values that one pipeline stage passes to the next."""
 
     template: ClassVar[str] = "cpp/collective/transfer.cpp.jinja"
     headers: ClassVar[tuple[str, ...]] = ("ranks.h", "stages.h")

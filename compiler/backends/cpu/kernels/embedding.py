@@ -1,4 +1,4 @@
-"""The choice of whole rows: of a table, or of the rows whose logits are wanted."""
+"""Gathers of whole rows: from a table, or of the rows whose logits are wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EmbeddingParams(KernelParams[Embedding]):
 
     @property
     def layout(self) -> Any:
-        """How the table lies in memory."""
+        """The layout of the table."""
         return LAYOUTS.of(self.step.stored)
 
     @property

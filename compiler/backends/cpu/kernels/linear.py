@@ -1,4 +1,4 @@
-"""Products with a weight, and the int8 rows that those with quantized weights read."""
+"""Products with a weight, and the int8 rows that products with quantized weights read."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from .matrix import with_matrices
 P = TypeVar("P", bound=Product)
 R = TypeVar("R", bound=RowProduct)
 
-SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
+SCREENED_ROWS = 6  # with more rows the time of a head goes into arithmetic, not into reading
 
 
 def vector_arithmetic(reader: Reader, isa: Isa) -> Arithmetic:
-    """How the vectors of a level multiply such codes and sum the products."""
+    """How the vector instructions of a level multiply the reader's codes and sum the products."""
     return reader.without_quads if isa.short_sums else Arithmetic.QUADS
 
 
 def blocks_of(reader: Reader, isa: Isa, group: int) -> tuple[Block, ...]:
-    """The blocks of a product with such codes, of which so many along K have a scale: where there are instructions that
-    multiply matrices, those that take less by a model. Products of few rows wait for weights, whichever they use."""
+    """The blocks of a product with the reader's codes, `group` of which share a scale along K. If the level has matrix
+    instructions, a cost model decides where their blocks replace vector blocks. Products of few rows wait for weights
+    with either."""
     vectors = _vector_blocks(reader, isa)
     if isa.tile_blocks:
         return amx.choose(reader, group, vectors, isa.tile_blocks, SCREENED_ROWS)
@@ -52,13 +53,13 @@ def _vector_blocks(reader: Reader, isa: Isa) -> tuple[Block, ...]:
         return isa.nibble_blocks
     if arithmetic in (Arithmetic.PAIRS, Arithmetic.CHAINS):
         return isa.pair_blocks
-    if reader.line_k == 4:  # of bytes, whose lines are loaded for every four k: half of the loads with two tiles
+    if reader.line_k == 4:  # bytes, whose lines are loaded for every four k: half of the loads with two tiles
         return tuple(b for b in isa.quant_blocks if b.tiles > 1 or b.rows <= 8)
     return isa.quant_blocks
 
 
 def refuse_epilogue(step: Product) -> str:
-    """Why a product cannot end as it says; "" if it can."""
+    """Why a product cannot have its epilogue; "" if it can."""
     if step.epilogue is None or adds_in_place(step) or (isinstance(step, RowProduct) and adds_changes(step)):
         return ""
     return "products end in what adapters add, and in nothing else"
@@ -66,7 +67,7 @@ def refuse_epilogue(step: Product) -> str:
 
 @dataclass(frozen=True)
 class DenseParams(KernelParams[P]):
-    """Common to products with a weight in tiles of values."""
+    """Parameters of products with a weight in tiles of values."""
 
     @classmethod
     def refusal(cls, step: P) -> str:
@@ -74,12 +75,12 @@ class DenseParams(KernelParams[P]):
 
     @property
     def layout(self) -> ValueTiles:
-        """How W lies in memory."""
+        """The layout of W."""
         return LAYOUTS.of(self.step.stored)
 
     @property
     def tile_size(self) -> str:
-        """Bytes of a tile, as the source says it."""
+        """Bytes of a tile, as a C++ expression."""
         return self.layout.tile_size(self.step.k)
 
     @property
@@ -89,7 +90,7 @@ class DenseParams(KernelParams[P]):
 
 @dataclass(frozen=True)
 class QuantParams(KernelParams[P]):
-    """Common to products of int8 rows with a weight in tiles of codes."""
+    """Parameters of products of int8 rows with a weight in tiles of codes."""
 
     @classmethod
     def refusal(cls, step: P) -> str:
@@ -101,12 +102,12 @@ class QuantParams(KernelParams[P]):
 
     @property
     def layout(self) -> CodeTiles:
-        """How W lies in memory."""
+        """The layout of W."""
         return LAYOUTS.of(self.step.stored)
 
     @property
     def groups(self) -> int:
-        """Groups of a row of W, each with a scale."""
+        """Number of groups in a row of W; each has a scale."""
         return self.step.k // self.layout.group
 
     @property
@@ -120,7 +121,7 @@ class QuantParams(KernelParams[P]):
 
 @dataclass(frozen=True)
 class ChangeParams:
-    """What adapters of so many slots add to columns [begin, end) of a product, with C++ expressions of the operands."""
+    """The term that adapters add to columns [begin, end) of a product, with C++ expressions of the operands."""
 
     begin: int
     end: int
@@ -132,7 +133,7 @@ class ChangeParams:
 
 
 class RowParams(KernelParams[R]):
-    """Common to products of rows: what adapters add."""
+    """Parameters of products of rows: the terms that adapters add."""
 
     @property
     def headers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -140,7 +141,7 @@ class RowParams(KernelParams[R]):
 
     @property
     def changes(self) -> list[ChangeParams]:
-        """What adapters add, in the order of the columns."""
+        """The terms that adapters add, in the order of the columns."""
         step, numbers = self.step, {name: number for number, name in enumerate(self.step.inputs)}
         [change] = step.changes or (None,)
         if change is None or change.stored is None:
@@ -171,14 +172,14 @@ class RowParams(KernelParams[R]):
 
 @dataclass(frozen=True)
 class LinearParams(RowParams[Linear], DenseParams[Linear]):
-    """y = x W^T, with what adapters add."""
+    """y = x W^T plus the terms of adapters."""
 
     template: ClassVar[str] = "cpp/linear/linear.cpp.jinja"
 
 
 @dataclass(frozen=True)
 class LinearQParams(RowParams[LinearQ], QuantParams[LinearQ]):
-    """y = x W^T, with what adapters add; a greedy batch may want only the largest of them, see screen.h."""
+    """y = x W^T plus the terms of adapters; a greedy batch may need only the largest value of a row, see screen.h."""
 
     template: ClassVar[str] = "cpp/linear/linear_q.cpp.jinja"
 
@@ -199,7 +200,7 @@ class LinearQParams(RowParams[LinearQ], QuantParams[LinearQ]):
 
 @dataclass(frozen=True)
 class ExpertLinearParams(DenseParams[ExpertLinear]):
-    """Dense experts."""
+    """Products with dense weights of experts."""
 
     @property
     def template(self) -> str:  # type: ignore[override]
@@ -212,13 +213,14 @@ class ExpertLinearParams(DenseParams[ExpertLinear]):
 
     @property
     def _few_tiles(self) -> bool:
-        """Whether experts have few tiles, as A of adapters has, so that threads take turns in having more of them."""
+        """Whether experts have few tiles, as the A of adapters has, so that threads take turns in computing one tile
+        more."""
         return self.step.index is not None and self.step.topk == 1 and self.step.x_per_slot and self.step.n <= 128
 
 
 @dataclass(frozen=True)
 class ExpertLinearQParams(QuantParams[ExpertLinearQ]):
-    """Quantized experts."""
+    """Products with quantized weights of experts."""
 
     template: ClassVar[str] = "cpp/linear/expert_linear_q.cpp.jinja"
 
@@ -237,5 +239,5 @@ class QuantizeRowsParams(KernelParams[QuantizeRows]):
 
     @property
     def groups(self) -> int:
-        """Groups of a row of x, each with a scale."""
+        """Number of groups in a row of x; each has a scale."""
         return self.step.k // self.step.group

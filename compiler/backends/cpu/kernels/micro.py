@@ -1,4 +1,4 @@
-"""The micro-kernels that products and attention call: their params, and which of them a program needs."""
+"""The micro-kernels that products and attention call: their parameters, and which micro-kernels a program needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams, bloc
 
 @dataclass(frozen=True)
 class DenseMicroParams:
-    """A micro-kernel of values, `mr` rows x `nt` tiles, which prefetches `prefetch` bytes ahead in each of them. group:
-    values along K with a scale of their own; 0 where there is one scale, or none."""
+    """A micro-kernel of values, `mr` rows x `nt` tiles, which prefetches `prefetch` bytes ahead in each tile. group:
+    values along K that share a scale; 0 if there is one scale for all, or none."""
 
     name: str
     ctype: str
@@ -34,8 +34,8 @@ class DenseMicroParams:
 
 @dataclass(frozen=True)
 class QuantMicroParams:
-    """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Its float
-    sums stay in registers where they are few."""
+    """A micro-kernel of codes, `mr` rows x `nt` tiles; the `reader` of their layout says how they are read. Few float
+    sums stay in registers."""
 
     name: str
     reader: Reader
@@ -48,8 +48,8 @@ class QuantMicroParams:
 
     @property
     def loads(self) -> int:
-        """With `by_element` how many loads of sixteen bytes bring all fours of x that a line is multiplied with; 0
-        where there is one four, which is spread as without."""
+        """With `by_element`, how many loads of sixteen bytes bring all groups of four bytes of x that a line is
+        multiplied with; 0 if there is one group, which is broadcast as without `by_element`."""
         fours = self.mr * len(self.reader.pieces)
         return -(-fours // 4) if self.by_element and fours > 1 else 0
 
@@ -60,12 +60,13 @@ class QuantMicroParams:
 
     @property
     def zero(self) -> str:
-        """The zero of all codes in C++ where integer sums begin at minus that times the sum of x; else "". Sums that do
-        not begin at anything (SHORT), or are in tiles, would take an instruction more for it, as taking it off does."""
+        """The zero point of all codes, in C++, if integer sums begin at minus the zero times the sum of x; else "".
+        Sums with no start value (SHORT) or in tiles would need an extra instruction for it, as many as subtracting it
+        later."""
         return self.reader.zero if self.arithmetic in (Arithmetic.QUADS, Arithmetic.MATRICES) else ""
 
     def begin(self, row: int) -> str:
-        """What the integer sums of a row of x begin at, in C++."""
+        """The start value of the integer sums of a row of x, in C++."""
         if self.zero:
             return f"set1_quad((const int8_t*)(sums + {row}))"
         if self.arithmetic is Arithmetic.QUADS and self.reader.dot == "dot_u8":
@@ -74,18 +75,18 @@ class QuantMicroParams:
 
     @property
     def ready(self) -> bool:
-        """Whether lines of codes are bytes, which need not be taken apart."""
+        """Whether lines of codes are bytes, which need no unpacking."""
         return self.reader.pieces == ("raw",)
 
     @property
     def staged(self) -> bool:
-        """Whether codes are taken apart once for all rows: they do not stay in registers while more than two pass."""
+        """Whether codes are unpacked once for all rows: registers do not hold them while more than two rows pass."""
         return self.mr > 2
 
     @property
     def together(self) -> int:
-        """Rows of x that are multiplied with a piece of codes while it is in registers, a part of all for long chains.
-        The 16-bit sums of four rows take half of the registers."""
+        """Rows of x that are multiplied with a vector of codes while it is in registers; for long chains an even share
+        of `mr`. The 16-bit sums of four rows take half of the registers."""
         return self.mr // -(-self.mr // 4) if self.arithmetic is Arithmetic.LONG_CHAINS else 4
 
     @property
@@ -110,7 +111,7 @@ def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicro
         few, arithmetic = False, Arithmetic.TILES if isa.tile_blocks else Arithmetic.MATRICES
     else:
         few, arithmetic = block.rows * block.tiles <= isa.float_sums, vector_arithmetic(reader, isa)
-        if few and arithmetic is Arithmetic.LONG_CHAINS:  # a few rows take their time for reading codes
+        if few and arithmetic is Arithmetic.LONG_CHAINS:  # with few rows the time goes into reading codes
             arithmetic = Arithmetic.QUADS
     return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, arithmetic, isa.by_element)
 
@@ -128,7 +129,7 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
         table = MicroTableParams("DenseMicro", layout.table, micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
     products = [k for k in kernels if isinstance(k, QuantParams)]
-    # of several groups the smallest decides, which costs most beside products
+    # if there are several groups, the smallest decides: it costs the most besides products
     by_group = sorted(products, key=lambda k: -k.layout.group)
     tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa, k.layout.group)) for k in by_group}
     for k in products:

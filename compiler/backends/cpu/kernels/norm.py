@@ -11,7 +11,7 @@ from .base import KernelParams
 
 @dataclass(frozen=True)
 class NormParams(KernelParams[Norm]):
-    """Common to the norms."""
+    """Parameters that all norms share."""
 
     @property
     def add(self) -> bool:
@@ -20,7 +20,7 @@ class NormParams(KernelParams[Norm]):
 
     @property
     def eps_text(self) -> str:
-        """What is added to the mean square or variance, as a C++ float."""
+        """The term that is added to the mean square or variance, as a C++ float."""
         return f"{float(self.step.eps)!r}f"
 
 

@@ -1,7 +1,7 @@
 """Turns the body of a pointwise kernel into C++ lines over sixteen-lane values, and its shapes into loops.
 
-Values are float (VF) or integer (VI); booleans are integers 0 and 1. Mixed arithmetic is done in float, division and
-elementary functions always.
+Values are float (VF) or integer (VI); booleans are integers 0 and 1. Mixed arithmetic is done in float; division and
+elementary functions always are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..layouts.elements import C_TYPES
 from .base import KernelParams
 
 INTEGER_DTYPES = ("i32", "bool")
-PIECE = 1024  # elements of the last axis that one thread takes at a time
+PIECE = 1024  # elements of the last axis that a thread computes at a time
 
 # opcode -> C++ over floats only
 FLOAT_FUNCTIONS = {
@@ -55,7 +55,7 @@ class CppValue:
         return f"to_int_trunc({self.text})" if self.kind == "f" else self.text
 
     def as_mask(self) -> str:
-        """The expression as a mask of lanes: which are not 0."""
+        """The expression as a mask of the lanes that are not 0."""
         return f"ne({self.text}, vf(0.0f))" if self.kind == "f" else f"is_true({self.text})"
 
 
@@ -73,7 +73,7 @@ def literal(value: Number) -> CppValue:
 
 
 def _numeric(opcode: str, args: list[CppValue], floats: list[str], ints: list[str], whole: bool) -> CppValue:
-    """Opcodes that keep integers integers."""
+    """The value of an opcode that gives integers for integers."""
     if opcode in ("maximum", "minimum"):
         name = "vmax" if opcode == "maximum" else "vmin"
         return CppValue(f"{name}({', '.join(ints if whole else floats)})", "i" if whole else "f")
@@ -135,25 +135,25 @@ class Walk:
 
     ctype: str
     row_stride: int
-    line_offset: str  # C++ for where line number `line` (all dims but the last) starts
+    line_offset: str  # C++ expression for the start of line number `line` (all dims but the last)
     strides: tuple[int, ...]
 
     @staticmethod
     def of(access: Access, dims: tuple[int, ...]) -> Walk:
-        """The walk of an operand over iteration dims `dims` (at least one), whose strides it broadcasts to them."""
+        """The walk of an operand over iteration dims `dims` (at least one); its strides are broadcast to them."""
         return Walk(C_TYPES[access.dtype], access.row_stride, _line_offset(dims, access.strides), access.strides)
 
 
 @dataclass(frozen=True)
 class PointwiseParams(KernelParams[Pointwise]):
-    """The loops over lines of the last dim, in pieces, and their body as C++ lines."""
+    """The loops over lines of the last dim, in chunks, and their body as C++ lines."""
 
     template: ClassVar[str] = "cpp/pointwise/pointwise.cpp.jinja"
     piece: ClassVar[int] = PIECE
 
     @cached_property
     def _walk(self) -> tuple[tuple[int, ...], tuple[Access, ...]]:
-        """Shape and operands; one element is a line of its own."""
+        """Shape and operands; a shape of one element is one line."""
         shape, accesses = self.step.normal_form()
         if shape:
             return shape, accesses
@@ -176,7 +176,7 @@ class PointwiseParams(KernelParams[Pointwise]):
 
     @property
     def body(self) -> tuple[str, ...]:
-        """The C++ lines that compute a piece of a line."""
+        """The C++ lines that compute one chunk of a line."""
         *inputs, output = self._walk[1]
         return tuple(_lines(self.step.body, inputs, output))
 

@@ -14,7 +14,7 @@ L = TypeVar("L", bound=Lines)
 
 @dataclass(frozen=True)
 class LinesParams(KernelParams[L]):
-    """Common to those that take a row line by line."""
+    """Parameters of kernels that work on a row line by line."""
 
     @property
     def dtype(self) -> str:
@@ -29,7 +29,7 @@ class LinesParams(KernelParams[L]):
 
 @dataclass(frozen=True)
 class ReduceParams(LinesParams[Reduce]):
-    """One axis reduced away."""
+    """A reduction over one axis."""
 
     template: ClassVar[str] = "cpp/rowwise/reduce.cpp.jinja"
 
@@ -61,7 +61,7 @@ class HadamardParams(LinesParams[Hadamard]):
 
     @property
     def scale(self) -> float:
-        """What makes it orthonormal."""
+        """The factor that makes the transform orthonormal."""
         return 1 / math.sqrt(self.step.n)
 
 

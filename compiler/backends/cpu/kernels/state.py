@@ -14,7 +14,7 @@ S = TypeVar("S", bound=StateStep)
 
 @dataclass(frozen=True)
 class StateParams(KernelParams[S]):
-    """Common to all: they read and write float32 rows."""
+    """Parameters that all state kernels share: they read and write float32 rows."""
 
     headers: ClassVar[tuple[str, ...]] = ("state.h",)
 
@@ -26,7 +26,7 @@ class StateParams(KernelParams[S]):
 
 @dataclass(frozen=True)
 class CausalConvParams(StateParams[CausalConv]):
-    """Channels are independent of each other."""
+    """A causal convolution. Channels are independent of each other."""
 
     template: ClassVar[str] = "cpp/state/causal_conv.cpp.jinja"
     width: ClassVar[int] = 64
@@ -34,7 +34,7 @@ class CausalConvParams(StateParams[CausalConv]):
 
 @dataclass(frozen=True)
 class GatedScanParams(StateParams[GatedScan]):
-    """Heads are independent of each other."""
+    """A gated scan. Heads are independent of each other."""
 
     template: ClassVar[str] = "cpp/state/gated_scan.cpp.jinja"
 
@@ -48,7 +48,7 @@ class GatedScanParams(StateParams[GatedScan]):
 
 @dataclass(frozen=True)
 class SelectiveScanParams(StateParams[SelectiveScan]):
-    """Channels are independent of each other."""
+    """A selective scan. Channels are independent of each other."""
 
     template: ClassVar[str] = "cpp/state/selective_scan.cpp.jinja"
     width: ClassVar[int] = 16
@@ -56,7 +56,7 @@ class SelectiveScanParams(StateParams[SelectiveScan]):
 
 @dataclass(frozen=True)
 class ChannelScanParams(StateParams[ChannelScan]):
-    """Channels are independent of each other."""
+    """A scan with a number per channel. Channels are independent of each other."""
 
     template: ClassVar[str] = "cpp/state/channel_scan.cpp.jinja"
     width: ClassVar[int] = 64

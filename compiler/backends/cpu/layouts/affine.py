@@ -37,13 +37,13 @@ def quant_tile_bytes(k: int, bits: int, group: int) -> int:
 
 @dataclass(frozen=True)
 class AffineTiles(CodeTiles):
-    """A tile follows another; per group of k its header and its lines."""
+    """Consecutive tiles; each has, per group of k, a header and lines of codes."""
 
     format: GroupAffine  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
 
     @classmethod
     def of(cls, form: GroupAffine) -> AffineTiles:
-        """q4 or q8."""
+        """The layout of a format: q4 or q8."""
         return cls(f"q{form.bits}", form)
 
     @property
@@ -63,8 +63,8 @@ class AffineTiles(CodeTiles):
         return np.concatenate([headers(halves, unit, zeros), lines], axis=2).reshape(-1)
 
     def tiles(self, parts: Arrays) -> tuple[np.ndarray, ...]:
-        """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points, rows that are missing zero.
-        ValueError if the groups do not fit the layout (`misfit`)."""
+        """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points; missing rows of the last tile are
+        zero. ValueError if the groups do not fit the layout (`misfit`)."""
         group, (_, k) = self.format.group, parts["codes"].shape
         if reason := self.misfit(*parts["codes"].shape):
             raise ValueError(reason)

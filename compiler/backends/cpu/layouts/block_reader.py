@@ -1,4 +1,4 @@
-"""How products read blocks of files: sizes and places in a tile (see blocks.py), and the C++ that takes codes apart."""
+"""How products read blocks of files: sizes and places in a tile (see blocks.py), and the C++ that unpacks codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BlockReader(Reader):
 
     @property
     def step(self) -> int:
-        """Values along K that products multiply before they scale."""
+        """Values along K whose products are summed before they are scaled."""
         assert self.form is not None
         return self.form.row_group
 
@@ -36,7 +36,7 @@ class BlockReader(Reader):
 
     @property
     def fine_steps(self) -> int:
-        """Steps whose upper bits fill a line."""
+        """Number of steps whose upper bits fill a line."""
         return 32 // (self.step * self.fine) if self.fine else 1
 
     @property
@@ -73,8 +73,7 @@ class BlockReader(Reader):
 
     @property
     def mins_at(self) -> int:
-        """Where the minima of blocks are in a header, in bytes from its beginning, or their zeros: no format has
-        both."""
+        """Where the minima or the zeros of blocks are in a header, in bytes from its beginning; no format has both."""
         assert self.form is not None
         return self.blocks * TILE * SCALE_BYTES[self.form.scale]
 
@@ -86,7 +85,8 @@ class BlockReader(Reader):
 
     @property
     def group_mins_at(self) -> int:
-        """Where the integer minima are; u4 has them in the upper half of the bytes of the scales."""
+        """Where the integer minima of groups are, in bytes from the header's beginning; u4 has them in the upper half
+        of the scales' bytes."""
         return self.group_scales_at + self.groups * TILE
 
     @property
@@ -99,14 +99,14 @@ class BlockReader(Reader):
 
     @property
     def entries(self) -> tuple[int, ...]:
-        """The entries of a table in units."""
+        """The entries of the code table, in units."""
         assert self.form is not None
         entries = [round(level * self.units) for level in self.form.table]
         return (*entries, *[0] * (16 - len(entries)))
 
     @property
     def shift(self) -> str:
-        """What codes, or entries of a table, are more than the levels that they stand for, in C++."""
+        """The offset by which codes, or entries of a table, exceed the levels that they stand for, in C++."""
         assert self.form is not None
         if self.dot == "dot_table":
             return "TABLE_BIAS"
@@ -121,12 +121,12 @@ class BlockReader(Reader):
 
     @property
     def signed(self) -> bool:
-        """Whether kernels with sums of 16 bits take codes as signed bytes: unsigned ones of 8 bits would overflow."""
+        """Whether kernels with sums of 16 bits read codes as signed bytes: unsigned 8-bit codes would overflow."""
         return self.dot != "dot_u4"
 
     @property
     def chain(self) -> int:
-        """How many products with four k such a sum of two of them can hold, of those of a step: 32767 is the most."""
+        """How many groups of four k of a step a 16-bit sum can hold: each adds two products, and the limit is 32767."""
         assert self.form is not None
         top = (
             128 if self.signed else max(self.entries) - min(self.entries) if self.form.table else 2**self.form.bits - 1
@@ -136,26 +136,26 @@ class BlockReader(Reader):
 
     @property
     def middle(self) -> int:
-        """What signed codes are less than their levels."""
+        """The offset by which signed codes are below their levels."""
         assert self.form is not None
         return 128 - self.form.zero if self.form.bits == 8 else 0
 
     @property
     def units(self) -> float:
-        """What the entries of a table are multiplied by, to be bytes: 1 where they are whole. Others are rounded, and
-        the number is the one that is kindest to them: products see them to 8 bits, as they see activations."""
+        """The factor that turns table entries into bytes: 1 if they are integers. Others are rounded to 8 bits, like
+        activations, with the factor that gives the smallest error."""
         assert self.form is not None
         return _units(self.form.table)
 
     @property
     def factor(self) -> float:
-        """What scales are multiplied by in products."""
+        """The factor by which products multiply scales."""
         assert self.form is not None
         return self.form.factor / self.units
 
     @property
     def load(self) -> str:
-        """What reads 16 scales: a function of simd.h and the type that it takes."""
+        """The simd.h function that reads 16 scales, and the type that it takes."""
         assert self.form is not None
         kinds = {"f16": ("load_f16", "uint16_t"), "bf16": ("load_bf16", "uint16_t"), "f32": ("vload", "float")}
         name, kind = kinds[self.form.scale]
@@ -175,7 +175,7 @@ def _units(table: tuple[float, ...]) -> float:
 
 
 def _span(form: BlockFormat) -> int:
-    """Whole blocks, and of small ones as many as fill a header of 64 bytes."""
+    """Steps of a span: whole blocks; small blocks are combined until they fill a header of 64 bytes."""
     few = 1 if form.size > form.group else 4 if form.power else 1 if form.mins or form.zeros else 2
     return few * form.size // form.row_group
 

@@ -1,12 +1,12 @@
 """Blocks of files (weights/formats/blocks.py) in tiles of 16 rows, for products with int8 activations.
 
 A tile is a sequence of spans of `span` steps of 16 k, or 32 where the format's `row_group` is: one header, then the
-lines of each step. The header has for each row what its blocks and groups have beside codes, 16 rows next to each
-other: scales (or e8m0 exponents), minima and zeros of every block in the span, then the integer scales and minima of
-every group. Codes of more than 4 bits, and those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line
-before them the upper bits of as many steps as fill it, fields of one byte following the quads of k. Codes of 2 bits: a
-line holds 16 rows x 16 k, quad after quad from the low bits up. So a weight takes the bytes that it has in the file,
-but for integer scales of 6 bits, which are bytes here.
+lines of each step. The header holds what blocks and groups have besides codes, 16 rows next to each other: scales (or
+e8m0 exponents), minima and zeros of every block in the span, then the integer scales and minima of every group. Codes
+of more than 4 bits, and those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line before them the upper
+bits of as many steps as fill it, fields of one byte following the quads of k. Codes of 2 bits: a line holds 16 rows x
+16 k, quad after quad from the low bits up. A weight thus takes as many bytes as in the file, except that integer scales
+of 6 bits are bytes here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tiles import TILE, byte_lines, nibble_lines, of_byte_lines, of_nibble_line
 
 @dataclass(frozen=True)
 class BlockTiles(CodeTiles):
-    """A tile follows another, each of a multiple of 64 bytes."""
+    """Consecutive tiles, each of a multiple of 64 bytes."""
 
     format: BlockFormat  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
 
@@ -85,7 +85,7 @@ class BlockTiles(CodeTiles):
     # codes
 
     def _lines(self, codes: np.ndarray) -> np.ndarray:
-        """[tiles, 16, steps, values of a step] -> [tiles, steps, bytes of a step]."""
+        """Pack codes into lines: [tiles, 16, steps, values of a step] -> [tiles, steps, bytes of a step]."""
         read = self.reader
         low = codes & np.uint8(2**read.base - 1)
         lines = {2: _crumb_lines, 4: nibble_lines, 8: byte_lines}[read.base](low)
@@ -116,7 +116,7 @@ class BlockTiles(CodeTiles):
     # headers
 
     def _beside(self, parts: Arrays) -> Arrays:
-        """The parts beside codes, in the order and the types of headers."""
+        """The arrays other than codes, in the order and the types of headers."""
         form = self.format
         found: dict[str, np.ndarray] = {}
         if form.power:
@@ -178,7 +178,7 @@ class BlockTiles(CodeTiles):
 
 
 def _crumb_lines(rows: np.ndarray) -> np.ndarray:
-    """[tiles, 16, groups, group] of values below 4 -> [tiles, groups, bytes]: 16 k in a line, quad by quad."""
+    """Pack values below 4: [tiles, 16, groups, group] -> [tiles, groups, bytes], 16 k in a line, quad by quad."""
     tiles, _, groups, group = rows.shape
     quads = rows.reshape(tiles, TILE, groups, group // 16, 4, 4)
     lines = np.bitwise_or.reduce(quads << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=4)

@@ -1,4 +1,4 @@
-"""What the kernels of the CPU ask of a layout of codes: tiles of 16 rows that products with int8 rows read."""
+"""The interface of a CPU layout of codes: tiles of 16 rows that products with int8 rows read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from .tiles import HEADER, TILE
 
 @dataclass(frozen=True)
 class Reader:
-    """How a micro-kernel reads the lines of a layout; what micro_quant.cpp.jinja takes of it.
+    """How a micro-kernel reads the lines of a layout; micro_quant.cpp.jinja takes its parameters from here.
 
-    title: the product as the kernel's comment names it. macros: the template with the macros that
-    cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each,
-    by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
-    of a group before its lines. without_quads: the arithmetic where no instruction sums the products of four bytes
-    (never PAIRS where a head is screened, which packs its rows once, for both its lists of micro-kernels). planes: for
-    LONG_CHAINS the lines of nibbles that make up the codes, by the names of the pointers to them, and what a nibble
-    there counts.
+    title: the name of the product in the kernel's comment. macros: the template with the macros that
+    cpp/layouts/header.cpp.jinja lists. pieces: the variables that the codes of a line are unpacked into, four k of 16
+    rows each. dot: the function of simd.h that multiplies a piece with activations. header: bytes of a group before its
+    lines. without_quads: the arithmetic if no instruction sums the products of four bytes (never PAIRS for a screened
+    head, which packs its rows once for both of its lists of micro-kernels). planes: for LONG_CHAINS the lines of
+    nibbles that make up the codes: the names of the pointers to them, and the weight of a nibble there.
     """
 
     title: str
@@ -40,7 +39,8 @@ class Reader:
 
     @property
     def zero(self) -> str:
-        """What all codes are more than their levels, as dot sees them, in C++; "" where rows have their own zeros."""
+        """The offset by which all codes exceed their levels, as `dot` sees them, in C++; "" if rows have their own
+        zeros."""
         return ""
 
 
@@ -48,8 +48,7 @@ class Reader:
 class CodeTiles(MatrixLayout):
     """Tiles that follow one another, each with a header and lines of codes per group of k.
 
-    Its kernels are made of the macros of `reader`, and of those of `screener` where a head may first do with a part of
-    the codes.
+    Its kernels use the macros of `reader`, and those of `screener` if a head may first read only a part of the codes.
     """
 
     coded: ClassVar[bool] = True
@@ -59,7 +58,7 @@ class CodeTiles(MatrixLayout):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What the comments of kernels call the tiles, such as 4-bit."""
+        """The name of the tiles in the comments of kernels, such as 4-bit."""
 
     @property
     @abstractmethod
@@ -78,7 +77,7 @@ class CodeTiles(MatrixLayout):
 
     @property
     def screener(self) -> Reader | None:
-        """How products that screen read them; None if none do."""
+        """How products that screen read the codes; None if no product screens."""
         return None
 
     @property
@@ -88,10 +87,10 @@ class CodeTiles(MatrixLayout):
 
     @abstractmethod
     def tile_bytes(self, k: int) -> int:
-        """Bytes of a tile: how far tiles are apart."""
+        """Bytes from one tile to the next."""
 
     def low_bytes(self, k: int) -> int:
-        """Bytes of a tile in a second plane behind all tiles; 0 where there is none."""
+        """Bytes of a tile in a second plane behind all tiles; 0 if the layout has one plane."""
         return 0
 
     def matrix_nbytes(self, n: int, k: int) -> int:

@@ -1,4 +1,4 @@
-"""Dense weights: rows as they are, `f32 bf16 f16 i32`, or tiles of 16 output rows, `tile_f32 tile_bf16 tile_f16`.
+"""Dense weights: plain rows, `f32 bf16 f16 i32`, or tiles of 16 output rows, `tile_f32 tile_bf16 tile_f16`.
 
 Values come as numpy arrays of float32 or float16, or of uint16 holding bf16 bits, and are converted to the stored type.
 """
@@ -60,7 +60,7 @@ class Rows(Layout):
 class ValueTiles(Layout):
     """Tiles of 16 output rows whose values products multiply with float rows.
 
-    macros: what tables are read with. micro: the template of the micro-kernels.
+    macros: the template of the macros that read tables. micro: the template of the micro-kernels.
     """
 
     tiled: ClassVar[bool] = True
@@ -79,7 +79,7 @@ class ValueTiles(Layout):
 
     @property
     def scale_group(self) -> int:
-        """Values along K with a scale of their own; 0 where there is one for all, or none."""
+        """Values along K that share a scale; 0 if there is one scale for all, or none."""
         return 0
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Tiles(ValueTiles):
 
 
 def _shown(values: np.ndarray) -> np.ndarray:
-    """Stored values as float32, or as they are if they are int32."""
+    """Stored values as float32; int32 values unchanged."""
     if values.dtype == np.int32:
         return values
     return bf16_values(values) if values.dtype == np.uint16 else values.astype(np.float32)
@@ -139,5 +139,5 @@ TILES = {form.name: Tiles(f"tile_{form.name}", form) for form in (F32, BF16, F16
 
 
 def stored_type(form: Dense) -> str:
-    """The element type of what matrices and tables of a dense format are stored in: 16 bits as they are, else f32."""
+    """The element type in which matrices and tables of a dense format are stored: 16-bit types unchanged, else f32."""
     return form.name if form.name in TILES else "f32"

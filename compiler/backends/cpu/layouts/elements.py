@@ -1,4 +1,4 @@
-"""The element types that generated C++ knows: bytes and names."""
+"""The element types of generated C++: bytes and names."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ HEADER = 4 * TILE
 
 @dataclass(frozen=True)
 class Float8Tiles(ValueTiles, MatrixLayout):
-    """A tile follows another, each of a multiple of 64 bytes; experts [E, N, K] follow one another."""
+    """Consecutive tiles, each of a multiple of 64 bytes; experts [E, N, K] follow one another."""
 
     format: Float8  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
     macros: ClassVar[str] = "cpp/layouts/float8.cpp.jinja"

@@ -25,7 +25,7 @@ SIGNED = Reader(
 
 @dataclass(frozen=True)
 class ReducedTiles(CodeTiles):
-    """A tile follows another; per group of k its header and its lines."""
+    """Consecutive tiles; each has, per group of k, a header and lines of codes."""
 
     format: ReducedInt8  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
 

@@ -1,4 +1,4 @@
-"""Which layouts the CPU backend has. Another package adds its own with `LAYOUTS.register`."""
+"""The layouts of the CPU backend. Another package adds its own with `LAYOUTS.register`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`q8s`: q8 in two planes, for products that can do with half of the bits at first (screen.h).
+"""`q8s`: q8 in two planes, for products that at first need only half of the bits (screen.h).
 
-All tiles with the high nibbles, as q4 has them, then all tiles with the low ones, without headers. The headers hold two
-more f32: at 52 the largest scale of the tile in this group, at 56 the tile's largest lean (see `leans`).
+First all tiles with the high nibbles, in the form of q4, then all tiles with the low nibbles, without headers. The
+headers hold two more f32: at 52 the largest scale of the tile in this group, at 56 the tile's largest lean (see
+`leans`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .tiles import HEADER, TILE, headers, nibble_lines, of_headers, of_nibble_li
 
 
 def high_tile_bytes(k: int, group: int) -> int:
-    """Bytes of one q8s tile in the plane of high nibbles: what a q4 tile takes."""
+    """Bytes of one q8s tile in the plane of high nibbles, as many as of a q4 tile."""
     return quant_tile_bytes(k, 4, group)
 
 
@@ -43,7 +44,7 @@ HIGH = replace(NIBBLES, title="an 8-bit product, high plane", macros="cpp/layout
 
 @dataclass(frozen=True)
 class SplitTiles(AffineTiles):
-    """Codes of 8 bits."""
+    """8-bit codes in two planes: all high nibbles, then all low nibbles."""
 
     screens: ClassVar[bool] = True
 
@@ -85,10 +86,10 @@ class SplitTiles(AffineTiles):
 
 
 def leans(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """How far the low nibbles of each row, 7.5 taken off, point where the row does: float32 [tiles, 16].
+    """How much of each row's low nibbles, minus 7.5, is parallel to the row: float32 [tiles, 16].
 
-    |r w| / |w|^2 of the row w and its low part r. The part of a product that screening does not see is that share
-    of the product, and beyond it what is random. codes: [tiles, 16, groups, group]; zeros, scales: [tiles, 16, groups].
+    |r w| / |w|^2 of the row w and its low part r. The part of a product that screening does not see is this share of
+    the product plus a random rest. codes: [tiles, 16, groups, group]; zeros, scales: [tiles, 16, groups].
     """
     weights = codes.astype(np.float32) - zeros[..., None]
     rest = (codes & 15).astype(np.float32) - np.float32(7.5)

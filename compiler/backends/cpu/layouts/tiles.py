@@ -1,4 +1,4 @@
-"""What the quantized layouts of the CPU share: tiles of 16 output rows, their headers, and lines of codes.
+"""The common parts of the CPU's quantized layouts: tiles of 16 output rows, their headers, and lines of codes.
 
 Per group of k a tile has a 64-byte header (16 f16 scales, 16 u8 zero points, one f32 that multiplies the scales) and
 64-byte lines of codes. A line holds 16 rows x 4 k of bytes, or 16 rows x 8 k of nibbles (k 0..3 in the low nibbles,
@@ -16,7 +16,7 @@ HEADER = 64
 
 
 def tiled(array: np.ndarray) -> np.ndarray:
-    """[N, X] -> [tiles, 16, X], rows that are missing zero."""
+    """[N, X] -> [tiles, 16, X]; missing rows of the last tile are zero."""
     n, width = array.shape
     padded = np.zeros((round_up(n, TILE), width), array.dtype)
     padded[:n] = array
@@ -34,13 +34,13 @@ def split_scales(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stored_scales(scales: np.ndarray) -> np.ndarray:
-    """What the kernels multiply by for `scales` [N, K/group]: at most 2**-11 away, relatively."""
+    """The scales that kernels multiply by in place of `scales` [N, K/group]; the relative error is at most 2**-11."""
     halves, unit = split_scales(tiled(scales.astype(np.float32, copy=False)))
     return (halves.astype(np.float32) * unit[:, None]).reshape(-1, scales.shape[1])[: scales.shape[0]]
 
 
 def headers(halves: np.ndarray, unit: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """[tiles, groups, 64] of f16 scales and u8 zero points [tiles, 16, groups] and units [tiles, groups]."""
+    """Headers [tiles, groups, 64] from f16 scales and u8 zero points [tiles, 16, groups] and units [tiles, groups]."""
     tiles, _, groups = halves.shape
     header = np.zeros((tiles, groups, HEADER), np.uint8)
     header[:, :, :32] = np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint8)
@@ -59,15 +59,15 @@ def of_headers(header: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def byte_lines(rows: np.ndarray) -> np.ndarray:
-    """[tiles, 16, groups, group] -> [tiles, groups, bytes], four k of a row next to each other."""
+    """Lines of bytes: [tiles, 16, groups, group] -> [tiles, groups, bytes], four k of a row next to each other."""
     tiles, _, groups, group = rows.shape
     lines = rows.reshape(tiles, TILE, groups, group // 4, 4)
     return lines.transpose(0, 2, 3, 1, 4).reshape(tiles, groups, -1)
 
 
 def nibble_lines(rows: np.ndarray) -> np.ndarray:
-    """[tiles, 16, groups, group] of values below 16 -> [tiles, groups, bytes], eight k of a row next to each other: k 0
-    to 3 in the low nibbles of four bytes, k 4 to 7 in the high ones."""
+    """Lines of values below 16: [tiles, 16, groups, group] -> [tiles, groups, bytes], eight k of a row together: k 0 to
+    3 in the low nibbles of four bytes, k 4 to 7 in the high ones."""
     tiles, _, groups, group = rows.shape
     octets = rows.reshape(tiles, TILE, groups, group // 8, 2, 4)
     lines = octets[..., 0, :] | (octets[..., 1, :] << 4)  # [tiles, 16, groups, lines, 4]

@@ -1,8 +1,8 @@
-"""Which bytes a kernel touches, from its IR: whether every access lies in its buffer, and no index leaves 32 bits.
+"""Proves from a kernel's IR that every access lies in its buffer and that no index overflows 32 bits.
 
-Each integer of the kernel is a linear form (forms.py). Program numbers and sizes of the batch are known; positions in
-a block, counters of loops and numbers read from memory are unknowns with bounds. A mask, and the conditions on the way
-to an access, are facts that hold there. What cannot be shown is reported in words.
+Each integer of the kernel is a linear form (forms.py). Program numbers and sizes of the batch are known; positions in a
+block, counters of loops and numbers read from memory are unknowns with bounds. A mask, and the branch conditions on the
+way to an access, are facts that hold there. What cannot be proved is reported in words.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from .readers import READERS
 from .ttir import TtirBlock, TtirFunction, TtirOp
 from .values import KernelValues, Memory, Samples, UnclearError, View, joined, whole_range
 
-_PASSES = 4  # times that a loop is walked before what it passes on is taken to be any number
-_ENDS = ("tt.load", "scf.for", "scf.while", "scf.if", "tt.reduce", "tt.scan")  # whose results are new numbers
+_PASSES = 4  # times that a loop is walked before its carried values are assumed to be any number
+_ENDS = ("tt.load", "scf.for", "scf.while", "scf.if", "tt.reduce", "tt.scan")  # ops whose results are unknown numbers
 _GROWING = ("arith.addi", "arith.subi", "arith.muli", "arith.shli", "arith.trunci")
 
 
 class IndexFault(str):
-    """What is said of an index that may not fit its bits, so that any memory may be read or written there."""
+    """The report of an index that may overflow its bits, so that any memory may be read or written through it."""
 
     __slots__ = ()
 
 
 def address_faults(function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> tuple[str, ...]:
-    """What cannot be shown to be right, in words: accesses that may lie outside their buffers, and integers that may
-    not fit their type (IndexFault). Empty where everything is shown.
+    """What cannot be proved, in words: accesses that may lie outside their buffers, and integers that may overflow
+    their type (IndexFault). Empty if everything is proved.
 
-    memory: what the kernel's pointers point to, by the number of the argument. samples: the programs to examine.
+    memory: the buffers that the kernel's pointers point to, by the number of the argument. samples: the programs to
+    examine.
     """
     walk = _Walk(function, memory, samples)
     walk.blocks(function.blocks, ())
@@ -43,10 +44,11 @@ class _Walk:
     def __init__(self, function: TtirFunction, memory: Mapping[int, Memory], samples: Samples) -> None:
         self.faults: dict[str, None] = {}
         self._memory, self._values = memory, KernelValues(function, memory, samples, READERS)
-        self._quiet = 0  # while a loop is looked at for what it carries
+        self._quiet = 0  # while a loop is analysed for the values that it carries
 
     def blocks(self, blocks: Sequence[TtirBlock], facts: tuple[Form, ...]) -> TtirOp | None:
-        """Walk the blocks of a region, at whose beginning `facts` hold. Returns its last operation, if there is one."""
+        """Walk the blocks of a region, at whose beginning `facts` hold. Returns its last operation; None if it has
+        none."""
         reached: dict[str, list[tuple[Form, ...]]] = {}
         last = None
         for block in blocks:
@@ -116,7 +118,7 @@ class _Walk:
             for name, result, value in zip(after, op.results, passed, strict=True):
                 self._set_range(name, value, going)
                 self._set_range(result, value, ended)
-            # what is passed on is the same value: what is known of the one is known of the other
+            # the carried value is the same value: facts about one hold for the other
             same = [fact for pair in zip(after, passed, strict=True) for fact in self._equal(*pair)]
             end = self.blocks(op.regions[1], (*going, *same))
             return list(end.operands) if end is not None else []
@@ -133,15 +135,15 @@ class _Walk:
                     self._values.choices.setdefault(name, {})[value] = here
 
     def _carry(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
-        """Give the values that a loop passes on the ranges of those that it begins with."""
-        self._values.forget()  # what was found when the loop was walked before
+        """Give a loop's carried values the ranges of their initial values."""
+        self._values.forget()  # found when the loop was walked before
         for name, value in op.carried:
             self._values.types[name] = self._values.types[value]
             self._set_range(name, value, facts)
 
     def _until_stable(self, op: TtirOp, once: Callable[[], list[str]], facts: tuple[Form, ...]) -> None:
-        """Walk a loop's body until the values that it passes on stay in the ranges assumed for them. Only the last walk
-        reports faults."""
+        """Walk a loop's body until its carried values stay in the ranges assumed for them. Only the last walk reports
+        faults."""
         ranges, types = self._values.ranges, self._values.types
         first = {name: ranges[name] for name, _ in op.carried if name in ranges}
         self._quiet += 1
@@ -159,7 +161,7 @@ class _Walk:
             if not changed:
                 break
             self._values.forget()
-        if attempt:  # what follows from this is no less true, and may be narrower
+        if attempt:  # conclusions from this are as true, and may be tighter
             yielded = [(n, v) for (n, _), v in zip(op.carried, once(), strict=False) if n in first]
             ranges |= {name: joined(self._values.range_of(value, facts), first[name]) for name, value in yielded}
             self._values.forget()
@@ -191,7 +193,7 @@ class _Walk:
         what = {"tt.load": "reads", "tt.store": "writes"}.get(op.name, "counts in")
         try:
             root, before, behind = self._outside(pointer, view, masked)
-            if before or behind:  # once more, with divisions of what is not negative there
+            if before or behind:  # once more, now that divisions know their operand is not negative
                 known.forget()
                 known.there = masked
                 root, before, behind = self._outside(pointer, view, masked)
@@ -208,8 +210,8 @@ class _Walk:
             self._narrow(mask, view, facts, set())
 
     def _outside(self, pointer: str, view: View, facts: tuple[Form, ...]) -> tuple[int, int, int]:
-        """The number of the argument that a pointer is derived from, and how many bytes before and behind its memory an
-        access may touch."""
+        """The number of the argument that a pointer is derived from, and how many bytes before and behind the
+        argument's memory an access may touch."""
         root, offset = self._values.pointer(pointer, view)
         end = offset.plus(Form(self._values.types[pointer].bits // 8)).plus(Form(self._memory[root].nbytes), -1)
         low, high = lower(offset, facts, 0), upper(end, facts, 0)

@@ -1,4 +1,4 @@
-"""The results of integer operations on linear forms: a form where the result is linear, else an unknown with bounds and
+"""The results of integer operations on linear forms: a form if the result is linear, else an unknown with bounds and
 facts."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .forms import Form, Number, least, most, upper
 class Operation:
     """One operation on two integers of `bits` bits.
 
-    unknown: makes an unknown that stands for its result, given bounds, a divisor and facts. facts: what holds where it
-    is computed. positive: whether a division's left operand is not negative there.
+    unknown: makes an unknown that stands for its result, given bounds, a divisor and facts. facts: facts that hold
+    where the result is computed. positive: whether a division's left operand is known not to be negative there.
     """
 
     bits: int
@@ -37,7 +37,7 @@ def subtract(op: Operation, a: Form, b: Form) -> Form:
 
 
 def multiply(op: Operation, a: Form, b: Form) -> Form:
-    """a * b. Linear where one of them is known; else its bounds are the extremes of the products of bounds."""
+    """a * b. Linear if one of them is known; else its bounds are the extremes of the products of bounds."""
     if a.known or b.known:
         return b.times(a.constant) if a.known else a.times(b.constant)
     corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -48,19 +48,19 @@ def multiply(op: Operation, a: Form, b: Form) -> Form:
 
 
 def shift_left(op: Operation, a: Form, b: Form) -> Form | None:
-    """a << b; None where b is not one known number."""
+    """a << b; None if b is not one known number."""
     return a.times(1 << b.constant) if b.known and isinstance(b.constant, int) else None
 
 
 def shift_right(op: Operation, a: Form, b: Form) -> Form | None:
-    """a >> b, rounded down; None where b is not one known number."""
+    """a >> b, rounded down; None if b is not one known number."""
     if not b.known or not isinstance(b.constant, int):
         return None
     return op.unknown(a.low >> b.constant, a.high >> b.constant)
 
 
 def shift_right_unsigned(op: Operation, a: Form, b: Form) -> Form | None:
-    """a >> b of a's bits as an unsigned number; None where b is not one known number."""
+    """a >> b of a's bits as an unsigned number; None if b is not one known number."""
     if not b.known or not isinstance(b.constant, int):
         return None
     return shift_right(op, a, b) if np.all(a.low >= 0) else op.unknown(0, (2**op.bits - 1) >> b.constant)
@@ -93,8 +93,8 @@ def _extreme(op: Operation, a: Form, b: Form, sign: int) -> Form:
 
 
 def divide(op: Operation, a: Form, b: Form) -> Form:
-    """a / b, cut towards zero. Where a is not negative and b is known and positive, with the facts that b * result <= a
-    and a - b < b * result."""
+    """a / b, rounded towards zero. If a is not negative and b is known and positive, with the facts that b * result <=
+    a and a - b < b * result."""
     if not (b.known and np.all(b.constant > 0) and op.positive):
         size = _size(a)
         return op.unknown(0 if op.positive else -size, size)
@@ -110,8 +110,8 @@ def divide(op: Operation, a: Form, b: Form) -> Form:
 
 
 def remainder(op: Operation, a: Form, b: Form) -> Form:
-    """What `divide` leaves, of a's sign. `a` itself where facts say that it is below b; else a multiple of what divides
-    both."""
+    """The remainder of `divide`, with a's sign: `a` itself if facts say that it is below b, else a multiple of the
+    common divisor of both."""
     if not (b.known and np.all(b.constant > 0) and op.positive):
         size = least(_size(a), most(abs(b.constant) - 1, 0)) if b.known else _size(a)
         return op.unknown(0 if op.positive else -size, size)
@@ -128,7 +128,7 @@ def remainder(op: Operation, a: Form, b: Form) -> Form:
 
 
 def both_bits(op: Operation, a: Form, b: Form) -> Form | None:
-    """a & b, from 0 to the smaller of the two; None where either may be negative and neither is a known mask."""
+    """a & b, from 0 to the smaller of the two; None if either may be negative and neither is a known mask."""
     for one in (a, b):
         if one.known and np.all(one.constant >= 0):
             return op.unknown(0, one.constant)
@@ -138,7 +138,7 @@ def both_bits(op: Operation, a: Form, b: Form) -> Form | None:
 
 
 def either_bits(op: Operation, a: Form, b: Form) -> Form | None:
-    """a | b, below the next power of two above both; None where either may be negative."""
+    """a | b, below the next power of two above both; None if either may be negative."""
     if np.any(a.low < 0) or np.any(b.low < 0):
         return None
     top = max(int(np.max(a.high)), int(np.max(b.high)))

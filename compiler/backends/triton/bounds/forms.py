@@ -1,8 +1,8 @@
-"""Integers of a kernel as linear forms of unknowns, and what can be shown of them.
+"""Integers of a kernel as linear forms of unknowns, and the bounds that can be proved for them.
 
 A number is an integer, or an array with an entry for each sample: a program of the grid at given sizes of the batch.
-What depends on program numbers and sizes alone is therefore known. Positions in a block, counters of loops and numbers
-read from memory are unknowns between two bounds, with facts that relate them to others.
+Values that depend only on program numbers and sizes are therefore known. Positions in a block, counters of loops and
+numbers read from memory are unknowns between two bounds, with facts that relate them to others.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Form:
 
     @property
     def low(self) -> Number:
-        """Its least value by the bounds of its unknowns; facts are not used."""
+        """The form's least value by the bounds of its unknowns; facts are not used."""
         return -self.times(-1).high
 
     @property
     def high(self) -> Number:
-        """Its largest value by the bounds of its unknowns; facts are not used."""
+        """The form's largest value by the bounds of its unknowns; facts are not used."""
         total = self.constant
         for unknown, factor in self.terms.items():
             if isinstance(factor, int):
@@ -84,12 +84,12 @@ class Form:
 
     @property
     def divisor(self) -> int:
-        """A number that divides it; 0 for the form 0."""
+        """A number that divides the form; 0 for the form 0."""
         return gcd(_divisor(self.constant), self.step)
 
     @property
     def tight(self) -> Form:
-        """The fact that this one, a form that is at most 0, is in integers: 32 i < 2880 is 32 i <= 2848."""
+        """The tightest integer version of this fact, a form that is at most 0: 32 i < 2880 becomes 32 i <= 2848."""
         step = self.step
         return self if step < 2 else Form(-(-self.constant // step * step), self.terms)
 
@@ -105,10 +105,9 @@ def most(one: Number, other: Number) -> Number:
 
 
 def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
-    """A bound that a form does not exceed where every fact is at most 0, found by combining these facts and those of
-    the form's unknowns. The search ends early once the bound is `goal` or less in every sample, if `goal` is not
-    None."""
-    never: bool | np.ndarray = False  # where a fact does not hold, whatever the unknowns are
+    """An upper bound of a form if every fact is at most 0, found by combining these facts and those of the form's
+    unknowns. The search ends as soon as the bound is `goal` or less in every sample; None: it runs to its end."""
+    never: bool | np.ndarray = False  # samples in which a fact cannot hold, whatever the unknowns are
     for fact in facts:
         never = never | (fact.constant > 0) if fact.known else never
     best = least(form.high, np.where(never, -_NEVER, _NEVER)) if np.any(never) else form.high
@@ -120,7 +119,7 @@ def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Numb
 
 
 def lower(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
-    """A bound that a form does not fall below; see `upper`."""
+    """A lower bound of a form; see `upper`."""
     return -upper(form.times(-1), facts, None if goal is None else -goal)
 
 
@@ -129,14 +128,15 @@ def _divisor(number: Number) -> int:
 
 
 def _ratio(factor: Number, by: np.ndarray) -> int:
-    """How many times `by` a factor is in every sample; 0 if it is not the same number above 0."""
+    """`factor` / `by`, if that is the same positive integer in every sample; else 0."""
     at = int(np.argmax(by != 0))
     times = int((factor if isinstance(factor, int) else factor[at]) // by[at]) if by[at] else 0
     return times if times > 0 and np.array_equal(times * by, np.broadcast_to(factor, by.shape)) else 0
 
 
 class _BoundSearch:
-    """Fourier-Motzkin elimination: facts are added so that one unknown after the other cancels, at most `depth`."""
+    """Fourier-Motzkin elimination: facts, at most `depth` of them, are added so that one unknown after the other
+    cancels."""
 
     def __init__(self, goal: Number | None) -> None:
         self._goal, self._left = goal, _MOST
@@ -163,7 +163,7 @@ class _BoundSearch:
                 # the form times |by|, less the fact times |factor|: the unknown is gone
                 combined = form.times(abs(by)).plus(fact, -abs(factor))
                 found = self.upper(combined, rest, depth - 1) // abs(by)
-                if abs(by) > 1:  # or the unknown alone, which is a whole number
+                if abs(by) > 1:  # or the unknown on its own, which is an integer
                     alone = Form(0, {unknown: sign * abs(by)}).plus(fact, -1)
                     bound = self.upper(alone, rest, depth - 2) // abs(by)
                     others = Form(form.constant, {u: f for u, f in form.terms.items() if u is not unknown})

@@ -1,4 +1,4 @@
-"""The forms of results of operations other than arithmetic; None where nothing is known of a result."""
+"""The forms of results of operations other than arithmetic; None if nothing is known of a result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _unsigned(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | 
 
 
 def _loaded(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | None:
-    """A number that is loaded: between the bounds that `Memory` gives for its argument."""
+    """The form of a loaded number: it lies between the bounds that `Memory` gives for its argument."""
     try:
         root, _ = known.pointer(op.operands[0], view)
     except UnclearError:
@@ -53,7 +53,7 @@ def _loaded(known: KernelValues, op: TtirOp, name: str, view: View) -> Form | No
     if memory.low is None or memory.high is None or known.types[name].bits < 32:
         return None
     low, high = memory.low, memory.high
-    if len(op.operands) == 3:  # mask and what stands for what is masked
+    if len(op.operands) == 3:  # the mask, and the value of masked elements
         other = known.form(op.operands[2], view)
         low, high = least(low, other.low), most(high, other.high)
     return known.unknown((name, view), low, high)
@@ -98,7 +98,7 @@ def _summed(known: KernelValues, op: TtirOp, name: str, view: View, source: str,
     found, own = known.unknown((name, view), form.low, high), known.form(source, view)
     totals = [total for total in known.sums.get(source, ()) if known.ops[total].attribute("axis") == axis]
     [unknown] = found.terms
-    unknown.facts = [own.plus(found, -1)]  # so far is no less than the last, and no more than all
+    unknown.facts = [own.plus(found, -1)]  # between the last term and the sum of all
     unknown.facts += [found.plus(known.form(t, view[:axis] + view[axis + 1 :]), -1) for t in totals]
     return found
 

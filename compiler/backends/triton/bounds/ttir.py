@@ -16,7 +16,8 @@ _LOCATION = re.compile(r"\s+loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)")
 
 @dataclass(frozen=True)
 class TtirType:
-    """The type of a value. element: i32, f16 and such; for pointers, of what they point to. shape: () for scalars."""
+    """The type of a value. element: i32, f16 and such; for pointers, the type that they point to. shape: () for
+    scalars."""
 
     shape: tuple[int, ...]
     element: str
@@ -24,12 +25,12 @@ class TtirType:
 
     @property
     def bits(self) -> int:
-        """Bits of an element; those of the element that a pointer points to."""
+        """Bits of an element; for a pointer, of the element that it points to."""
         return int(re.sub(r"\D.*", "", self.element.lstrip("bfi").replace("index", "64")) or 8)
 
     @staticmethod
     def parse(text: str) -> TtirType:
-        """From tensor<4x32x!tt.ptr<bf16>>, !tt.ptr<i8>, i32 and such."""
+        """Parse tensor<4x32x!tt.ptr<bf16>>, !tt.ptr<i8>, i32 and such."""
         text = text.strip()
         shape: tuple[int, ...] = ()
         if text.startswith("tensor<"):
@@ -45,11 +46,11 @@ class TtirType:
 
 @dataclass
 class TtirOp:
-    """One operation. text: the rest of its line behind its name. types: those behind the last colon, in their order.
+    """One operation. text: the rest of its line after its name. types: the types after the last colon, in order.
 
-    regions: the blocks of each. carried: for each value that a loop passes from one iteration to the next, its name in
-    the body and that of its first value. counter, bounds: the name of a counting loop's counter, and those of its first
-    value, end and step.
+    regions: the blocks of each region. carried: for each value that a loop passes from one iteration to the next, its
+    name in the body and that of its first value. counter, bounds: the name of a counting loop's counter, and those of
+    its first value, end and step.
     """
 
     name: str
@@ -63,7 +64,7 @@ class TtirOp:
     bounds: tuple[str, ...] = ()
 
     def attribute(self, name: str) -> int:
-        """An integer among its attributes; KeyError if it has none of that name."""
+        """An integer attribute; KeyError if the operation has none of that name."""
         found = re.search(rf"\b{name} = (-?\d+)", self.text)
         if found is None:
             raise KeyError(name)
@@ -79,7 +80,7 @@ class TtirOp:
 
     @property
     def result_types(self) -> list[TtirType]:
-        """The types of its results; empty where its regions give the results."""
+        """The types of the results; empty if the results come from its regions."""
         if self.name == "arith.constant" and not self.types:
             return [TtirType((), "i1")]
         if not self.results or self.name in ("scf.for", "scf.while", "scf.if") or not self.types:
@@ -114,8 +115,8 @@ class TtirFunction:
 
 
 def parse(text: str) -> TtirFunction:
-    """The function in the text of a module. Every value gets a name that no other value has. ValueError where the text
-    is of another form."""
+    """The function in the text of a module. Every value gets a name that no other value has. ValueError if the text has
+    another form."""
     lines = iter([line.strip() for line in _LOCATION.sub("", text).splitlines()])
     for line in lines:
         if line.startswith("tt.func"):
@@ -128,7 +129,7 @@ def parse(text: str) -> TtirFunction:
 
 
 class _TtirReader:
-    """Reads a text line by line. Where regions beside each other use one name for two values, these get two names."""
+    """Reads a text line by line. If two sibling regions use one name for two values, the values get two names."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines, self._count = lines, 0

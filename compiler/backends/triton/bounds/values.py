@@ -1,8 +1,8 @@
-"""What is known of the integers in a Triton kernel's IR: each value as a linear form, each condition as facts.
+"""Facts about the integers in a Triton kernel's IR: each value as a linear form, each condition as facts.
 
-A value of the IR is a block with axes. A form is asked for along a view, which gives every axis a name. The position
-along an axis is an unknown of that name, so that positions along two axes are two unknowns, and a mask bounds an
-address only if both are seen with the same names.
+A value of the IR is a block with axes. The form of a value is computed along a view, which gives every axis a name. The
+position along an axis is an unknown of that name, so that positions along two axes are two unknowns, and a mask bounds
+an address only if both are seen with the same names.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .ttir import TtirFunction, TtirOp, TtirType
 
 Range = tuple[Number, Number, int]  # an integer's least and largest value, and a number that divides it
 View = tuple[object, ...]  # a name for each axis of a value; None for an axis of size 1
-# operations that keep the elements of their one operand in place along each axis, and those that put them elsewhere
+# operations that keep the elements of their one operand in place along each axis, and operations that move them
 PASSING = ("tt.splat", "tt.expand_dims", "tt.broadcast", "tt.trans", "arith.extsi", "arith.index_cast")
 MOVING = ("tt.join", "tt.cat", "tt.split", "tt.gather", "tt.reshape")
-_FAR = 2**50  # no memory has so many bytes; larger integers are taken for any integer of their type
-_UNEQUAL = ("ogt", "olt", "one")  # comparisons of floats that no number and itself fulfil
+_FAR = 2**50  # no memory has so many bytes; a larger integer is treated as any integer of its type
+_UNEQUAL = ("ogt", "olt", "one")  # comparisons of floats that are false for a number and itself
 _OPPOSITE = {"slt": "sge", "sle": "sgt", "sgt": "sle", "sge": "slt", "ult": "uge", "eq": "ne", "ne": "eq"}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a pointer argument points to: `nbytes` bytes, of integers from `low` to `high` (None: any)."""
+    """The memory of a pointer argument: `nbytes` bytes, holding integers from `low` to `high` (None: any)."""
 
     nbytes: Number
     low: Number | None = None
@@ -56,26 +56,26 @@ nothing is known of it."""
 
 
 class UnclearError(Exception):
-    """A pointer is made in a way that this analysis does not know; the message says how."""
+    """A pointer is computed in a way that this analysis does not know; the message says how."""
 
 
 class KernelValues:
-    """What is known of the values of a kernel; `_Walk` in addresses.py fills it while it goes through the kernel.
+    """The facts about the values of a kernel; `_Walk` in addresses.py fills them in while it walks the kernel.
 
     Values are named as in the IR. A fact is a form that is at most 0.
 
     types, ops: the type of each value, and the operation that computes it.
     facts: the facts that hold where each value is computed.
-    ranges: the bounds of values that a loop passes from one iteration to the next.
+    ranges: the bounds of values that a loop carries from one iteration to the next.
     choices: for the result of an `scf.if`, the values it may be, each with the facts that hold in its branch.
     counters: first value, end and step of each loop's counter.
-    there: the facts that the mask of the access under examination gives.
-    wrapped: values, by name and view, that may be too large to be followed.
+    there: the facts given by the mask of the access under examination.
+    wrapped: values, by name and view, that may be too large for the analysis.
     sums: the results of the reductions of each value.
-    memory: what pointer arguments point to, by the argument's number.
+    memory: the memory of pointer arguments, by the argument's number.
     samples: the programs that are examined.
-    readers: for names of operations, what gives the forms of their results (readers.py). Integer operations with two
-    operands (arithmetic.py) are known without them.
+    readers: by the names of operations, the functions that give the forms of their results (readers.py). Integer
+    operations with two operands need none (arithmetic.py).
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class KernelValues:
         self.memory, self.samples, self._readers = memory, samples, readers
         self._forms: dict[tuple[str, View], Form] = {}
         self._unknowns: dict[object, UnknownInteger] = {}
-        self._widened: dict[str, dict[str, None]] = {}  # for a value of booleans, the integers 0 and 1 made of it
+        self._widened: dict[str, dict[str, None]] = {}  # a boolean value: the integers 0 and 1 made of it
 
     def define(self, op: TtirOp, facts: tuple[Form, ...]) -> None:
-        """Note an operation, its results and their types; `facts` hold where it is."""
+        """Record an operation, its results and their types; `facts` hold at the operation."""
         for name, kind in zip(op.results, op.result_types, strict=False):
             self.types[name], self.ops[name] = kind, op
         self.facts |= dict.fromkeys(op.results, facts)
@@ -127,7 +127,7 @@ class KernelValues:
     def operand_views(self, op: TtirOp, view: View) -> list[tuple[str, View]]:
         """The operands of an operation whose result is seen along `view`, each with the view along which it is seen.
 
-        Where an operation moves elements, its operands have axes of their own names.
+        If an operation moves elements, the axes of its operands get new names.
         """
         match op.name:
             case "tt.splat":
@@ -152,10 +152,10 @@ class KernelValues:
         return tuple(at if size > 1 else None for at, size in zip(view, self.types[name].shape, strict=True))
 
     def pointer(self, name: str, view: View) -> tuple[int, Form]:
-        """The number of the argument that a pointer is derived from, and how many bytes behind it it points.
+        """The number of the argument that a pointer is derived from, and the pointer's offset from it in bytes.
 
-        Raises UnclearError where an operation is not known, a loop passes the pointer on, or it may come from one of
-        two arguments.
+        Raises UnclearError if an operation is not known, a loop carries the pointer, or the pointer may come from
+        either of two arguments.
         """
         if name in self._arguments:
             return self._arguments[name], Form(0)
@@ -189,7 +189,7 @@ class KernelValues:
         return self._forms[key]
 
     def unknown(self, key: object, low: Number, high: Number, divisor: int = 1) -> Form:
-        """A form of one unknown alone: the one that `key` stands for, with these bounds and no facts of its own."""
+        """A form of one unknown, the one that `key` identifies, with these bounds and no facts."""
         found = self._unknowns.setdefault(key, UnknownInteger(low, high))
         found.low, found.high, found.divisor, found.facts = low, high, divisor, []
         return Form.of(found)
@@ -240,9 +240,9 @@ class KernelValues:
         return OPERATIONS[op.name](Operation(self.types[name].bits, unknown, here, positive), a, b)
 
     def either(self, key: object, condition: str, place: View, one: Form, other: Form) -> Form:
-        """A form that is `one` where a condition holds and `other` elsewhere.
+        """The form of a choice: `one` if a condition holds, else `other`.
 
-        key: what its unknown is found by. place: the view along which the condition is seen.
+        key: identifies the form's unknown. place: the view along which the condition is seen.
         """
         yes, no = (tuple(self.given(condition, place, holds)) for holds in (True, False))
         if one.known and other.known and np.array_equal(one.constant, other.constant):
@@ -257,7 +257,7 @@ class KernelValues:
         return found
 
     def given(self, name: str, view: View, holds: bool) -> Iterator[Form]:
-        """The facts that follow where the condition `name`, seen along `view`, is true, or false if not `holds`."""
+        """The facts that follow if the condition `name`, seen along `view`, is true (or false, if not `holds`)."""
         op = self.ops.get(name)
         if op is None:
             return
@@ -281,11 +281,11 @@ class KernelValues:
             (one, place), (other, _) = operands
             loaded = self.ops.get(one)
             if loaded is not None and loaded.name == "tt.load" and loaded.operands[2:] == (other,):
-                yield from self.given(loaded.operands[1], place, True)  # where it is masked, the two are one number
+                yield from self.given(loaded.operands[1], place, True)  # the two are equal in masked elements
 
 
 def _compared(kind: str, a: Form, b: Form) -> Iterator[Form]:
-    """The facts that `a kind b` gives, by MLIR's names of comparisons; none for "ne" and for those not listed."""
+    """The facts that `a kind b` gives, by MLIR's names of comparisons; no facts for "ne" and unlisted names."""
     apart = a.plus(b, -1)
     match kind:
         case "slt":
@@ -310,10 +310,10 @@ def joined(one: Range, other: Range) -> Range:
 
 
 def whole_range(kind: TtirType) -> tuple[int, int]:
-    """The least and the largest integer of a type, neither beyond what is followed (2**50)."""
+    """The least and the largest integer of a type, neither beyond the analysis's limit (2**50)."""
     return max(-(2 ** (kind.bits - 1)), -_FAR), min(2 ** (kind.bits - 1) - 1, _FAR)
 
 
 def own_view(kind: TtirType, name: str) -> View:
-    """A view whose names no other value has: for bounds over a whole block, whatever other blocks are."""
+    """A view with names that no other value has: for bounds over a whole block, independent of other blocks."""
     return tuple((name, axis) if size > 1 else None for axis, size in enumerate(kind.shape))

@@ -17,14 +17,14 @@ from ..tiling.attention import MOST_SPLITS, AttentionTiling, Workload, decode_ti
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvWriteKernel, Piece, RotatingKernel, pieces, product_type
 
-JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
-SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
+JOINED = 8  # most sequences whose new keys attention writes itself; for more there is a separate kernel
+SPLIT_TOKENS = 256  # larger mixed steps have enough tiles to keep a device busy
 STATES = tuple(scratch_arg(name, "*fp32") for name in ("peaks", "totals", "partials"))
 
 
 @dataclass(frozen=True)
 class AttentionKernel(RotatingKernel[Attention]):
-    """What operands and facts mean is told in compiler/ops/attention.py."""
+    """Attention of one layer; compiler/ops/attention.py documents the operands and facts."""
 
     @classmethod
     def refusal(cls, step: Attention) -> str:
@@ -41,12 +41,13 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @property
     def pv_type(self) -> str:
-        """In which type weights are multiplied with values. Weights times scales of codes may be too small for f16."""
+        """The type in which attention weights are multiplied with values. Weights times scales of codes may be too
+        small for f16."""
         return self.cached.product or "bfloat16"
 
     @property
     def unit(self) -> float:
-        """What makes a score of the kernel's loop a logarithm to base 2: it may have been scaled before."""
+        """The factor that makes a score of the kernel's loop a logarithm to base 2; 1 if scores are already scaled."""
         s = self.step
         return 1.0 if s.softcap or s.adds else s.scale * log2(e)
 
@@ -56,7 +57,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @property
     def workload(self) -> Workload:
-        """What decides about tilings."""
+        """The sizes that decide the tiling."""
         kv = self.step.kv
         key, value = (sum(piece.width for piece in pieces(dim)) for dim in (kv.key_dim, kv.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
@@ -66,7 +67,7 @@ class AttentionKernel(RotatingKernel[Attention]):
 
     @cached_property
     def writer(self) -> KvWriteKernel | None:
-        """What writes new keys and values; None if the step has none."""
+        """The kernel that writes new keys and values; None if the step has none."""
         return KvWriteKernel(self.step.write) if self.step.write else None
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
@@ -92,7 +93,7 @@ class AttentionKernel(RotatingKernel[Attention]):
     def _splits(self, shape: Shape, limits: Limits, tuner: Tuner) -> int:
         """Programs that share the keys of a sequence, or, in small mixed steps, of a tile of its tokens.
 
-        Not where a row's sums must have one order whatever else is in its tile (shape.typical).
+        1 in mixed steps if a row's sums must have one order whatever else is in its tile (shape.typical).
         """
         if shape.decode:
             tiling, tiles = decode_tiling(self.workload, tuner), shape.max_tokens
@@ -137,7 +138,7 @@ class AttentionKernel(RotatingKernel[Attention]):
         )  # fmt: skip
 
     def _merge(self, splits: int) -> LaunchSpec:
-        """What makes o of the states of all splits of a mixed step."""
+        """The launch that computes o from the states of all splits of a mixed step."""
         merge = MergeSource(self, "attention_merge", splits)
         ins = tuple(a for a in self._operands() if a.name in ("sinks_ptr", "o_ptr"))
         args, grid = (*ins, *STATES), (Extent(0, (Term("num_tokens"),)), Extent(self.step.q_heads), ONE)
@@ -146,7 +147,7 @@ class AttentionKernel(RotatingKernel[Attention]):
         )
 
     def _results(self, splits: int) -> tuple[Arg, ...]:
-        """The operands, or with splits what they leave for `_merge` instead of o."""
+        """The operands; with splits, the scratch areas that `_merge` reads instead of o."""
         if splits == 1:
             return self._operands()
         return (*(a for a in self._operands() if a.name not in ("o_ptr", "sinks_ptr")), *STATES)
@@ -167,12 +168,11 @@ def _of_new(spec: LaunchSpec) -> LaunchSpec:
 
 @dataclass(frozen=True)
 class AttentionSource:
-    """What the template of a mixed or decode kernel is rendered for.
+    """The parameters of the template of a mixed or decode kernel.
 
-    A program has `rows` (token, head) pairs of `heads` query heads, and takes `tile` keys at a time; no product is
-    wider than `widest`. split: the keys of a sequence are shared between programs. joins: new keys
-    may be written, too. trees: sequences may verify trees of
-    guesses.
+    A program has `rows` (token, head) pairs of `heads` query heads, and reads `tile` keys at a time; no product is
+    wider than `widest`. split: the keys of a sequence are divided between programs. joins: the kernel may also write
+    new keys. trees: sequences may verify trees of drafts.
     """
 
     layer: AttentionKernel
@@ -189,14 +189,15 @@ class AttentionSource:
 
     @property
     def writes(self) -> bool:
-        """Whether the program that takes a sequence's last keys stores the new one first: where no other reads it."""
+        """Whether the program that reads a sequence's last keys stores the new key first, because no other program
+        reads it."""
         step = self.layer.step
         alone = self.head_parts == 1 and step.front <= self.tile and not self.trees
         return step.new is not None and self.joins and alone and step.rotary == step.new_rotary
 
     @property
     def stored(self) -> int:
-        """Rows that are stored at a time, of which one is there; the products of mixing take 16."""
+        """Rows of a store, only one of which is real: the products of mixing need 16."""
         return 16 if self.layer.packed else 1
 
     @property
@@ -206,7 +207,7 @@ class AttentionSource:
 
     @property
     def merged(self) -> int:
-        """How many splits a program of the merge reads at a time: so many that a thread holds 64 elements of partial
+        """How many splits a program of the merge reads at a time, so that a thread holds at most 64 elements of partial
         outputs."""
         widest = max(piece.width for piece in self.value_pieces)
         return min(max(64 * 32 * self.warps // (self.members * widest), 1), self.most_splits)
@@ -218,13 +219,13 @@ class AttentionSource:
 
     @property
     def one_page(self) -> bool:
-        """Whether a tile never reaches over the end of a page."""
+        """Whether no tile crosses the end of a page."""
         return self.layer.step.block_size % self.tile == 0
 
     @property
     def value_pieces(self) -> tuple[Piece, ...]:
-        """The pieces in which a value, and the output, are held: powers of two of dims, no wider than `widest` where
-        values are not the beginning of keys."""
+        """The pieces in which a value, and the output, are held: powers of two of dims, no wider than `widest` unless
+        values are the beginning of keys."""
         dim = self.layer.step.kv.value_dim
         if self.layer.packed:
             return self.layer.mixing(dim)
@@ -232,12 +233,12 @@ class AttentionSource:
 
     @property
     def reuses_keys(self) -> bool:
-        """Whether values are pieces of keys that are there already."""
+        """Whether values are pieces of keys that are already loaded."""
         values = self.value_pieces
         return self.layer.step.kv.shared and values == self.layer.key_pieces[: len(values)]
 
     def mixed_back(self, value: str, piece: Piece) -> str:
-        """A piece of the output as it was before values were mixed to be packed."""
+        """A piece of the output with the mixing of packed values undone."""
         return f"mix({value}, {piece.first}, {piece.width}, True)" if self.layer.packed else f"({value})"
 
     @property
@@ -253,7 +254,7 @@ class AttentionSource:
 
 @dataclass(frozen=True)
 class MergeSource:
-    """What attention_merge is rendered for."""
+    """The parameters of the template attention_merge."""
 
     layer: AttentionKernel
     entry: str

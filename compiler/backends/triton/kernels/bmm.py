@@ -23,7 +23,7 @@ ITEM = {"f32": 4, "bf16": 2, "f16": 2}
 class BmmKernel(StepKernel[steps.Bmm]):
     """c [rows, batch, m, n] = a [rows, batch, m, k] b [rows, batch, k, n], or b [.., n, k] if transposed.
 
-    Where all rows have one b, the m lines of many rows make one tile.
+    If all rows share one b, the m lines of many rows form one tile.
     """
 
     template: ClassVar[str] = "triton/bmm.py.jinja"
@@ -54,7 +54,7 @@ class BmmKernel(StepKernel[steps.Bmm]):
 
     @property
     def narrow(self) -> bool:
-        """Whether both operands have the same 16-bit type, so that tensor cores take them."""
+        """Whether both operands have the same 16-bit type, so that tensor cores can multiply them."""
         return self.step.a.dtype == self.step.b.dtype != "f32"
 
     def _tiles(self, lines: int) -> list[Config]:
@@ -81,7 +81,7 @@ class BmmKernel(StepKernel[steps.Bmm]):
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """What the template takes: the product and the tile that one program makes."""
+    """The parameters of the template: the product and the tile that one program computes."""
 
     kernel: BmmKernel = field(repr=False)
     m: int

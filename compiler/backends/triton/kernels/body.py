@@ -1,8 +1,8 @@
 """The body of a pointwise kernel as Triton lines.
 
-Values are float32, int32 or boolean (int1) tensors of any shapes that broadcast; mixed arithmetic is done in float32,
-division and elementary functions always. The lines call functions of `codegen_templates/triton/math.py.jinja`, which a
-template includes after `common.py.jinja`; each line assigns the register it is named after.
+Values are float32, int32 or boolean (int1) tensors of any shapes that broadcast; mixed arithmetic is done in float32;
+division and elementary functions always are. The lines call functions of `codegen_templates/triton/math.py.jinja`,
+which a template includes after `common.py.jinja`; each line assigns the register it is named after.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAIRS = {
     "remainder": ("remainder", "int_remainder"),
     "pow": ("power", "int_power"),
 }
-# of booleans, torch adds and multiplies to booleans
+# for booleans: in torch their sums and products are booleans
 BOOLEAN = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&"}
 # exponents that need no general power
 POWERS = {
@@ -50,7 +50,7 @@ class TritonValue:
 
     @property
     def tensor(self) -> str:
-        """The expression as a tensor, which methods and functions of Triton need; literals become one."""
+        """The expression as a tensor, which methods and functions of Triton need; literals are converted."""
         if self.number is None:
             return self.text
         return f"tl.full((), {self.text}, {({'f': 'tl.float32', 'i': 'tl.int32', 'b': 'tl.int1'})[self.kind]})"
@@ -65,12 +65,12 @@ class TritonValue:
 
     @property
     def mask(self) -> str:
-        """Truth as torch has it: NaN is true."""
+        """The expression as a boolean; as in torch, NaN is true."""
         return self.tensor if self.kind == "b" else f"({self.tensor} != 0)"
 
 
 def _number(value: float) -> TritonValue:
-    """A float literal, rounded to float32 where Triton would otherwise make it a float64."""
+    """A float literal, rounded to float32 if Triton would otherwise make it a float64."""
     try:
         rounded = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -142,7 +142,7 @@ def apply(opcode: str, args: Sequence[TritonValue]) -> TritonValue:
 
 
 def _simple(opcode: str, args: Sequence[TritonValue], kind: str) -> TritonValue:
-    """Opcodes whose form is their own."""
+    """The value of an opcode with an expression of its own."""
     x = args[0]
     same = x if kind == "f" else x.to("i")
     if opcode == "div":
@@ -167,7 +167,7 @@ def _simple(opcode: str, args: Sequence[TritonValue], kind: str) -> TritonValue:
 
 
 def translate(body: Body, arguments: Sequence[TritonValue]) -> tuple[list[str], TritonValue]:
-    """The lines, and the result, given the inputs a<i>."""
+    """The source lines of a body, and its result, given the inputs a<i>."""
     lines: list[str] = []
 
     def assign(register: str, opcode: str, args: list[TritonValue]) -> TritonValue:

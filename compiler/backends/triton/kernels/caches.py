@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from .....runtime.format.kv import KVLayer
 from ...cache_table import CacheTable
 
-KV_ALIGN = 16  # bytes that each key and value takes a multiple of: what one copy to shared memory takes
+KV_ALIGN = 16  # bytes of one copy to shared memory: each key and value takes a multiple
 LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 @dataclass(frozen=True)
 class CacheElements:
-    """What kernels read of a page: elements of the Triton type `element`.
+    """How kernels read a page: as elements of the Triton type `element`.
 
-    product: the Triton type in which they are multiplied; "" for codes, which are converted to the type of the queries.
-    macros: a template with two macros. `unpack` is the body of the Triton function `numbers` (the floats that codes
-    stand for, without scales); `pack` defines `quantize` (codes of float32 rows, with scales if any), or
-    `pack` of packed codes. "" for floats, which are stored as they are.
+    product: the Triton type in which elements are multiplied; "" for codes, which are converted to the type of the
+    queries. macros: a template with two macros. `unpack` is the body of the Triton function `numbers` (the floats that
+    codes stand for, without scales); `pack` defines `quantize` (codes of float32 rows, with scales if any), or `pack`
+    of packed codes. "" for floats, which are stored without conversion.
     """
 
     element: str
@@ -26,7 +26,7 @@ class CacheElements:
     macros: str = ""
 
     def refusal(self, layer: KVLayer) -> str:
-        """Why a layer's pages cannot be read so; "" if they can."""
+        """Why a layer's pages cannot be read in this way; "" if they can."""
         if layer.align % KV_ALIGN:
             return f"vectors of the cache begin at multiples of {layer.align} bytes, not of {KV_ALIGN}"
         return "tokens chosen by their attention: there are no kernels for GPUs" if layer.scored else ""

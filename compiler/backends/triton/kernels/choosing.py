@@ -19,13 +19,14 @@ SCORES = scratch_arg("scores", "*fp32")
 
 @dataclass(frozen=True)
 class ChooseKeysKernel(KvKernel[ChooseKeys]):
-    """Scores, by distance, go to scratch memory, a row of float32 per token, where the second kernel reads them."""
+    """The first kernel writes scores, indexed by distance, to scratch memory, a row of float32 per token; the second
+    reads them."""
 
     chunk: ClassVar[int] = 1024
 
     @property
     def left_out(self) -> float:
-        """What keeps a key from being read."""
+        """The value that marks a key as not to be read."""
         return LEFT_OUT
 
     @property
@@ -58,8 +59,8 @@ class ChooseKeysKernel(KvKernel[ChooseKeys]):
 
 @dataclass(frozen=True)
 class ChooseScoresKernel:
-    """What the template of scores is rendered for: a program has `tokens` of a sequence and a `segment` of its keys,
-    and takes `heads` of the index and `tile` keys at a time."""
+    """The parameters of the template of scores: a program has `tokens` of a sequence and a `segment` of its keys, and
+    processes `heads` of the index and `tile` keys at a time."""
 
     layer: ChooseKeysKernel
     decode: bool
@@ -67,20 +68,22 @@ class ChooseScoresKernel:
 
     @property
     def heads(self) -> int:
-        """A matrix unit takes 16 rows at least."""
+        """Heads of the index that a program processes at a time; a matrix unit needs at least 16 rows."""
         return min(max(power_of_two(self.layer.step.heads), 16), 64)
 
     @property
     def head_parts(self) -> int:
-        """How many times a program takes `heads` heads."""
+        """How many groups of `heads` heads a program processes."""
         return -(-self.layer.step.heads // self.heads)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence that a program takes: one in decode, else as many as give 64 rows of (token, head)."""
+        """Tokens of a sequence that a program processes: one in decode, else as many as give 64 rows of (token,
+        head)."""
         return 1 if self.decode else 64 // self.heads
 
     @property
     def segment(self) -> int:
-        """Keys of a program: a multiple of `tile`, of which a sequence has at most 64 for a tile of tokens."""
+        """Keys of a program: a multiple of `tile`, so large that a sequence has at most 64 segments for a tile of
+        tokens."""
         return max(-(-self.layer.step.width // 64 // self.tile) * self.tile, 8 * self.tile)

@@ -1,4 +1,4 @@
-"""What ranks do together: pieces through memory that all of them see, or a communicator.
+"""Collective operations of ranks: through memory that all ranks see, piece by piece, or with a communicator.
 
 A rank reads the pieces of all others at once (one-shot, as the custom all-reduce of TensorRT-LLM and vLLM for small
 messages): least time until the first byte, but all bytes of all ranks over a rank's link. A communicator's ring moves
@@ -22,17 +22,17 @@ from ..tiling.choice import Tuner, power_of_two
 
 _GATHERED = "gathered"  # scratch
 _LINES = "triton/gathered.py.jinja"
-_LEAST = 512  # elements of a piece: fewer do not fill a link's packets
+_LEAST = 512  # least elements of a piece: fewer do not fill a link's packets
 _PER_THREAD = 8
 
 
 @dataclass(frozen=True)
 class CollectiveKernel(StepKernel[Any]):
-    """y = what all ranks have, summed or one behind the other. step: `AllReduce` or `AllGather`."""
+    """y = the x of all ranks, summed or concatenated. step: `AllReduce` or `AllGather`."""
 
     template: ClassVar[str] = "triton/collective.py.jinja"
     area: ClassVar[ExchangeArea] = EXCHANGE
-    tokens: int = 1  # of the largest step of a phase
+    tokens: int = 1  # in the largest step of a phase
     arguments: tuple[Arg, ...] = ()
 
     @classmethod
@@ -45,7 +45,7 @@ class CollectiveKernel(StepKernel[Any]):
 
     @property
     def gathers(self) -> bool:
-        """Whether what ranks have is put one behind the other."""
+        """Whether the ranks' values are concatenated, not summed."""
         return isinstance(self.step, steps.AllGather)
 
     @property
@@ -56,7 +56,7 @@ class CollectiveKernel(StepKernel[Any]):
 
     @property
     def elements(self) -> int:
-        """How many a row of one rank has."""
+        """Elements of a row of one rank."""
         found: int = self.step.widths()["x"]
         return found
 
@@ -67,7 +67,7 @@ class CollectiveKernel(StepKernel[Any]):
 
     @property
     def block(self) -> int:
-        """Elements of a piece: as few as give every program one, that a link takes well."""
+        """Elements of a piece: as few as give every program one piece, but enough to fill a link's packets."""
         each = -(-self.tokens * self.elements // EXCHANGE.programs)
         return min(max(power_of_two(each), _LEAST), EXCHANGE.piece)
 
@@ -78,14 +78,14 @@ class CollectiveKernel(StepKernel[Any]):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        """x, y, the number of rows, the rank, its own area and those of all."""
+        """The arguments: x, y, the number of rows, the rank, its own area and those of all ranks."""
         areas = [Arg(name, "*fp32", AreaArg(rank)) for rank, name in enumerate(self.areas)]
         own = Arg("own_ptr", "*fp32", AreaArg())
         return (*self.pointers(x="x_ptr", y="y_ptr"), self.count, size_arg(RANK), *self.rows, own, *areas)
 
     @property
     def rows(self) -> tuple[Arg, ...]:
-        """Which rows are whose, where ranks divide them."""
+        """The arguments that say which rank owns which rows, if ranks divide them."""
         return ()
 
     @property
@@ -112,25 +112,26 @@ class CollectiveKernel(StepKernel[Any]):
         return replace(self, tokens=min(shape.max_tokens, limits.max_step_tokens))
 
     def kernel(self, target: Target, exchange: Exchange | None) -> LaunchSpec:
-        """Through memory that all ranks see. exchange: what a communicator may do instead, None where none may."""
+        """The launch through memory that all ranks see. exchange: the communicator's operation that may replace it;
+        None if none may."""
         return replace(self.rendered(self.template, self.args, target), exchange=exchange)
 
     def rendered(self, template: str, args: tuple[Arg, ...], target: Target) -> LaunchSpec:
-        """A kernel with these arguments."""
+        """The launch of a template's kernel with these arguments."""
         source = render(template, replace(self, arguments=args), self.step)
         warps = max(self.block // _PER_THREAD // target.warp_size, 1)
         return LaunchSpec(source, self.entry, args, (Extent(self.programs), ONE, ONE), num_warps=warps)
 
     def exchange_of(self, target: Target) -> Exchange | None:
-        """What a communicator does as well, if it takes less time, else None; None of a gather too, because a
-        communicator has no order that ranks' lines need."""
+        """The communicator's operation, if it is faster; else None. Also None for a gather, because a communicator does
+        not give the order that ranks' lines need."""
         nbytes = 4 * self.tokens * self.elements
         ranks = self.step.ranks
         faster = ring_seconds(nbytes, ranks, target) < one_shot_seconds(nbytes, ranks, target)
         return self._exchange() if faster and not self.gathers else None
 
     def alone(self, args: tuple[Arg, ...]) -> LaunchSpec:
-        """A communicator, where there is no other way."""
+        """The launch of a communicator, if ranks do not see each other's memory."""
         return LaunchSpec("", self.entry, args, (ONE, ONE, ONE), exchange=self._exchange(only=True))
 
     def _exchange(self, only: bool = False) -> Exchange:

@@ -1,8 +1,8 @@
-"""Sums that ranks divide by rows, and the rows of all gathered again, through memory that all of them see, or a
+"""Sums of which each rank computes some rows, and the gather of all rows, through memory that all ranks see or with a
 communicator.
 
-A rank reads of the others its own rows alone, and theirs when rows are gathered: in both together that is as much as a
-ring moves. Steps that are not divided (`Phase.own`) have whole sums, and nothing to gather.
+For a sum a rank reads only its own rows from the others, and for a gather only theirs: both together move as many bytes
+as a ring. Steps that are not divided (`Phase.own`) have whole sums, and nothing to gather.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..spec import ONE, Arg, LaunchSpec, Shape, size_arg
 from ..tiling.choice import Tuner
 from .collective import CollectiveKernel
 
-_ANY = 1 << 30  # rows: no step has so many
-_WORD = 4  # bytes: what ranks exchange is float32, or as many bits
+_ANY = 1 << 30  # more rows than any step has
+_WORD = 4  # bytes: ranks exchange float32, or other values in words of 32 bits
 
 
 @dataclass(frozen=True)
 class DividedKernel(CollectiveKernel):
-    """Common to both. step: `ReduceScatter` or `GatherRows`."""
+    """The base of both kernels. step: `ReduceScatter` or `GatherRows`."""
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if not divides(self.step.least, shape.max_tokens, shape.decode):
@@ -54,7 +54,7 @@ class DividedKernel(CollectiveKernel):
 
 @dataclass(frozen=True)
 class ReduceScatterKernel(DividedKernel):
-    """y = the ranks' x, summed, of a rank its own rows."""
+    """y = the sum of the ranks' x; each rank gets its own rows."""
 
     @property
     def rows(self) -> tuple[Arg, ...]:
@@ -68,7 +68,7 @@ class ReduceScatterKernel(DividedKernel):
 
 @dataclass(frozen=True)
 class GatherRowsKernel(DividedKernel):
-    """x of every rank has the rows of all, each from the rank whose own it is. Values of 16 bits go in pairs."""
+    """Every rank gets all rows of x, each from the rank that owns it. Values of 16 bits are sent in pairs."""
 
     @classmethod
     def refusal(cls, step: Any) -> str:
@@ -89,6 +89,6 @@ class GatherRowsKernel(DividedKernel):
         return ()
 
     def rendered(self, template: str, args: tuple[Arg, ...], target: Target) -> LaunchSpec:
-        """Its grid is empty in a step that is not divided."""
+        """As `CollectiveKernel.rendered`; the grid is empty in a step that is not divided."""
         spec = super().rendered(template, args, target)
         return replace(spec, grid=(extent(EVEN_TOKENS, _ANY, self.programs), ONE, ONE))

@@ -1,4 +1,4 @@
-"""What the epilogue of a product reads, as names in the rendered source."""
+"""The values that the epilogue of a product reads, as names in the rendered source."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ColumnPart:
 
     @property
     def acc(self) -> str:
-        """The finished product."""
+        """The name of the finished product."""
         return f"acc{self.number}"
 
     @property
     def sum(self) -> str:
-        """The product of each warp."""
+        """The name of the product of each warp."""
         return f"sum{self.number}"
 
     @property
     def row(self) -> str:
-        """The first row of W of the program."""
+        """The name of the first row of W of the program."""
         return f"row{self.number}"
 
     @property
@@ -53,13 +53,14 @@ class ExtraOperand:
 
     @property
     def convert(self) -> str:
-        """How a loaded value becomes one of the body."""
+        """The code that converts a loaded value to a type of the body."""
         return ".to(tl.float32)" if self.kind == "f" else ""
 
 
 @dataclass(frozen=True)
 class ChangePiece:
-    """What adapters add to the columns from `begin` to `end`, with the product's operands of this number."""
+    """The term that adapters add to the columns from `begin` to `end`, from the product's operands numbered
+    `number`."""
 
     number: int
     begin: int
@@ -74,7 +75,8 @@ class ChangePiece:
 
 @dataclass(frozen=True)
 class ChangeOperand:
-    """steps.AdapterChange, as names in the source. wide: whether its operands, of different types, meet in float32."""
+    """steps.AdapterChange, as names in the source. wide: whether its operands have different types and are multiplied
+    in float32."""
 
     name: str
     pieces: tuple[ChangePiece, ...]
@@ -85,7 +87,7 @@ class ChangeOperand:
 
 @dataclass(frozen=True)
 class EpilogueOperands:
-    """Parts of the product, other operands, what adapters add, and each input of the epilogue as a value."""
+    """Parts of the product, other operands, the terms of adapters, and each input of the epilogue as a value."""
 
     parts: tuple[ColumnPart, ...]
     extras: tuple[ExtraOperand, ...] = ()
@@ -94,12 +96,12 @@ class EpilogueOperands:
 
     @property
     def beside(self) -> int:
-        """How many values there are for each of the result besides the parts of the product."""
+        """How many values each value of the result needs besides the parts of the product."""
         return len(self.extras) + len(self.changes)
 
 
 def epilogue_operands(step: steps.Product) -> EpilogueOperands:
-    """What the step's epilogue reads; without one, the product itself."""
+    """The operands of the step's epilogue; of a step without one, the product itself."""
     epilogue = step.epilogue
     if epilogue is None:
         return EpilogueOperands((ColumnPart(0, 1, 0),))

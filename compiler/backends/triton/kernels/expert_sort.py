@@ -1,4 +1,4 @@
-"""The kernels before a product with experts that put its slots (one per row and expert of it) in the order of experts.
+"""The kernels before a product with experts that sort its slots (one per row and expert of the row) by expert.
 
 Each expert's slots are padded to whole blocks, so that a tile of the product has rows of one expert only.
 """
@@ -26,7 +26,7 @@ class SortSource:
 
     @property
     def experts(self) -> int:
-        """How many matrices there are."""
+        """The number of experts' matrices."""
         return self.op.experts
 
     @property
@@ -36,17 +36,17 @@ class SortSource:
 
     @property
     def buckets(self) -> int:
-        """A power of two that holds all experts and the slots of none."""
+        """A power of two that holds all experts and one bucket for slots without an expert."""
         return 1 << self.op.experts.bit_length()
 
     def most_blocks(self, rows: str) -> str:
-        """How many blocks of slots there are at most, as the source says it. rows: the name of the number of rows."""
+        """The most blocks of slots, as an expression. rows: the name of the number of rows."""
         return self.op.most_blocks(self.block, rows)
 
 
 def sort_slots(op: WeightProduct[Any], block: int, padding: tuple[Arg, ...]) -> tuple[LaunchSpec, LaunchSpec]:
     """The launches that count the slots of each expert and put them in place, in scratch. block: slots of a block;
-    padding: what tells which rows only fill a graph, if anything."""
+    padding: the argument that tells which rows only fill a graph, if there is one."""
     source = render(f"{TEMPLATES}/expert_sort.py.jinja", SortSource(op, block, bool(padding)), op.step)
     grid = (Extent(op.experts + 1), ONE, ONE)
     index = tuple(arg for name, arg in op.operand_args.items() if name == "index_ptr")
@@ -59,12 +59,12 @@ def sort_slots(op: WeightProduct[Any], block: int, padding: tuple[Arg, ...]) -> 
 
 
 def sorted_args() -> dict[str, Arg]:
-    """Where the launches leave the slots of each block and the expert of each block."""
+    """The arguments with the slots of each block and the expert of each block, which the launches write."""
     return {"slots_ptr": scratch_arg("slots"), "experts_ptr": scratch_arg("experts")}
 
 
 def sort_scratch(op: WeightProduct[Any], block: int, tokens: int) -> dict[str, int]:
-    """Bytes of the slots of so many rows of x, in blocks, and of what finds their places."""
+    """Bytes of the slots of `tokens` rows of x, in blocks, and of the counts that find their places."""
     blocks = op.blocks(block).value({op.num_rows: tokens})
     return {"counts": 4 * (op.experts + 1), "slots": 4 * blocks * block, "experts": 4 * blocks}
 

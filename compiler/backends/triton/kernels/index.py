@@ -40,7 +40,7 @@ class TopkKernel(LinesKernel[steps.Topk]):
 
     @property
     def block(self) -> int:
-        """One line, so that a warp of its own can reduce it in every round without a barrier."""
+        """Lines of a program: one, so that a single warp can reduce it in every round without a barrier."""
         return max(WARP // self.width, 1)
 
     def warps(self, target: Target) -> int:
@@ -72,8 +72,7 @@ class GatherKernel(LinesKernel[steps.Gather]):
 class ScatterKernel(LinesKernel[steps.Scatter]):
     """y = x [rows, outer, n] with elements at index [rows, outer, m] set or added to; indices outside are skipped.
 
-    Of equal indices that are set the last one stays. The order of additions is that of the indices, so results do not
-    vary.
+    If equal indices are set, the last one wins. Additions are made in the order of the indices, so results do not vary.
     """
 
     template: ClassVar[str] = "triton/scatter.py.jinja"
@@ -99,7 +98,7 @@ class ScatterKernel(LinesKernel[steps.Scatter]):
 
 @dataclass(frozen=True)
 class TakeRowsKernel(StepKernel[R]):
-    """y [R, n] = source[ids]; ids are clamped to the rows that there are."""
+    """y [R, n] = source[ids]; ids are clamped to the rows of the source."""
 
     template: ClassVar[str] = "triton/take_rows.py.jinja"
 
@@ -115,7 +114,7 @@ class TakeRowsKernel(StepKernel[R]):
 
     @property
     def converts(self) -> bool:
-        """Whether y is of another type than the source."""
+        """Whether y has another type than the source."""
         raise NotImplementedError
 
     @property
@@ -125,7 +124,7 @@ class TakeRowsKernel(StepKernel[R]):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        """ids_ptr, x_ptr, y_ptr, num_rows and what `last` needs."""
+        """The arguments: ids_ptr, x_ptr, y_ptr, num_rows and those that `last` needs."""
         raise NotImplementedError
 
     @property
@@ -151,7 +150,7 @@ class TakeRowsKernel(StepKernel[R]):
 
 @dataclass(frozen=True)
 class EmbeddingKernel(TakeRowsKernel[Embedding]):
-    """Rows of a table [table_rows, n], row-major or quantized, as the product has it that shares it."""
+    """Rows of a table [table_rows, n], row-major or quantized, in the layout of the product that shares it."""
 
     @classmethod
     def refusal(cls, step: Embedding) -> str:
@@ -159,7 +158,7 @@ class EmbeddingKernel(TakeRowsKernel[Embedding]):
 
     @property
     def layout(self) -> Layout:
-        """How the table lies in memory."""
+        """The layout of the table."""
         return LAYOUTS.of(self.step.stored)
 
     @property
@@ -191,7 +190,7 @@ class EmbeddingKernel(TakeRowsKernel[Embedding]):
 
 @dataclass(frozen=True)
 class SelectRowsKernel(TakeRowsKernel[SelectRows]):
-    """Rows of x, which has one per token: one for each logit row that is wanted."""
+    """One row of x, which has a row per token, for each logit row that is wanted."""
 
     @property
     def entry(self) -> str:

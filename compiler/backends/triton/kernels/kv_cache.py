@@ -1,4 +1,4 @@
-"""The paged KV cache on a GPU: how a page lies in memory, and the kernel that writes this step's keys and values."""
+"""The paged KV cache on a GPU: the layout of a page, and the kernel that writes this step's keys and values."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class MixedPiece(Piece):
-    """A piece with the sizes of the blocks that are transformed in it: those from each `(start, size)` on, in order."""
+    """A piece and the blocks in it that are transformed, each as `(start, size)`, in order. After a start with size 1
+    nothing is transformed."""
 
     blocks: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def of(piece: Piece, dim: int) -> MixedPiece:
-        """Every 64 dims are a block, and so are the powers of two that the rest is a sum of; what pads is left."""
+        """Divide a piece into blocks of 64 dims, and the rest into powers of two; padding is not transformed."""
         found, at, size = [], piece.first, MIXED_BLOCK
         while at < min(piece.end, dim):
             while size > dim - at:
@@ -56,7 +57,7 @@ class MixedPiece(Piece):
 
 
 def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
-    """`dim` cut into pieces of 16 to `widest` dims: two where that pads less than one, 192 = 128 + 64."""
+    """`dim` divided into pieces of 16 to `widest` dims: two if they need less padding than one, 192 = 128 + 64."""
     if dim > widest:
         whole = dim // widest * widest
         rest = pieces(dim - whole, widest) if whole < dim else ()
@@ -73,14 +74,14 @@ def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
 
 @dataclass(frozen=True)
 class KvKernel(StepKernel[C]):
-    """The geometry of one layer's pages, which begin `page_stride` elements after each other.
+    """The geometry of one layer's pages, which are `page_stride` elements apart.
 
     A page holds keys [heads, block_size, key_width], then values [heads, block_size, value_width], of the cache's type,
     with zeros behind the dims; for codes there follow float32 scales [heads, block_size] of the keys, then of the
     values. Where values are shared, they are the beginning of keys, with their scales, and have no place of their own.
     Codes of 4 and 2 bits are packed, from the low bits of a byte up, and have a scale and a centre in half floats, the
-    scale in the low half of four bytes; what they stand for, and that vectors are mixed before they are rounded, is
-    told in codegen_templates/cpp/kv.h.
+    scale in the low half of four bytes; codegen_templates/cpp/kv.h documents their values and that vectors are mixed
+    before they are rounded.
     """
 
     @classmethod
@@ -89,7 +90,7 @@ class KvKernel(StepKernel[C]):
 
     @property
     def numbers(self) -> KVNumbers:
-        """The sizes of what the cache holds."""
+        """The number format of the cache and its sizes."""
         return find_kv_format(self.step.cache).numbers
 
     @property
@@ -109,17 +110,17 @@ class KvKernel(StepKernel[C]):
 
     @property
     def scaled(self) -> bool:
-        """Whether each vector has a scale beside it that its elements are multiplied by."""
+        """Whether each vector has its own scale, by which its elements are multiplied."""
         return self.numbers.scaled
 
     @property
     def coded(self) -> bool:
-        """Whether elements are codes, which macros make and read."""
+        """Whether elements are codes, which macros write and read."""
         return bool(self.cached.macros)
 
     @property
     def packed(self) -> int:
-        """Codes in a byte; 0 where elements are not packed."""
+        """Codes in a byte; 0 if elements are not packed."""
         return self.numbers.per_byte
 
     @property
@@ -134,7 +135,7 @@ class KvKernel(StepKernel[C]):
 
     @property
     def value_row(self) -> int:
-        """How far the values of two slots are apart, in elements."""
+        """Elements from the values of one slot to those of the next."""
         return self.key_width if self.step.kv.shared else self.value_width
 
     @property
@@ -144,7 +145,7 @@ class KvKernel(StepKernel[C]):
 
     @property
     def padded(self) -> bool:
-        """Whether vectors in pages are not as long as they have dims: packed, or with zeros behind them."""
+        """Whether a vector in a page has another length than its dims: it is packed, or followed by zeros."""
         kv = self.step.kv
         return self.packed > 0 or (self.key_width, self.value_width) != (kv.key_dim, kv.value_dim)
 
@@ -171,18 +172,18 @@ class KvKernel(StepKernel[C]):
 
     @property
     def page_stride(self) -> int:
-        """How far the pages are apart, in elements of the cache."""
+        """Elements of the cache from one page to the next."""
         return self._page_bytes // self.numbers.item_size
 
     @property
     def values_offset(self) -> int:
-        """Where the values begin in a page, in elements; 0 where they are the beginning of the keys."""
+        """Where the values begin in a page, in elements; 0 if they are the beginning of the keys."""
         kv = self.step.kv
         return 0 if kv.shared else kv.kv_heads * self.step.block_size * self.key_width
 
     @property
     def scale_page_stride(self) -> int:
-        """How far the pages are apart, in elements of four bytes."""
+        """Elements of four bytes from one page to the next."""
         return self._page_bytes // 4
 
     @property
@@ -193,14 +194,14 @@ class KvKernel(StepKernel[C]):
 
     @property
     def value_scales_offset(self) -> int:
-        """Where the scales of values begin in a page, in elements of four bytes; those of keys where values are
+        """Where the scales of values begin in a page, in elements of four bytes; the scales of keys if values are
         shared."""
         kv = self.step.kv
         return self.key_scales_offset + (0 if kv.shared else kv.kv_heads * self.step.block_size)
 
     @property
     def key_pieces(self) -> tuple[Piece, ...]:
-        """The pieces of a key that products take at a time."""
+        """The pieces of a key that products read at a time."""
         return self.mixing(self.step.kv.key_dim) if self.packed else pieces(self.step.kv.key_dim)
 
     def kv_args(self) -> tuple[Arg, ...]:
@@ -210,7 +211,8 @@ class KvKernel(StepKernel[C]):
 
 
 def product_type(q: str, cached: CacheElements) -> str:
-    """Triton's type of both operands of q k': that of the cache, or for codes, of q, or else the wider in range."""
+    """Triton's type of both operands of q k': the type in which the cache's elements are multiplied; for codes q's
+    type, or bfloat16 if q is float32."""
     return cached.product or ("bfloat16" if q == "f32" else LONG[q])
 
 
@@ -220,13 +222,13 @@ class RotatingKernel(KvKernel[R]):
 
     @property
     def rope_vector(self) -> int:
-        """How many neighbours of a dim have neighbouring partners in the rotation, so that one load takes them."""
+        """How many neighbouring dims have neighbouring partners in the rotation, so that one load reads them."""
         return gcd(self.step.rotary.dim // 2, 8)
 
 
 @dataclass(frozen=True)
 class KvWriteKernel(RotatingKernel[KvWrite]):
-    """Moves accepted guesses, then rotates k and stores both at slot_mapping."""
+    """Moves accepted drafts, then rotates k and stores k and v at slot_mapping."""
 
     template: ClassVar[str] = "triton/kv_write.py.jinja"
     entry: ClassVar[str] = "kv_write"

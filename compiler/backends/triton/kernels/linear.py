@@ -23,20 +23,20 @@ from .product_source import ProductSource
 from .quantize_rows import quantize_rows, quantized_args, quantized_scratch
 from .unpack import read_unpacked, unpack, unpacked, unpacked_scratch
 
-LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
-_NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
-_HELD = 64  # elements of a row per thread then
-# the operands of a norm, as those of the product before it
+LOGIT_ROWS = 64  # mixed steps seldom need logits of more rows than this
+_NORMED = 1  # most rows that the product's last program normalizes; for more there is a separate kernel
+_HELD = 64  # elements of a row per thread in that case
+# the operands of a norm, by the names that the product before it gives them
 _NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum",
          "coded.codes": "norm_out.codes", "coded.scales": "norm_out.scales"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ProductKernel(WeightProduct[P]):
-    """y = finish(x W^T + bias), for rows that all have one matrix, or that are sent to some of several."""
+    """y = finish(x W^T + bias), for rows that share one matrix, or that are sent to some of several."""
 
     def _codes_rows(self, tile: LinearTiling, shape: Shape, mode: ProductMode) -> bool:
-        """Whether a kernel brings rows to 8 bits first."""
+        """Whether a kernel before the product quantizes rows to 8 bits."""
         return mode.eight and not self.coded and not mode.inline(bool(tile.decode), shape.max_tokens)
 
     def staged(self) -> TritonKernel:
@@ -92,13 +92,13 @@ class ProductKernel(WeightProduct[P]):
     def _tile(self, shape: Shape, tuner: Tuner) -> LinearTiling:
         rows = shape.tiled_tokens
         if shape.typical and self.codes:
-            rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
+            rows = min(rows, 64)  # fewer for codes: decodes would wait for the matrix units
         if self.step.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
         return LinearTiling.of(pick(self.product(rows, tuner.target.level), tuner))
 
     def product(self, rows: int, level: int) -> ProductFacts:
-        """The facts that its tiling for that many rows depends on."""
+        """The facts that the product's tiling for that many rows depends on."""
         operands, s = epilogue_operands(self.step), self.step
         return ProductFacts(
             self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), operands.beside, rows,
@@ -106,7 +106,7 @@ class ProductKernel(WeightProduct[P]):
         )  # fmt: skip
 
     def _unpacked_launches(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
-        """W unpacked to scratch, and the product that reads it there."""
+        """The launches that unpack W to scratch and multiply with it there."""
         other = unpacked(self, tile)
         mode = other.mode(tuner.target.level)
         first = (quantize_rows(other, mode),) if other._codes_rows(tile, shape, mode) else ()
@@ -131,7 +131,7 @@ class ProductKernel(WeightProduct[P]):
         return self._spec(name, tile, tuner, [*args, self.count], (columns, ONE, ONE))
 
     def _read_args(self, mode: ProductMode | None) -> dict[str, Arg]:
-        """All operands, with what `quantize_rows` leaves in place of x."""
+        """All operands, with the output of `quantize_rows` in place of x."""
         args = self.operand_args
         if mode is None or not mode.eight:
             return args
@@ -139,7 +139,7 @@ class ProductKernel(WeightProduct[P]):
         return {arg.name: arg for arg in (*(given or quantized_args(mode)), *args.values()) if arg.name != "x_ptr"}
 
     def _tiles(self, tile: LinearTiling, shape: Shape) -> int:
-        """How many tiles the output has, at most."""
+        """The most tiles of the output."""
         return -(-self.step.columns // tile.n) * -(-shape.max_tokens // tile.m)
 
     def _many(self, tile: LinearTiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
@@ -164,7 +164,7 @@ class ProductKernel(WeightProduct[P]):
         return (many,) if merges or tile.splits == 1 else (many, *self._reduce(tile, tuner))
 
     def _counted(self, tile: LinearTiling, shape: Shape) -> list[Arg]:
-        """What a program takes that finds out whether it ends last: operands of a norm, and counters."""
+        """The arguments of a program that finds out whether it ends last: operands of a norm, and counters."""
         found: list[Arg] = []
         if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
             found += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
@@ -177,18 +177,19 @@ class ProductKernel(WeightProduct[P]):
         return (LaunchSpec(spec.source, spec.entry, spec.args, spec.grid, num_warps=4, num_stages=1),)
 
     def _padding(self, shape: Shape) -> tuple[Arg, ...]:
-        """What tells which rows only fill a graph: of steps of one token per sequence, the context lengths."""
+        """The argument that tells which rows only fill a graph: the context lengths, in steps of one token per
+        sequence."""
         return (batch_arg("context_lens"),) if self.experts and shape.decode and self.step.rows == "tokens" else ()
 
 
 @dataclass(frozen=True)
 class LinearKernel(ProductKernel[steps.RowProduct]):
-    """All rows with one matrix."""
+    """A product of all rows with one matrix."""
 
 
 @dataclass(frozen=True)
 class ExpertLinearKernel(ProductKernel[steps.ExpertProduct]):
-    """Each row with the matrices of the experts it was sent to: y is [rows, topk, columns]."""
+    """A product of each row with the matrices of the experts it was sent to: y is [rows, topk, columns]."""
 
     @property
     def experts(self) -> int:

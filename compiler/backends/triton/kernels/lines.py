@@ -1,7 +1,7 @@
-"""What the kernels over one axis of each row share: which lines of which rows a program takes.
+"""The base of kernels over one axis of each row: which lines of which rows a program processes.
 
-A line is what is reduced, sorted or indexed: n elements; a row holds `lines` of them. A program takes a power of two of
-lines, of one row or of several rows where these are few, so that its block has about `BLOCK` elements.
+A line is the n elements that are reduced, sorted or indexed; a row holds `lines` of them. A program processes a power
+of two of lines, of one row, or of several rows if a row has few, so that its block has about `BLOCK` elements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_THREADS = 512
 
 
 def warps(elements: int, target: Target, per_thread: int = PER_THREAD) -> int:
-    """Warps of a program that holds so many elements, a power of two."""
+    """Warps of a program that holds `elements` elements, a power of two."""
     threads = min(elements // per_thread, MAX_THREADS)
     return max(threads // target.warp_size, 1)
 
@@ -45,7 +45,7 @@ class LinesKernel(StepKernel[L]):
 
     @property
     def pointer_names(self) -> dict[str, str]:
-        """What the source calls the operands."""
+        """The names of the operands in the source."""
         return {name: f"{name}_ptr" for name in self.step.operands}
 
     @property
@@ -80,7 +80,7 @@ class LinesKernel(StepKernel[L]):
 
     @property
     def looped(self) -> bool:
-        """Whether a line is wider than what a program holds."""
+        """Whether a line is wider than the block of a program."""
         return self.step.n > self.width
 
     @property
@@ -90,7 +90,7 @@ class LinesKernel(StepKernel[L]):
 
     @property
     def widen(self) -> str:
-        """What follows a load of x."""
+        """The conversion behind a load of x."""
         return "" if self.whole else ".to(tl.float32)"
 
     def warps(self, target: Target) -> int:

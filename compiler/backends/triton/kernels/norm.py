@@ -33,17 +33,17 @@ class NormKernel(StepKernel[steps.Norm]):
 
     @property
     def has_bias(self) -> bool:
-        """Whether a bias is added behind the norm's weight."""
+        """Whether a bias is added after the multiplication by the norm's weight."""
         return "bias" in self.step.operands
 
     @property
     def words(self) -> int:
-        """Words of powers of two that a row has: four of them, of 32 values each, to a word."""
+        """Words that hold a row's powers of two: four to a word, one per 32 values."""
         return micro_words(self.step.d)
 
     @property
     def block(self) -> int:
-        """The width that one program holds: the next power of two, of powers of MXFP8 whole words."""
+        """The width that one program holds: the next power of two; for MXFP8 one that fills whole words of powers."""
         return max(1 << max(self.step.d - 1, 1).bit_length(), MICRO_STEP * (self.step.coding == "mxfp8"))
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:

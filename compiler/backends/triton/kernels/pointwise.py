@@ -23,7 +23,8 @@ KINDS = {"f32": "f", "bf16": "f", "f16": "f", "i32": "i", "bool": "b"}
 
 @dataclass(frozen=True)
 class AccessPlace:
-    """An operand in the rendered source: pointer, address and mask expressions, and what is read into or written."""
+    """An operand in the rendered source: pointer, address and mask expressions, and the variable that is read into or
+    written."""
 
     pointer: str
     address: str
@@ -71,7 +72,7 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """`shape`, or (1,) where a row has one element."""
+        """`shape`, or (1,) if a row has one element."""
         return self.shape or (1,)
 
     @property
@@ -91,12 +92,12 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
     @property
     def partial(self) -> bool:
-        """Whether a program's columns may lie outside."""
+        """Whether a program's columns may lie outside the row."""
         return self.cols % self.block_cols != 0
 
     @property
     def names(self) -> list[str]:
-        """The pointers."""
+        """The names of the pointers."""
         return [*(f"a{i}_ptr" for i in range(len(self.inputs))), "y0_ptr"]
 
     @cached_property
@@ -105,18 +106,18 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
     @property
     def lines(self) -> list[str]:
-        """The chain."""
+        """The source lines of the body."""
         return self._translated[0]
 
     @property
     def read(self) -> list[AccessPlace]:
-        """What is loaded, each into the variable a<i>."""
+        """The operands that are loaded, each into the variable a<i>."""
         convert = {"f": ".to(tl.float32)", "i": "", "b": " != 0"}
         return [self._place(i, convert[KINDS[access.dtype]]) for i, access in enumerate(self.inputs)]
 
     @property
     def written(self) -> AccessPlace:
-        """What is stored."""
+        """The operand that is stored."""
         value, kind = self._translated[1], KINDS[self.output.dtype]
         return self._place(len(self.inputs), value.mask if kind == "b" else value.to(kind).text)
 
@@ -127,7 +128,7 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
         rows = f" + row * {access.row_stride}" if by_row else ""
         if (
             not rows and not offset
-        ):  # a block all the same: Triton's interpreter broadcasts scalar comparisons to floats
+        ):  # a block although it has one element: Triton's interpreter broadcasts scalar comparisons to floats
             offset = "tl.zeros([1, 1], tl.int32)"
             return AccessPlace(pointer, f"{pointer} + {offset}", "", value)
         masks = ["in_rows"] * (by_row and self.block_rows > 1) + ["in_cols"] * (bool(offset) and self.partial)
@@ -142,7 +143,7 @@ class PointwiseKernel(StepKernel[steps.Pointwise]):
 
 
 def column_offset(dims: Sequence[int], strides: Sequence[int]) -> str:
-    """Where column `at` (of all merged dims) lies in an operand; "" for one that is the same in all columns."""
+    """The offset of column `at` (of all merged dims) in an operand; "" if the operand is the same in all columns."""
     terms: list[str] = []
     below = 1
     for d in range(len(dims) - 1, -1, -1):

@@ -1,6 +1,6 @@
-"""A product with a weight: what its launches, and the sources that they are rendered from, ask of its step.
+"""A product with a weight: the properties of its step that its launches and their sources use.
 
-Nothing here knows how a product is tiled."""
+This module does not depend on how a product is tiled."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TEMPLATES = "triton/linear"  # the folder of a product's templates, and of the k
 
 @dataclass(frozen=True)
 class WeightProduct(StepKernel[P]):
-    """y = finish(x W^T + bias): the facts of the step, and what it is refused for.
+    """y = finish(x W^T + bias): the facts of the step, and the reasons to refuse it.
 
-    ahead: whether kernels for few rows have a function that asks for the first weights of a program: a step kernel does
-    so before it waits for x.
+    ahead: whether kernels for few rows have a function that prefetches the first weights of a program; a step kernel
+    calls it before it waits for x.
     """
 
     ahead: bool = False
@@ -60,7 +60,7 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def experts(self) -> int:
-        """Matrices that rows are sent to; 0 where all rows have the same."""
+        """Number of matrices that rows are sent to; 0 if all rows share one."""
         return 0
 
     @property
@@ -75,35 +75,35 @@ class WeightProduct(StepKernel[P]):
 
     @cached_property
     def layout(self) -> Layout:
-        """How W lies in memory."""
+        """The layout of W."""
         return LAYOUTS.of(self.step.stored)
 
     @property
     def coded(self) -> bool:
-        """Whether rows come in 8 bits, too."""
+        """Whether rows also come in 8 bits."""
         return isinstance(self.step, steps.RowProduct) and self.step.x_coded is not None
 
     @property
     def codes(self) -> CodeGroups | None:
-        """How W lies in memory; None if it has no codes."""
+        """The layout of W; None if W has no codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
     def mode(self, level: int) -> ProductMode:
-        """How operands meet on a GPU of that compute capability, 0 for HIP."""
+        """How operands are multiplied on a GPU of that compute capability, 0 for HIP."""
         return mode_of(self.codes, self.x.dtype, self.step.w.dtype, level, bool(self.experts))
 
     def many_mode(self, level: int) -> ProductMode | None:
-        """How they may meet there in tilings that say so (LinearTiling.eight); None for no other way."""
+        """How operands may be multiplied there by tilings with LinearTiling.eight; None if there is no other way."""
         return many_mode_of(self.codes, level, bool(self.experts))
 
     def tiled_mode(self, level: int, tile: LinearTiling) -> ProductMode:
-        """How they meet there in a tiling."""
+        """How operands are multiplied there by a tiling."""
         many = self.many_mode(level) if tile.eight else None
         return many or self.mode(level)
 
     @cached_property
     def norm(self) -> NormKernel | None:
-        """The norm of y that the step ends with; None if it ends without."""
+        """The norm of y that the step ends with; None if it ends with none."""
         normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
         return NormKernel(normed) if normed else None
 
@@ -119,14 +119,14 @@ class WeightProduct(StepKernel[P]):
 
     @property
     def slots(self) -> Extent:
-        """How many products of a row with a matrix there are."""
+        """The number of products of a row with a matrix."""
         return extent(self.num_rows, times=self.topk)
 
     def blocks(self, block: int) -> Extent:
-        """At most how many blocks of one expert's rows there are; see `most_blocks`."""
+        """The most blocks of one expert's rows; see `most_blocks`."""
         return extent(self.num_rows, block, self.topk, self.experts + 1)
 
     def most_blocks(self, block: int, rows: str) -> str:
-        """At most how many blocks of one expert's rows there are, as a source says it: whole blocks of all slots, and
-        one that is not full per expert. rows: the name of the number of rows."""
+        """The most blocks of one expert's rows, as an expression: full blocks of all slots, and one partial block per
+        expert. rows: the name of the number of rows."""
         return f"(({rows} + {block - 1}) // {block} * {self.topk} + {self.experts + 1})"

@@ -1,4 +1,5 @@
-"""What templates of `triton/linear/` ask of how a product's operands meet: rows and codes, in 16 bits or in 8."""
+"""How a product's operands are multiplied, for the templates of `triton/linear/`: rows and codes, in 16 bits or in
+8."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .product import WeightProduct
 
 @dataclass(frozen=True)
 class ProductOperands:
-    """The operands of a product that is cut into tiles."""
+    """The operands of a product that is computed in tiles."""
 
     op: WeightProduct[Any]
     tile: LinearTiling
@@ -27,17 +28,17 @@ class ProductOperands:
 
     @property
     def cuda(self) -> bool:
-        """Whether the target is of CUDA, whose inline assembly the macros may use; else it is of HIP."""
+        """Whether the target is CUDA, whose inline assembly the macros may use; else it is HIP."""
         return self.level > 0
 
     @property
     def mode(self) -> ProductMode:
-        """In what the product multiplies on this target: 16-bit values, codes of 8 bits and their like."""
+        """The kind of numbers that the product multiplies on this target: 16-bit values, codes of 8 bits, and so on."""
         return self.op.tiled_mode(self.level, self.tile)
 
     @property
     def layout(self) -> Layout:
-        """How W lies in memory."""
+        """The layout of W."""
         return self.op.layout
 
     @property
@@ -54,21 +55,21 @@ class ProductOperands:
 
     @property
     def whole_values(self) -> bool:
-        """Whether codes become values before they are multiplied: see layouts/affine.py.jinja."""
+        """Whether codes are converted to values before they are multiplied: see layouts/affine.py.jinja."""
         codes = self.op.codes is not None and self.op.codes.unpacking.whole
         return codes and not self.tile.decode and whole_groups(self.level, self.tile.n, self.tile.warps)
 
     @property
     def bias(self) -> int:
-        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep, nor
-        do all matrix units keep those of f16, which would lose bits when they are scaled."""
+        """The offset of a field that is read as an operand: products do not keep bf16's subnormals, nor those of f16 on
+        some targets, and f16's would lose bits when they are scaled."""
         if self.op.x.dtype == "bf16":
             return 128
         return 1024 if self.whole_values or not self.subnormals else 0
 
     @property
     def magic(self) -> str:
-        """The pattern that is or-ed to a field: of a number whose last mantissa bit is worth 1, or none."""
+        """The bit pattern that is or-ed to a field: a number whose last mantissa bit is worth 1, or 0."""
         return {128: "0x4300", 1024: "0x6400", 0: "0"}[self.bias]
 
     @property
@@ -83,12 +84,12 @@ class ProductOperands:
 
     @property
     def unpack(self) -> str:
-        """The macro that takes four codes of 4 bits apart: with lop3 on CUDA, elsewhere with shifts and masks."""
+        """The macro that unpacks four codes of 4 bits: with lop3 on CUDA, elsewhere with shifts and masks."""
         return "nibbles" if self.cuda else "fields"
 
     @property
     def fields(self) -> int:
-        """Pieces of x that meet one element of codes."""
+        """Pieces of x that are multiplied with one element of codes."""
         return self.op.codes.fields if self.op.codes else 1
 
     # -- rows of 8 bits -----------------------------------------------------------------------------------------------
@@ -105,17 +106,17 @@ class ProductOperands:
 
     @property
     def inline(self) -> bool:
-        """Whether a program makes the codes of its few rows itself."""
+        """Whether a program quantizes its few rows itself."""
         return (self.eight or self.micro) and not self.reads_codes
 
     @property
     def reads_codes(self) -> bool:
-        """Whether a kernel before this one made rows codes."""
+        """Whether an earlier kernel quantized the rows to codes."""
         return any(arg.name == "codes_ptr" for arg in self.args)
 
     @property
     def row_lanes(self) -> int:
-        """Values of the only row that are read together: 32 per thread."""
+        """Values of a single row that are read together: 32 per thread."""
         return min(power_of_two(self.op.step.k), 1024 * self.tile.warps)
 
     @property
@@ -125,7 +126,7 @@ class ProductOperands:
 
     @property
     def few_at(self) -> str:
-        """Where the few rows of x begin, or their codes; the only row, where it is that which becomes codes."""
+        """Where the few rows of x or their codes begin; the single row if the program quantizes it itself."""
         slot, across = bool(self.op.experts), "rows[None, None, :]"
         if self.inline:
             return f"x_ptr + {self.slot_x('slot')}" if slot else "x_ptr"
@@ -136,16 +137,16 @@ class ProductOperands:
 
     @property
     def scale_at(self) -> str:
-        """The indices of the scales of a program's rows, as the source says it."""
+        """The indices of the scales of a program's rows, as an expression."""
         return f"{self.slot_row('slot')} + rows * 0" if self.op.experts else "rows"
 
     def slot_x(self, slot: str) -> str:
-        """Where a slot's row of x begins, as the source says it: elements from x_ptr."""
+        """Where a slot's row of x begins, as an expression: elements from x_ptr."""
         row = f"({slot} // TOPK).to(tl.int64) * {self.op.x.stride}"
         return f"{row} + {slot} % TOPK * K" if self.op.x_per_slot else row
 
     def slot_row(self, slot: str) -> str:
-        """The number of the row of codes that a slot multiplies, as the source says it."""
+        """The number of the row of codes that a slot multiplies, as an expression."""
         return slot if self.op.x_per_slot else f"({slot} // TOPK)"
 
     @property
@@ -156,12 +157,12 @@ class ProductOperands:
 
     @property
     def by_step(self) -> bool:
-        """Whether the scales of columns of W meet the sums of each step of K, not those of all."""
+        """Whether the scales of W's columns multiply the sum of each step of K, not the sum of all steps."""
         return self.mode.apart or self.blocks > 1
 
     @property
     def as_rows(self) -> str:
-        """Makes a pointer to bytes one to the elements of x."""
+        """The cast of a pointer to bytes to a pointer to elements of x."""
         return self.mode.row_pointer
 
     @property

@@ -1,4 +1,4 @@
-"""What the templates of `triton/linear/` are rendered from: one product with one tiling."""
+"""The parameters of the templates of `triton/linear/`: one product with one tiling."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LINE = 128  # bytes of a cache that are read together
 
 @dataclass(frozen=True)
 class ProductSource(ProductOperands):
-    """A product and how it is cut; what the templates ask for."""
+    """A product, its tiling, and the expressions that the templates use."""
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
 
     @property
     def expert_offset(self) -> str:
-        """What is added to w_ptr for the program's expert, as the source says it: elements of values, bytes of codes.
-        "" where all rows have one matrix."""
+        """The expression added to w_ptr for the program's expert: elements of values, bytes of codes. "" if all rows
+        share one matrix."""
         if not self.op.experts:
             return ""
         s, codes = self.op.step, self.op.codes
@@ -32,7 +32,7 @@ class ProductSource(ProductOperands):
 
     @property
     def y_row(self) -> str:
-        """Where row (or slot) r of y begins."""
+        """The expression for where row (or slot) r of y begins."""
         op = self.op
         if not op.experts:
             return f"r.to(tl.int64) * {op.step.y.stride}"
@@ -40,12 +40,12 @@ class ProductSource(ProductOperands):
 
     @staticmethod
     def all_of(*conditions: str | bool) -> str:
-        """The masks among `conditions` joined by &, as the source says it; "None" if there are none."""
+        """The masks among `conditions` joined by &, as an expression; "None" if there are none."""
         return " & ".join(c for c in conditions if isinstance(c, str)) or "None"
 
     @property
     def n_tail(self) -> bool:
-        """Whether the last program of a row of tiles has columns beyond those of y, which it must mask."""
+        """Whether the last program of a row of tiles has columns beyond the end of y, which it must mask."""
         return self.op.step.columns % self.tile.n != 0
 
     @property
@@ -62,7 +62,7 @@ class ProductSource(ProductOperands):
 
     @property
     def slices(self) -> int:
-        """Slices or steps of K."""
+        """The number of slices or steps of K."""
         return -(-self.op.step.k // self.tile.k)
 
     @property
@@ -72,14 +72,14 @@ class ProductSource(ProductOperands):
 
     @property
     def tiles_m(self) -> str:
-        """Tiles of rows, as the source says it."""
+        """The number of tiles of rows, as an expression."""
         if self.op.experts:
             return self.op.most_blocks(self.tile.m, "num_rows")
         return "tl.cdiv(num_rows, BM)"
 
     @property
     def norm(self) -> NormKernel | None:
-        """The norm that the program that ends last applies to y; None where the launch does no norm."""
+        """The norm that the program that ends last applies to y; None if the launch does no norm."""
         return self.op.norm if any(arg.name == "norm_y_ptr" for arg in self.args) else None
 
     @property
@@ -89,20 +89,20 @@ class ProductSource(ProductOperands):
 
     @property
     def padded(self) -> bool:
-        """Whether rows may only fill a graph: those of sequences without context, which no expert is read for."""
+        """Whether some rows may only fill a graph: rows of sequences without context, for which no expert is read."""
         return any(arg.name == "context_lens" for arg in self.args)
 
-    # -- what is asked for before x is there ---------------------------------------------------------------------------
+    # -- weights that are prefetched before x is ready -----------------------------------------------------------------
 
     @property
     def asked_lines(self) -> int:
-        """Lines of 128 bytes that a program for few rows asks for of each part of W: one per thread in all."""
+        """Lines of 128 bytes of each part of W that a program for few rows prefetches: one per thread in all."""
         return max(32 * self.tile.warps // len(self.parts), 1)
 
     @property
     def asks(self) -> list[str]:
-        """Where `line` of a program's first weights lies, in bytes from w_ptr on, for each kind of line; none where it
-        does not ask for weights."""
+        """Where `line` of a program's first weights lies, in bytes from w_ptr, for each kind of line; empty if the
+        program prefetches no weights."""
         if not (self.op.ahead and self.tile.decode) or self.op.experts or self.mode.eight:
             return []
         layout = self.op.layout
@@ -111,7 +111,7 @@ class ProductSource(ProductOperands):
         return [self._line_of_rows(part) for part in self.parts if self.mode.dense]
 
     def _lines_of_codes(self, part: ColumnPart, codes: AffineGroups) -> list[str]:
-        """Where a program's codes of a group lie, which are together, and their words."""
+        """Where a program's codes of a group lie, which are contiguous, and where their words lie."""
         s = self.op.step
         row, each = f"({part.offset} + first)", max(2 * codes.span * self.tile.n // _LINE, 1)
         group = f"tl.minimum(line // {each}, {-(-s.k // codes.group) - 1})"
@@ -122,7 +122,7 @@ class ProductSource(ProductOperands):
         ]
 
     def _line_of_rows(self, part: ColumnPart) -> str:
-        """Where the first values of each of a program's rows lie."""
+        """The place of the first values of each of a program's rows."""
         row = 2 * self.op.step.k
         each = max(min(self.asked_lines // self.tile.n, row // _LINE), 1)
         column = f"tl.minimum(first + line // {each}, WIDTH - 1)"
@@ -130,7 +130,7 @@ class ProductSource(ProductOperands):
 
     @property
     def slice_count(self) -> str:
-        """Slices of K that a program for few rows takes part in, as the source says it."""
+        """Slices of K that a program for few rows takes part in, as an expression."""
         return "slices" if self.op.experts else "SLICES"
 
     @property
@@ -140,16 +140,15 @@ class ProductSource(ProductOperands):
 
     @property
     def equal_shares(self) -> bool:
-        """Whether the programs of a split tile take as many steps each: a loop whose number of turns is known. Values
-        of blocks behind the end of K are masked where K ends within a step, and so are whole steps that a program has
-        behind it."""
+        """Whether all programs of a split tile take the same number of steps, so that the loop's length is known. If K
+        ends within a step, values behind its end are masked, and with them whole steps behind it."""
         masked = self.mode.value_operands and self.k_tail
         return self.tile.splits > 1 and (masked or self.slices % self.tile.splits == 0)
 
     @property
     def step_range(self) -> str:
-        """The first step of K of a program and the one behind its last, as the source says them; from 0 on where all
-        programs take as many."""
+        """The first step of K of a program and the one behind its last, as expressions; from 0 on if all programs take
+        the same number of steps."""
         if self.equal_shares:
             return f"0, {self.share}"
         if self.tile.splits > 1:
@@ -159,7 +158,8 @@ class ProductSource(ProductOperands):
 
     @property
     def halves(self) -> bool:
-        """Whether a tile is finished in two halves: sums and other operands together would not fit into registers."""
+        """Whether a tile is finished in two halves, because sums and other operands together would not fit into
+        registers."""
         tile = self.tile
         sums = tile.m * tile.n // (32 * tile.warps)
         large = not tile.decode and tile.splits == 1 and not self.op.experts
@@ -168,7 +168,7 @@ class ProductSource(ProductOperands):
 
     @property
     def widen(self) -> str:
-        """Operands of different types are multiplied in float32."""
+        """The conversion of operands of different types, which are multiplied in float32; else ""."""
         return ".to(tl.float32)" if self.mode.wide else ""
 
     # -- the epilogue and the arguments -------------------------------------------------------------------------------
@@ -187,32 +187,33 @@ class ProductSource(ProductOperands):
 
     @property
     def parts(self) -> tuple[ColumnPart, ...]:
-        """The columns of the product that the epilogue reads, each with sums of its own; one without an epilogue."""
+        """The columns of the product that the epilogue reads, each with its own sums; one part if there is no
+        epilogue."""
         return self._operands.parts
 
     @property
     def extras(self) -> tuple[ExtraOperand, ...]:
-        """What the epilogue reads beside the product."""
+        """The operands that the epilogue reads besides the product."""
         return self._operands.extras
 
     @property
     def changes(self) -> tuple[ChangeOperand, ...]:
-        """What adapters add to the product."""
+        """The terms that adapters add to the product."""
         return self._operands.changes
 
     @property
     def by_slot(self) -> bool:
-        """Whether a tile is finished slot by slot, on matrix units, rather than row by row: one of many rows."""
+        """Whether a tile is finished slot by slot on matrix units, as tiles of many rows are, and not row by row."""
         return not self.tile.decode and not self.by_row
 
     @property
     def by_row(self) -> bool:
-        """Whether a program finishes columns of a single row: it adds up the sums of a split."""
+        """Whether a program finishes columns of a single row, because it adds up the sums of a split."""
         return self.tile.splits > 1 and not self.merges
 
     @property
     def lines(self) -> list[str]:
-        """The source lines of the epilogue's body; none without an epilogue."""
+        """The source lines of the epilogue's body; empty without an epilogue."""
         return self._epilogue[0]
 
     @property

@@ -1,4 +1,4 @@
-"""The kernel before a product that brings its rows to 8 bits: with a scale each, or with powers of two (MXFP8)."""
+"""The kernel before a product that quantizes its rows to 8 bits: with a scale per row, or powers of two (MXFP8)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 
 
 @dataclass(frozen=True)
 class RowsSource:
-    """The rows of a product in 8 bits, as its mode takes them."""
+    """The rows of a product in 8 bits, in the form that its mode needs."""
 
     op: WeightProduct[Any]
     mode: ProductMode
 
     @property
     def lanes(self) -> int:
-        """Values that are read together: a power of two, a whole row where registers hold it."""
+        """Values that are read together: a power of two, a whole row if registers hold it."""
         return min(max(power_of_two(self.op.step.k), MICRO_STEP), MOST_LANES)
 
     @property
@@ -35,22 +35,22 @@ class RowsSource:
 
     @property
     def chunks(self) -> int:
-        """In how many pieces a row is read."""
+        """The number of chunks in which a row is read."""
         return -(-self.op.step.k // self.lanes)
 
     @property
     def as_bits(self) -> str:
-        """Makes codes what is stored."""
+        """The conversion of codes to the type that is stored."""
         return "" if self.mode.exact else ".to(tl.uint8, bitcast=True)"
 
     @property
     def words(self) -> int:
-        """Words of powers of two that a row has: four of them, of 32 values each, to a word."""
+        """Words that hold a row's powers of two: four to a word, one per 32 values."""
         return micro_words(self.op.step.k)
 
     @property
     def x_row(self) -> str:
-        """Where a row of x begins."""
+        """The expression for where a row of x begins."""
         stride = self.op.x.stride
         if self.op.x_per_slot:
             return f"(row // TOPK).to(tl.int64) * {stride} + row % TOPK * K"
@@ -67,11 +67,11 @@ def quantize_rows(op: WeightProduct[Any], mode: ProductMode) -> LaunchSpec:
 
 
 def quantized_args(mode: ProductMode) -> tuple[Arg, Arg]:
-    """Where the launch leaves codes and scales."""
+    """The arguments with the codes and scales that the launch writes."""
     return scratch_arg("codes", mode.codes_type), scratch_arg("scales", mode.scales_type)
 
 
 def quantized_scratch(op: WeightProduct[Any], mode: ProductMode, tokens: int) -> dict[str, int]:
-    """Bytes of codes and scales of so many rows of x."""
+    """Bytes of the codes and scales of `tokens` rows of x."""
     rows = tokens * (op.topk if op.x_per_slot else 1)
     return {"codes": rows * op.step.k, "scales": 4 * rows * mode.scale_words(op.step.k)}

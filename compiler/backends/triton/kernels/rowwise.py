@@ -23,12 +23,12 @@ class ReduceKernel(LinesKernel[steps.Reduce]):
 
     @property
     def sorts(self) -> bool:
-        """Whether elements are compared through integer keys: NaN must win, which Triton's max does not grant."""
+        """Whether elements are compared as integer keys: NaN must win, which Triton's max does not guarantee."""
         return self.step.reduction in ("amax", "amin", "argmax")
 
     @property
     def initial(self) -> str:
-        """What elements outside count as, and where the accumulators begin."""
+        """The value of elements outside the line, and the start value of the accumulators."""
         number = {"sum": "0", "mean": "0", "prod": "1", "amin": "0x7FFFFFFF"}.get(self.step.reduction, "LOWEST")
         return number if self.whole or self.sorts else f"{number}.0"
 
@@ -51,12 +51,12 @@ class HadamardKernel(LinesKernel[steps.Hadamard]):
 
     @property
     def levels(self) -> int:
-        """How often elements meet in pairs."""
+        """The number of rounds in which elements are combined in pairs."""
         return self.step.n.bit_length() - 1
 
     @property
     def scale(self) -> float:
-        """What makes it orthonormal."""
+        """The factor that makes the transform orthonormal."""
         return 1 / math.sqrt(self.step.n)
 
 

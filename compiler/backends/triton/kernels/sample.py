@@ -17,7 +17,7 @@ from ..tiling.choice import Tuner, power_of_two
 
 _ARRAYS = {array.name: "*" + ELEMENTS[array.dtype] for array in SAMPLING}
 _SLOTS = 32  # tokens that the scan of a part may list
-_SCRATCH = {  # what the scan leaves per row and part: type and bytes
+_SCRATCH = {  # the scan's results per row and part: type and bytes
     "listed_logits": ("*fp32", 4 * _SLOTS), "listed_tokens": ("*i32", 4 * _SLOTS), "floors": ("*i64", 8),
     "tops": ("*fp32", 4), "totals": ("*fp32", 4), "warm_totals": ("*fp32", 4), "winners": ("*i32", 4),
 }  # fmt: skip
@@ -31,8 +31,8 @@ class SampleKernel(TritonKernel):
 
     How rows are sampled: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), seed [L, 2] (low and
     high 32 bits) and counter (which token of its request). What is sampled: token (-1: the logits are not numbers),
-    logprob, top_ids (-1: no more) and top_logprobs [L, 20]. Logprobs are those of the logits as they are. A token's
-    noise follows from seed, counter and token alone, so that batch-mates do not matter.
+    logprob, top_ids (-1: no more) and top_logprobs [L, 20]. Logprobs are those of the unmodified logits. A token's
+    noise depends only on seed, counter and token, so the rest of the batch does not matter.
     """
 
     scan_entry: ClassVar[str] = "sample_scan"
@@ -50,7 +50,7 @@ class SampleKernel(TritonKernel):
 
     @property
     def chunk(self) -> int:
-        """Tokens of one program of the scan."""
+        """Vocabulary tokens of one program of the scan."""
         return max(power_of_two(-(-self.vocab // _MOST_PARTS)), min(max(power_of_two(self.vocab), 32), 1024))
 
     @property
@@ -60,7 +60,7 @@ class SampleKernel(TritonKernel):
 
     @property
     def run(self) -> int:
-        """Neighbours that one program looks at: likely tokens lie together, and should be shared out."""
+        """Neighbouring tokens that one program scans: likely tokens lie together and should be spread over programs."""
         return min(128, self.chunk)
 
     @property

@@ -1,4 +1,4 @@
-"""Kernels of layers with a recurrent state: a program goes through the tokens of one sequence, or through chunks."""
+"""Kernels of layers with a recurrent state: a program walks the tokens of one sequence, or chunks of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, scratch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
-PART = 64  # rows of a state that products take at once
-CHUNK = 16  # tokens of a prompt that are taken at once: as many as leave operands in registers
-MOST_KEYS = 256  # rows of a state that prompts are taken in chunks for
+PART = 64  # rows of a state that a product reads at once
+CHUNK = 16  # tokens of a prompt that are processed at once: as many as registers allow
+MOST_KEYS = 256  # rows of a state for which prompts are processed in chunks
 S = TypeVar("S", bound=steps.StateStep)
 
 
 @dataclass(frozen=True)
 class StateKernel(StepKernel[S]):
-    """The states of a layer, float32 or rounded to bf16, begin `state_stride` elements after each other."""
+    """A kernel with the states of a layer, float32 or rounded to bf16, `state_stride` elements apart."""
 
     @property
     def rounded(self) -> bool:
@@ -36,14 +36,14 @@ class StateKernel(StepKernel[S]):
         return nbytes // (2 if self.rounded else 4)
 
     def state_args(self) -> tuple[Arg, ...]:
-        """What triton/state.py.jinja reads."""
+        """The arguments that triton/state.py.jinja reads."""
         arrays = map(batch_arg, ("positions", "slot_mapping", "seq_starts", "block_tables"))
         return (Arg("state_ptr", "*bf16" if self.rounded else "*fp32", KVArg()), *arrays, size_arg("max_blocks"))
 
 
 @dataclass(frozen=True)
 class CausalConvKernel(StateKernel[steps.CausalConv]):
-    """A program takes a block of channels."""
+    """A causal convolution; a program computes a block of channels."""
 
     template: ClassVar[str] = "triton/causal_conv.py.jinja"
     entry: ClassVar[str] = "causal_conv"
@@ -61,7 +61,7 @@ class CausalConvKernel(StateKernel[steps.CausalConv]):
 
 @dataclass(frozen=True)
 class GatedScanKernel(StateKernel[steps.GatedScan]):
-    """A program takes a block of value columns of one head."""
+    """A gated scan; a program computes a block of value columns of one head."""
 
     template: ClassVar[str] = "triton/gated_scan.py.jinja"
     entry: ClassVar[str] = "gated_scan"
@@ -90,16 +90,16 @@ class GatedScanKernel(StateKernel[steps.GatedScan]):
         return {"solved": 4 * shape.max_tokens * self.step.heads * CHUNK}
 
     def by_chunks(self, shape: Shape) -> bool:
-        """Whether prompts are taken as chunks: where a decay is one number, where keys fit into registers, and where
-        bits may depend on how a prompt is cut: not in deterministic engines, whose shapes say what is typical."""
+        """Whether prompts are processed in chunks: a decay is one number, keys fit into registers, and bits may depend
+        on how a prompt is divided, which deterministic engines (shape.typical) do not allow."""
         return not (shape.decode or shape.typical or self.step.row_decay) and self.keys <= MOST_KEYS
 
 
 @dataclass(frozen=True)
 class GatedChunksKernel(StateKernel[steps.GatedScan]):
-    """Prompts of a GatedScan as products over chunks of tokens. most_seqs: of a step.
+    """Prompts of a GatedScan as products over chunks of tokens. most_seqs: the most sequences of a step.
 
-    One kernel solves the chunks, all at once; another goes through those of a sequence, a program for a block of value
+    One kernel solves all chunks in parallel; another walks the chunks of a sequence, with a program per block of value
     columns of one head. The rule is Yang et al. 2024, "Parallelizing linear transformers with the delta rule over
     sequence length", with decays (Gated DeltaNet); without the delta it is Mamba-2's (Dao and Gu 2024).
     """
@@ -109,7 +109,7 @@ class GatedChunksKernel(StateKernel[steps.GatedScan]):
 
     @property
     def chunk(self) -> int:
-        """Tokens."""
+        """Tokens of a chunk."""
         return CHUNK
 
     @property
@@ -119,12 +119,12 @@ class GatedChunksKernel(StateKernel[steps.GatedScan]):
 
     @property
     def part(self) -> int:
-        """Rows of a state that products take at once; matrix units take 16 at least."""
+        """Rows of a state that a product reads at once; matrix units need at least 16."""
         return max(min(power_of_two(self.step.key_dim), PART), 16)
 
     @property
     def parts(self) -> range:
-        """The numbers of the parts that the rows of a state are cut into."""
+        """The numbers of the parts that the rows of a state are divided into."""
         return range(-(-self.step.key_dim // self.part))
 
     @property
@@ -150,7 +150,7 @@ class GatedChunksKernel(StateKernel[steps.GatedScan]):
 
 @dataclass(frozen=True)
 class SelectiveScanKernel(StateKernel[steps.SelectiveScan]):
-    """A program takes a block of channels."""
+    """A selective scan; a program computes a block of channels."""
 
     template: ClassVar[str] = "triton/selective_scan.py.jinja"
     entry: ClassVar[str] = "selective_scan"
@@ -174,7 +174,7 @@ class SelectiveScanKernel(StateKernel[steps.SelectiveScan]):
 
 @dataclass(frozen=True)
 class ChannelScanKernel(StateKernel[steps.ChannelScan]):
-    """A program takes a block of channels."""
+    """A scan per channel; a program computes a block of channels."""
 
     template: ClassVar[str] = "triton/channel_scan.py.jinja"
     entry: ClassVar[str] = "channel_scan"

@@ -19,7 +19,7 @@ from .product import TEMPLATES, WeightProduct
 
 W = TypeVar("W", bound=WeightProduct[Any])
 _VALUES = (16, 256)  # rows and columns of a program of linear/unpack.py.jinja
-_BYTES_ROWS = 64  # of a program of linear/unpack_bytes.py.jinja, which makes one group of each
+_BYTES_ROWS = 64  # rows of a program of linear/unpack_bytes.py.jinja, which unpacks one group of each
 MATRIX = "matrix"  # the scratch area
 
 
@@ -37,29 +37,29 @@ class UnpackSource:
 
     @property
     def layout(self) -> Layout:
-        """How the matrix lies in memory."""
+        """The layout of the matrix."""
         return self.op.layout
 
     @property
     def rows(self) -> int:
-        """Rows of a group that a program makes bytes of."""
+        """Rows of which a program unpacks one group to bytes."""
         return _BYTES_ROWS
 
     @property
     def bytes_layout(self) -> Float8Rows:
-        """How W lies in memory as 8-bit floats."""
+        """The layout of W as 8-bit floats."""
         found = LAYOUTS.of(_bytes_stored(self.op))
         assert isinstance(found, Float8Rows)
         return found
 
     @property
     def by_groups(self) -> bool:
-        """Whether the values of a group are made together: the columns of a program are whole groups."""
+        """Whether the values of a group are unpacked together: the columns of a program are whole groups."""
         return self.op.codes is not None and self.op.codes.as_values and _VALUES[1] % self.op.codes.group == 0
 
     @property
     def table(self) -> dict[str, int]:
-        """The facts of it that the layouts' macros ask of a table."""
+        """The facts of the matrix that the layouts' macros need of a table."""
         return {"table_rows": self.op.step.n, "n": self.op.step.k}
 
 
@@ -74,7 +74,7 @@ def unpack(op: WeightProduct[Any], tile: LinearTiling) -> LaunchSpec:
 
 
 def unpacked(op: W, tile: LinearTiling) -> W:
-    """The product with W as `unpack` leaves it; its argument w_ptr is still to be replaced."""
+    """The product with the W that `unpack` writes; the caller must still replace its argument w_ptr."""
     kind, step = op.x.dtype, op.step
     stored = _bytes_stored(op) if tile.eight else msgspec.structs.replace(step.stored, format=kind)
     w = step.w if tile.eight else msgspec.structs.replace(step.w, dtype=kind)
@@ -88,7 +88,7 @@ def read_unpacked(spec: LaunchSpec) -> LaunchSpec:
 
 
 def unpacked_scratch(op: WeightProduct[Any], tile: LinearTiling) -> dict[str, int]:
-    """Bytes of the matrix."""
+    """Bytes of the unpacked matrix."""
     n, k = op.step.n, op.step.k
     return {MATRIX: LAYOUTS.of(_bytes_stored(op)).matrix_nbytes(n, k) if tile.eight else 2 * n * k}
 

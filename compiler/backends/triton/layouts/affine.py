@@ -5,9 +5,9 @@
                                     from its low bits up; span = g*bits/16
     words u32 [K/g, N]              scale as float32 rounded to its upper 24 bits, zero point in the low 8
 
-so that w = (code - zero) * scale. Group-major: a tile of rows of one group is one contiguous piece of memory, and needs
-one aligned load per 32 codes and one word per row. Fields a span apart: shifting and masking a register of two elements
-gives two neighbouring k in the two halves of a register, which is how matrix instructions take 16-bit operands.
+so that w = (code - zero) * scale. Group-major: a tile of rows of one group is contiguous in memory, and needs one
+aligned load per 32 codes and one word per row. Fields are a span apart: shifting and masking a register of two elements
+gives two neighbouring k in the two halves of a register, the form in which matrix instructions read 16-bit operands.
 Experts `[E, N, K]` follow one another.
 """
 
@@ -27,12 +27,12 @@ ALIGN = 64
 
 
 def codes_nbytes(n: int, k: int, bits: int) -> int:
-    """Bytes of the codes of one matrix: where its words begin."""
+    """Bytes of the codes of one matrix: the offset of its words."""
     return round_up(n * k * bits // 8, ALIGN)
 
 
 def matrix_nbytes(n: int, k: int, bits: int, group: int) -> int:
-    """Bytes of one matrix: how far experts are apart."""
+    """Bytes of one matrix: the distance of experts."""
     return codes_nbytes(n, k, bits) + round_up(4 * n * (k // group), ALIGN)
 
 
@@ -44,11 +44,11 @@ def _words(scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def stored_scales(scales: np.ndarray) -> np.ndarray:
-    """What the kernels multiply by for `scales`, of any shape: at most 2**-16 away, relatively."""
+    """The scales that kernels multiply by in place of `scales`, of any shape; the relative error is at most 2**-16."""
     return _words(scales, np.zeros(scales.shape, np.uint8)).view(np.float32)
 
 
-_COSTS = {  # instructions per value in kernels for few rows and for many, and registers there, by bits
+_COSTS = {  # instructions per value in kernels for few rows and for many, and their registers, by bits
     4: (1.1, 1.6, 0, 0),
     8: (2.2, 4.0, 35, 40),
 }
@@ -62,7 +62,7 @@ class AffineGroups(CodeGroups):
 
     @classmethod
     def of(cls, form: GroupAffine) -> AffineGroups:
-        """gq4 or gq8."""
+        """The layout of a format: gq4 or gq8."""
         return cls(f"gq{form.bits}", form)
 
     @property
@@ -80,13 +80,14 @@ class AffineGroups(CodeGroups):
         return 16 // self.format.bits
 
     def many_rows8(self, level: int) -> Rows8:
-        """Instructions for 8 bits take 32 values of one group at least; HIP's are not used."""
+        """As `CodeGroups.many_rows8`; 8-bit instructions need at least 32 values of one group, and HIP's are not
+        used."""
         if not self.format.rows8 or self.format.bits != 4 or self.group < 32 or not level:
             return ""
         return "fp8" if level >= FLOAT8_LEVEL else "int8"
 
     def codes_nbytes(self, n: int, k: int) -> int:
-        """Bytes of the codes of one matrix: where its words begin."""
+        """Bytes of the codes of one matrix: the offset of its words."""
         return codes_nbytes(n, k, self.format.bits)
 
     def matrix_nbytes(self, n: int, k: int) -> int:

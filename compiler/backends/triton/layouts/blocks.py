@@ -1,7 +1,7 @@
 """Blocks of files (weights/formats/blocks.py), each part in a section of its own, row by row.
 
-Codes are in fields of 2, 4 or 8 bits; what blocks and groups have beside them is as it is, rows of it padded to words
-of 4 bytes. Sections are padded to 64 bytes.
+Codes are in fields of 2, 4 or 8 bits; the scales and other values of blocks and groups are unchanged, their rows padded
+to words of 4 bytes. Sections are padded to 64 bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ...cpu.layouts.scales import SCALE_TYPES, scale_values, stored_scales
 from .codes import WIDE_SLICE, CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
-_FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for others
+_FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for other codes
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What blocks or groups have beside their codes, read in words of 4 bytes, as asynchronous copies take them.
+    """A value that blocks or groups have beside their codes, read in words of 4 bytes, as asynchronous copies need.
 
-    begin: of its section. item: bytes of each, one for `unit` values of K. words: that a step of a row reads; whole:
-    whether these are all of the step's own. by_group: whether each group of a step reads the word with its item, as
-    blocks do not end where steps do. row_words: from one row to the next.
+    begin: start of its section. item: bytes of a value, one per `unit` values of K. words: words that a step of a row
+    reads; whole: whether no other step needs them. by_group: whether each group of a step reads the word with its item,
+    because blocks do not end where steps do. row_words: words from one row to the next.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Beside:
 
     @property
     def per_word(self) -> int:
-        """Values of K that a word is for."""
+        """Values of K that one word covers."""
         return self.unit * 4 // self.item
 
     @property
     def turns(self) -> int:
-        """Items of a word of which a step, or a group of it, has one; 1 where a step has all of them."""
+        """Items in a word, if a step or a group of it uses only one of them; 1 if a step uses all."""
         return 1 if self.whole else 4 // self.item
 
 
@@ -60,7 +60,7 @@ class BlockRows(CodeGroups):
 
     @classmethod
     def of(cls, form: BlockFormat) -> BlockRows:
-        """Named as the format is, in rows."""
+        """The row layout of a format, under the format's name."""
         return cls(f"g{form.name}", form)
 
     @property
@@ -74,8 +74,8 @@ class BlockRows(CodeGroups):
 
     @property
     def groups_each(self) -> int:
-        """Groups that a product of a step takes at once. With codes in halves and quarters of bytes, Triton makes
-        operands 32 values wide, and multiplies narrower ones wrongly (objects/operands.py)."""
+        """Groups that one dot of a step multiplies. For codes of less than a byte Triton makes operands 32 values wide
+        and multiplies narrower ones wrongly (objects/operands.py)."""
         return 2 if self.bits < 8 and self.group < 32 else 1
 
     @property
@@ -83,7 +83,7 @@ class BlockRows(CodeGroups):
         beside = 8 * self.format.nbytes((1, self.format.size)) - self.format.bits * self.format.size
         scale_bytes = max(1, round(beside / 8 * self.group / self.format.size))
         few = self.group & (self.group - 1) == 0 and self.group <= WIDE_SLICE
-        chosen = bool(self.format.table) and not self.halves  # from a table, by the bits of a code
+        chosen = bool(self.format.table) and not self.halves  # in a table, by the bits of a code
         cost = 6.0 + 3.0 * (self.format.group_scales != "none") + 2.0 * (self.group < 32) + 6.0 * chosen
         return Unpacking(
             self.name, self.group, self.bits, scale_bytes, 2.0 + 5.0 * chosen, cost, 64 * chosen, few=few
@@ -91,12 +91,12 @@ class BlockRows(CodeGroups):
 
     @property
     def halves(self) -> bool:
-        """Whether codes are floats of 4 bits, doubled, which arithmetic reads faster than a table is chosen from."""
+        """Whether codes are floats of 4 bits, doubled, which arithmetic decodes faster than a table."""
         return tuple(self.format.table or ()) == E2M1
 
     @property
     def looked_up(self) -> bool:
-        """Whether codes of half a byte each stand for what a table says, for instructions that permute bytes."""
+        """Whether codes are 4-bit indices into a table that instructions which permute bytes look up."""
         return self.bits == 4 and bool(self.format.table) and not self.halves
 
     @property
@@ -112,14 +112,15 @@ class BlockRows(CodeGroups):
         return self.format.group
 
     def rows8(self, level: int) -> Rows8:
-        """Tensor cores of sm_100 take floats of 4 bits and a power of two per 32 of them as they lie here."""
+        """As `CodeGroups.rows8`: tensor cores of sm_100 read floats of 4 bits with a power of two per 32 of them in
+        this layout."""
         return "mxfp8" if self.format.micro_rows and level // 10 == SCALED_LEVEL // 10 else ""
 
     def by_turns(self, beside: Beside, level: int) -> bool:
-        """Whether each item of a word that several steps share is loaded by itself, the others as 0, instead of shifted
-        by what is known only as the kernel runs, for which Triton does not make operands in the registers in which they
-        are multiplied. Levels of a table cost less where they pass through shared memory, as warps then look none up
-        twice; on sm_90 that is so only where they are chosen by their bits."""
+        """Whether each item of a word that several steps share is loaded by itself, with the others as 0, instead of
+        shifted by an amount known only at run time: after such a shift Triton does not make operands in the registers
+        in which they are multiplied. Levels of a table cost less through shared memory, as warps then look none up
+        twice; on sm_90 only if they are not looked up by permuting bytes."""
         cheap = level // 10 == 9 and self.looked_up if self.format.table else level // 10 in (8, 9, 12)
         return beside.turns > 1 and cheap
 
@@ -129,7 +130,7 @@ class BlockRows(CodeGroups):
         return super().misfit(n, k)
 
     def sections(self, n: int, k: int) -> dict[str, tuple[int, int]]:
-        """Where each part begins and ends."""
+        """Begin and end of each part, in bytes."""
         found: dict[str, tuple[int, int]] = {}
         start = 0
         for name, array in self.format.arrays((n, k)).items():
@@ -140,7 +141,8 @@ class BlockRows(CodeGroups):
         return found
 
     def pitch(self, unit: int, k: int) -> int:
-        """Blocks of `unit` values, or groups, from one row of K to the next: as many as begin whole words."""
+        """Blocks of `unit` values, or groups, from one row of K to the next, padded so that rows begin at whole
+        words."""
         beside = [array for name, array in self.format.arrays((1, k)).items() if name != "codes"]
         items = [array.dtype.itemsize for array in beside if array.shape[-1] == k // unit]
         return round_up(k // unit, max(4 // min(items, default=4), 1))
@@ -149,7 +151,7 @@ class BlockRows(CodeGroups):
         return self.pitch(k // array.shape[-1], k)
 
     def at(self, part: str, n: int, k: int) -> int:
-        """Where a part begins."""
+        """The offset of a part, in bytes."""
         return self.sections(n, k)[part][0]
 
     def matrix_nbytes(self, n: int, k: int) -> int:
@@ -185,7 +187,7 @@ class BlockRows(CodeGroups):
         return found
 
     def beside(self, n: int, k: int, step: int) -> tuple[Beside, ...]:
-        """What a matrix has beside its codes, for steps of K."""
+        """The values that a matrix has beside its codes, for steps of `step` values of K."""
         found = []
         for name, array in self.format.arrays((n, k)).items():
             if name == "codes":
@@ -200,11 +202,11 @@ class BlockRows(CodeGroups):
 
     @property
     def as_values(self) -> bool:
-        """Where steps are of whole groups."""
+        """As `CodeGroups.as_values`: true if steps consist of whole groups."""
         return self.unpacking.few
 
     def _fields(self, codes: np.ndarray) -> np.ndarray:
-        """Codes next to each other in bytes, from the low bits up."""
+        """Codes packed into bytes, from the low bits up."""
         each = 8 // self.bits
         shifts = np.arange(each, dtype=np.uint8) * np.uint8(self.bits)
         return np.bitwise_or.reduce(codes.reshape(-1, each) << shifts, axis=1)

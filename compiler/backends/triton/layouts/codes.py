@@ -1,4 +1,4 @@
-"""What the kernels and cost models of the Triton backend ask of a layout of codes."""
+"""The interface of a layout of codes for the kernels and cost models of the Triton backend."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import ClassVar, Literal
 
 from ....program.layout import MatrixLayout
 
-WIDE_SLICE = 512  # of K, that a kernel for few rows in float32 takes at a time
-VALUE_STEP = 128  # of K, that a kernel takes at a time which makes values of codes, or a group
-Rows8 = Literal["", "int8", "fp8", "mxfp8"]  # of 8 bits, with scales of rows, or of 32 values (MXFP8); "": none
+WIDE_SLICE = 512  # values of K that a kernel for few rows in float32 reads at a time
+VALUE_STEP = 128  # values of K that a kernel which converts codes to values reads at a time, or a group
+Rows8 = Literal["", "int8", "fp8", "mxfp8"]  # 8-bit rows, with a scale per row, or per 32 values (MXFP8)
 
 
 @dataclass(frozen=True)
 class Unpacking:
-    """What codes cost a product, as the tilings' estimates see it.
+    """The cost of codes in a product, for the estimates of tilings.
 
-    name: of the layout, with what tilings depend on. group: values along K per scale; kernels step by groups.
-    bits: of a code. scale_bytes: of memory per row and group beside the codes.
-    decode_instructions, tile_instructions: per value and lane, in kernels for few rows and for many, as counted in
-    disassembled kernels. decode_registers, tile_registers: that unpacking needs beside the sums. doubled: whether a
-    code takes two fields, so that twice as many operands are alive. whole: whether tiles multiply values, scales and
-    all, where `whole_groups` says so, so that no sum is taken up between steps. few: whether there is a kernel for few
-    rows in float32.
+    name: the layout, with the properties that tilings depend on. group: values along K per scale; kernels step by
+    groups. bits: bits of a code. scale_bytes: bytes of memory per row and group beside the codes. decode_instructions,
+    tile_instructions: per value and lane, in kernels for few rows and for many, as counted in disassembled kernels.
+    decode_registers, tile_registers: registers that unpacking needs beside the sums. doubled: whether a code takes two
+    fields, so that twice as many operands are live. whole: whether tiles multiply scaled values if `whole_groups`
+    allows it, so that sums need no scaling between steps. few: whether there is a kernel for few rows in float32.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Unpacking:
 
     @property
     def value_bytes(self) -> float:
-        """Bytes of memory per value, scales and all."""
+        """Bytes of memory per value, scales included."""
         return self.bits / 8 + self.scale_bytes / self.group
 
     def shared_bytes(self, k: int) -> int:
@@ -50,9 +49,10 @@ class Unpacking:
 
 @dataclass(frozen=True)
 class CodeGroups(MatrixLayout):
-    """A matrix of codes that products take apart in registers, with the macros of its template.
+    """A matrix of codes that products unpack in registers, with the macros of its template.
 
-    macros: the template that products and tables import; triton/layouts/values.py.jinja tells what it must have.
+    macros: the template that products and tables import; triton/layouts/values.py.jinja documents the macros that it
+    must define.
     """
 
     coded: ClassVar[bool] = True
@@ -65,29 +65,31 @@ class CodeGroups(MatrixLayout):
     @property
     @abstractmethod
     def unpacking(self) -> Unpacking:
-        """What unpacking the codes costs."""
+        """The cost of unpacking the codes."""
 
     @property
     def fields(self) -> int:
-        """Codes in an element of 16 bits, for products that multiply codes on matrix units; 0 where none do."""
+        """Codes in an element of 16 bits, for products that multiply codes on matrix units; 0 if no product does."""
         return 0
 
     def rows8(self, level: int) -> Rows8:
-        """What rows become that matrix units of a compute capability multiply with these codes as they are."""
+        """The 8-bit type of rows that matrix units of a compute capability multiply directly with these codes; "" for
+        none."""
         return ""
 
     def many_rows8(self, level: int) -> Rows8:
-        """What rows may become instead of values of 16 bits where there are many, for codes that are taken apart."""
+        """The 8-bit type that many rows may be converted to instead of 16-bit values, for codes that are unpacked; ""
+        for none."""
         return ""
 
     @property
     def fits_matrix_units(self) -> bool:
-        """Whether the codes of a group are operands of matrix instructions."""
+        """Whether the codes of a group can be operands of matrix instructions."""
         return self.span >= 16 and self.span & (self.span - 1) == 0
 
     @property
     def as_values(self) -> bool:
-        """Whether tiles multiply values of 16 bits, made step by step."""
+        """Whether tiles multiply values of 16 bits that codes are converted to step by step."""
         return False
 
     @property

@@ -1,8 +1,8 @@
-"""8-bit floats (weights/formats/float8.py) row by row, and behind all of them their float32 scales, block by block.
+"""8-bit floats (weights/formats/float8.py) row by row, followed by their float32 scales, block by block.
 
-Matrix instructions multiply them with rows of e4m3 where a GPU has such, else as bf16 or f16, exactly. Sections are
-padded to 64 bytes; experts [E, N, K] follow one another. NaN is 480 in products of 16 bits: readers of files refuse it,
-and no encoder makes it.
+Matrix instructions multiply them with rows of e4m3 if a GPU has such instructions, else as bf16 or f16, exactly.
+Sections are padded to 64 bytes; experts [E, N, K] follow one another. NaN is 480 in products of 16 bits: readers of
+files refuse it, and no encoder makes it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ...cpu.layouts.elements import round_up
 from .codes import CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
-STEP = 128  # of K at a time, at most
+STEP = 128  # most values of K at a time
 
 
 @dataclass(frozen=True)
 class Float8Rows(CodeGroups):
-    """Codes [N, K], then scales [blocks of K, N], so that those of a tile lie together."""
+    """Codes [N, K], then scales [blocks of K, N], so that the scales of a tile are contiguous."""
 
     format: Float8  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
 
     @classmethod
     def of(cls, form: Float8) -> Float8Rows:
-        """Named as the format is, in rows."""
+        """The row layout of a format, under the format's name."""
         return cls(f"g{form.name}", form)
 
     @property
@@ -38,7 +38,7 @@ class Float8Rows(CodeGroups):
 
     @property
     def group(self) -> int:
-        """Values that a kernel takes at a time: a power of two, and of one block."""
+        """Values that a kernel reads at a time: a power of two, within one block."""
         size = self.format.group
         return min(size & -size, STEP) if size else STEP
 
@@ -52,14 +52,14 @@ class Float8Rows(CodeGroups):
         return Unpacking(self.name, self.group, 8, scale_bytes, 2.8, 3.2, 10, 20, whole=not self.format.group)
 
     def rows8(self, level: int) -> Rows8:
-        """Instructions take 32 values of one block at least."""
+        """As `CodeGroups.rows8`; instructions need at least 32 values of one block."""
         return "fp8" if level >= FLOAT8_LEVEL and self.group >= 32 and not self.format.alone else ""
 
     def misfit(self, n: int, k: int) -> str:
         return ""
 
     def codes_nbytes(self, n: int, k: int) -> int:
-        """Bytes of the codes of one matrix: where its scales begin."""
+        """Bytes of the codes of one matrix: the offset of its scales."""
         return round_up(n * k, ALIGN)
 
     def matrix_nbytes(self, n: int, k: int) -> int:

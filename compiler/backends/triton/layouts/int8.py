@@ -1,6 +1,6 @@
 """int8 rows with a scale each (weights/formats/channel.py): codes i8 [N, K], scales f32 [N], both padded to 64 bytes.
 
-Products of rows that all have one matrix multiply them with int8 rows of x on matrix units; others unpack them.
+Products whose rows share one matrix multiply them with int8 rows of x on matrix units; other products unpack them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ...cpu.layouts.elements import round_up
 from .codes import CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
-STEP = 128  # of K at a time
+STEP = 128  # values of K at a time
 
 
 @dataclass(frozen=True)
 class Int8Rows(CodeGroups):
-    """Codes less 128, so that they are signed."""
+    """Codes minus 128, so that they are signed."""
 
     format: ChannelInt8  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
 
     @classmethod
     def of(cls, form: ChannelInt8) -> Int8Rows:
-        """Named gi8."""
+        """The layout of a format, named gi8."""
         return cls("gi8", form)
 
     @property
@@ -48,7 +48,7 @@ class Int8Rows(CodeGroups):
         return f"{n} x {k} codes of 8 bits need 64-bit addresses" if n * k >= 2**31 else ""
 
     def codes_nbytes(self, n: int, k: int) -> int:
-        """Bytes of the codes of one matrix: where its scales begin."""
+        """Bytes of the codes of one matrix: the offset of its scales."""
         return round_up(n * k, ALIGN)
 
     def matrix_nbytes(self, n: int, k: int) -> int:

@@ -1,4 +1,4 @@
-"""Which layouts the Triton backend has; dense weights are rows, as the CPU packs them.
+"""The layouts of the Triton backend; dense weights are rows, as the CPU packs them.
 
 Another package adds its own with `LAYOUTS.register`.
 """

@@ -1,5 +1,5 @@
-"""The machine code of AMD kernels as text: what their loops with matrix instructions do, and whether what a program
-stored has arrived when it tells others so."""
+"""Reads the assembly of AMD kernels: what loops with matrix instructions do, and whether stores have completed before
+a program signals them to others."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .loops import BARRIERS, MatrixLoop
 _MEMORY = r"(?:global|buffer|flat)_"
 _STORE = re.compile(rf"{_MEMORY}store")
 _ATOMIC = re.compile(rf"{_MEMORY}atomic")
-# by generation: stores are counted with loads, apart from them, and under a name of their own
+# by generation: stores are counted with loads, separately, or under a name of their own
 _WAITED = re.compile(
     r"s_waitcnt\b.*\bvmcnt\(0\)|s_waitcnt_vscnt\s+null,\s*0x0\b|s_wait_(?:loadcnt_)?storecnt\w*\s+0x0\b"
 )
 
 
 def unfinished_stores(assembly: str) -> tuple[int, ...]:
-    """Lines of barriers, from 1, before which a store is not waited for and behind which an atomic tells others of it.
+    """Lines, from 1, of barriers with a preceding store that is not waited for and a following atomic that signals it.
 
-    A barrier of a block is taken to be passed in the order of the text, in which stores under a mask lie, too.
+    The check assumes that instructions run in the order of the text, masked stores included.
     """
     found: list[int] = []
     stored, barrier = False, 0
@@ -42,7 +42,7 @@ def unfinished_stores(assembly: str) -> tuple[int, ...]:
 
 
 def check_stores(assembly: str) -> None:
-    """KernelRefused for a kernel that tells others of what may not be stored yet."""
+    """Raise KernelRefused for a kernel that signals stores which may not have completed."""
     if lines := unfinished_stores(assembly):
         raise KernelRefused(
             f"{len(lines)} barriers do not wait for what was stored before others are told of it",

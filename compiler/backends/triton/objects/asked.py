@@ -1,4 +1,4 @@
-"""What the loops of Triton's IR with layouts ask of a machine: the FLOPs of their dots, and how their operands come."""
+"""The work of loops in Triton's IR with layouts: the FLOPs of their dots, and how their operands are loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 
 
 class AskedLoop:
-    """What a loop of the IR asks for: FLOPs of its dots, and what the compiler made of its loads. trips: how often it
-    runs; 0 where that is not known before."""
+    """The work of a loop in the IR: FLOPs of its dots, and how the compiler implements its loads. trips: how often it
+    runs; 0 if that is not known at compile time."""
 
     def __init__(self, text: str, trips: int = 0) -> None:
         shapes = list(
@@ -22,13 +22,13 @@ class AskedLoop:
         self.commits = text.count("ttg.async_commit_group")
         self.conversions = text.count("ttg.convert_layout")
         self.scaled = text.count("ttng.tc_gen5_mma_scaled")
-        # 4-bit floats lie 8 bytes apart in shared memory, so that copies of them are of 8 bytes
+        # 4-bit floats lie 8 bytes apart in shared memory, so they are copied 8 bytes at a time
         self.widest = "(64|128)" if "= e2m1" in text else "128"
 
     @staticmethod
     def whole(loops: Sequence[AskedLoop], ttgir: str, left: int) -> AskedLoop:
-        """A whole kernel with these loops, of which `left` are loops of the machine. Where it is not known how often
-        one runs, its FLOPs are without bound."""
+        """A whole kernel with these loops, of which `left` are still loops in the machine code. Its FLOPs are infinite
+        if it is not known how often one runs."""
         found = AskedLoop(ttgir)
         found.flops += sum((loop.trips - 1) * loop.flops for loop in loops)
         if left or not all(loop.trips for loop in loops):
@@ -41,16 +41,16 @@ def _dot_shape(line: str) -> list[int]:
     types = line.partition(" : ")[2]
     shapes = [list(map(int, dims.rstrip("x").split("x"))) for dims in re.findall(r"<((?:\d+x)+)", types)]
     *lead, rows, depth = shapes[0]
-    return [*lead, rows, max(depth, shapes[1][-2]), shapes[1][-1]]  # of packed operands, the other tells K
+    return [*lead, rows, max(depth, shapes[1][-2]), shapes[1][-1]]  # one operand may be packed; the other tells K
 
 
 def asked_loops(ttgir: str) -> list[AskedLoop]:
-    """What the innermost loops with dots ask for, in their order."""
+    """The work of each loop with dots, without its inner loops, in order."""
     return [found for text, trips in _loop_texts(ttgir) if (found := AskedLoop(text, trips)).flops]
 
 
 def _loop_texts(ttgir: str) -> Iterable[tuple[str, int]]:
-    """What is in each loop but in no loop within it, and how often that runs if it is known, else 0."""
+    """The text of each loop without its inner loops, and how often it runs; 0 if that is not known."""
     open_loops: list[tuple[int, int, list[str]]] = []
     found: list[tuple[int, list[str]]] = []
     for line in ttgir.splitlines():

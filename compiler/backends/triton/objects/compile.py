@@ -26,7 +26,7 @@ from . import amdgcn
 from .loops import MatrixLoop, matrix_loops
 from .operands import check_operands
 
-_CACHE_FORMAT = "8"  # of the facts beside a cached object
+_CACHE_FORMAT = "8"  # version of the facts beside a cached object
 T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -35,8 +35,8 @@ _WORKER = Path(__file__).with_name("worker.py")
 class Compiled:
     """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory.
 
-    driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP. loops: what its loops
-    with matrix instructions do. ir: Triton's IR without layouts, which tells what is accessed.
+    driver_version: the least CUDA version of a driver that loads the object (12000 is 12.0); 0 for HIP. loops: its
+    loops with matrix instructions. ir: Triton's IR without layouts, from which accesses are checked.
     """
 
     entry: str
@@ -50,7 +50,7 @@ class Compiled:
 
 
 def spec_key(spec: LaunchSpec) -> str:
-    """A name for all that the object depends on, besides the target: specs with equal keys share one object."""
+    """A key of everything that the object depends on, except the target: specs with equal keys share one object."""
     signature = [(a.name, a.type, a.aligned) for a in spec.args]
     parts = [spec.source, spec.entry, signature, spec.num_warps, spec.num_stages]
     text = json.dumps([*parts, spec.max_registers] if spec.max_registers else parts)
@@ -65,8 +65,8 @@ def compile_specs(
 ) -> dict[str, Compiled]:
     """Compile each spec once for a CUDA or HIP target; objects by `spec_key`.
 
-    Raises KernelRefused naming the kernel that Triton or a check of its loops refuses, unless those are left out and
-    put into `refused` with the reason, and CodegenError where Triton is not installed or ends.
+    Raises KernelRefused naming a kernel that Triton or a check of its loops refuses, or, if `refused` is not None,
+    leaves it out and adds the reason to `refused`. Raises CodegenError if Triton is not installed or its process ends.
     """
 
     def compile_one(worker: _Worker, key: str) -> Compiled | None:
@@ -159,7 +159,7 @@ class _Worker:
         """End the process."""
         self._running.__exit__(None, None, None)
         for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # what was not read any more
+            with contextlib.suppress(OSError):  # output that nobody reads any more
                 stream.close()  # type: ignore[union-attr]
         self._stderr.close()
         self._cache.cleanup()
@@ -219,15 +219,16 @@ def _cache_folder(key: str, target: Target, toolchain: str) -> Path:
 
 
 def _carried(folder: Path) -> Compiled | None:
-    """The object of that folder of the cache in $ICC_CARRIED_OBJECTS, a cache that another machine filled, of whatever
-    version of Triton: so a visit of a GPU machine times what is shipped. None: there is none."""
+    """The object of that folder in the cache $ICC_CARRIED_OBJECTS, which another machine filled with any version of
+    Triton, so that a GPU machine can time the objects that are shipped. None if the cache has no such object."""
     root, place = os.environ.get("ICC_CARRIED_OBJECTS"), folder.parts[-2:]
     found = sorted(Path(root, "triton", _CACHE_FORMAT).glob("/".join(("*", *place)))) if root else []
     return _load(found[-1]) if found else None
 
 
 def _load(folder: Path) -> Compiled | None:
-    """An object of the cache, or None: also where its bytes are not those that were stored, or its facts not ours."""
+    """An object of the cache; None if it is missing, its bytes are damaged, or its facts are those of another
+    version."""
     try:
         facts = json.loads((folder / "facts.json").read_text())
         binary = (folder / "object").read_bytes()
@@ -237,13 +238,13 @@ def _load(folder: Path) -> Compiled | None:
         digest = facts.pop("sha256", None)
         facts["loops"] = tuple(MatrixLoop(**loop) for loop in facts["loops"])
         found = Compiled(binary=binary, **facts)
-    except (TypeError, KeyError, AttributeError):  # of another version of icc, which knows other facts
+    except (TypeError, KeyError, AttributeError):  # of another version of icc, with other facts
         return None
     return found if hashlib.sha256(binary).hexdigest() == digest else None
 
 
 def _store(folder: Path, compiled: Compiled) -> None:
-    """Best effort: a cache that cannot be written must not fail the build."""
+    """Write an object to the cache if possible: a cache that cannot be written must not fail the build."""
     facts = asdict(compiled)
     del facts["binary"]
     facts["sha256"] = hashlib.sha256(compiled.binary).hexdigest()

@@ -1,7 +1,7 @@
-"""What a cubin says about how it must be launched, read from its ELF sections, and whether the executor does so.
+"""Reads from a cubin's ELF sections how it must be launched, and checks that the executor does so.
 
-`.nv.info.<kernel>` is a list of attributes: a byte each of format and code, two bytes of size, then, in format 4, that
-many bytes. The codes are those that cuobjdump prints (EIATTR_*).
+`.nv.info.<kernel>` is a list of attributes: one byte of format, one of code, two of size, then, in format 4, that many
+bytes. The codes are those that cuobjdump prints (EIATTR_*).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _KPARAM_INFO, _REQNTID, _CBANK_PARAM_SIZE = 0x17, 0x10, 0x19
 _SIZED = 4  # the format of attributes whose value follows them
 _SHARED = ".nv.shared."
 _WAIT = 0x782E  # the low 16 of the 128 bits of ACQBULK without a predicate, on sm_90 and sm_100
-# opcodes, the low 9 bits, of what may not come before it: loads and stores of global memory, atomics, asynchronous and
-# bulk copies, branches, calls and ends
+# opcodes, the low 9 bits, of instructions that may not precede it: loads and stores of global memory, atomics,
+# asynchronous and bulk copies, branches, calls and exits
 _TOO_EARLY = frozenset({
     0x180, 0x181, 0x185, 0x186, 0x18A, 0x18B, 0x18C, 0x18D, 0x18E, 0x1A8, 0x1A9, 0x1AE, 0x1B4, 0x1B5, 0x1B6, 0x1BA,
     0x143, 0x144, 0x147, 0x149, 0x14A, 0x14D,
@@ -33,7 +33,7 @@ _RESERVED_SHARED = 1024  # bytes of a block's shared memory that belong to the d
 @dataclass(frozen=True)
 class CubinFacts:
     """One kernel: its name, offset and size of each parameter in bytes, threads per block, and the bytes of shared
-    memory that it has besides what the launch asks for."""
+    memory that it uses in addition to the launch's."""
 
     entry: str
     parameters: tuple[tuple[int, int], ...]
@@ -42,7 +42,8 @@ class CubinFacts:
 
 
 def read_cubin(cubin: bytes) -> CubinFacts:
-    """The facts of a cubin that holds one kernel. CodegenError if its parameters do not end where it says."""
+    """The facts of a cubin that holds one kernel. CodegenError if its parameters do not end at the size that it
+    states."""
     sections = dict(_sections(cubin))
     (info,) = (name for name in sections if name.startswith(".nv.info."))
     entry = info.removeprefix(".nv.info.")
@@ -67,7 +68,7 @@ def read_cubin(cubin: bytes) -> CubinFacts:
 def waits_first(cubin: bytes) -> bool:
     """Whether a kernel waits for the one before it in all programs, before it touches global memory or ends.
 
-    Most wait before they branch at all; those that take tensor memory do that first.
+    Most kernels wait before their first branch; those that allocate tensor memory do so first.
     """
     return _waits_at_once(cubin) or SassCode(disassemble(cubin)).always_behind("ACQBULK", _GLOBAL)
 
@@ -85,9 +86,9 @@ def _waits_at_once(cubin: bytes) -> bool:
 
 
 def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
-    """CodegenError unless a cubin takes what the executor gives it: 8 bytes per pointer and 4 per integer, each aligned
-    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names. KernelRefused
-    unless it waits, if it is launched before the kernel before it has ended."""
+    """Raise CodegenError unless a cubin takes the parameters that the executor passes: 8 bytes per pointer and 4 per
+    integer, each aligned to its size, then two pointers; 32 threads per warp; no shared memory except what the launch
+    states. KernelRefused for a kernel that is launched before its predecessor has ended and does not wait for it."""
     expected, end = [], 0
     for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN_POINTERS):
         end = -(-end // size) * size

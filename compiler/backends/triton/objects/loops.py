@@ -1,8 +1,8 @@
-"""What the loops of compiled products do, read from the disassembly: the faults that a device would only show as slow.
+"""Checks the loops of compiled products in the disassembly for faults that a device would only show as slowness.
 
-A loop with matrix instructions is counted against the dots of the same loop in Triton's IR: how many FLOPs its
-instructions do over those that were asked for (more, where several warps compute the same rows), and what else it does
-per step: barriers, stores to shared memory, local memory, loads that wait, copies of fewer than 16 bytes.
+A loop with matrix instructions is compared with the dots of the same loop in Triton's IR: the ratio of FLOPs done to
+FLOPs asked for (above 1 if several warps compute the same rows), and what else the loop does per step: barriers, stores
+to shared memory, local memory, loads that wait, copies of fewer than 16 bytes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from ...errors import KernelRefused
 from .asked import AskedLoop, asked_loops
 from .sass import MATRIX, SassCode, SassLine, disassemble
 
-BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
+BARRIERS = 2  # per step of a product: copies have arrived, copies may be overwritten
 _NO_RESULT = {"ST", "STG", "STS", "STSM", "STL", "RED", "REDG", "LDGSTS", "BRA", "EXIT", "BAR", "WARPSYNC"}
 _WARP_SHAPES = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "16832": 16 * 8 * 32, "16864": 16 * 8 * 64}
 
 
 @dataclass(frozen=True)
 class MatrixLoop:
-    """One loop with matrix instructions, without the loops in it. All counts but `steps` and `flops` are of one
-    iteration; of a loop that is unrolled to its end, of the whole kernel.
+    """One loop with matrix instructions, without the loops in it. All counts but `steps` and `flops` are per iteration,
+    or for the whole kernel if the loop is fully unrolled.
 
-    instruction: of the matrix units, without its shape. steps: iterations of the source's loop in one of the machine's.
-    flops: what the instructions of all warps do over what the dots of the source ask for. barriers: of the whole block.
-    shared_stores: by warps, of values; copies from global memory are not among them. local: accesses of local memory.
-    conversions: of layouts, in Triton's IR. loads: from global memory into registers. copies: asynchronous, from global
-    to shared memory; narrow: of these, those of fewer than 16 bytes (8 of floats of 4 bits). waits_each: whether every
-    instruction of a warp group is waited for before the next begins. instructions: all, of one warp. tile: rows and
-    columns of the smallest product. scaled: products whose operands matrix units scale block by block.
+    instruction: the matrix instruction, without its shape. steps: iterations of the source's loop per iteration of the
+    machine's. flops: FLOPs of all warps' instructions over those of the source's dots. barriers: barriers of the whole
+    block. shared_stores: stores of values by warps, without copies from global memory. local: accesses of local memory.
+    conversions: conversions of layouts in Triton's IR. loads: loads from global memory into registers. copies:
+    asynchronous copies from global to shared memory; narrow: those of fewer than 16 bytes (8 for floats of 4 bits).
+    waits_each: whether every instruction of a warp group is waited for before the next begins. instructions:
+    instructions of one warp. tile: rows and columns of the smallest product. scaled: products whose operands matrix
+    units scale block by block.
     """
 
     instruction: str
@@ -53,9 +54,9 @@ class MatrixLoop:
 
 
 def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]:
-    """The loops with matrix instructions of a cubin and the IR that it was made of, in their order. Where the two do
-    not have the same loops, all of the kernel as one: loops of few steps are unrolled. CodegenError where the
-    disassembler fails, KernelRefused for a kernel whose answers depend on how fast matrix units are.
+    """The loops with matrix instructions of a cubin and the IR that it was made from, in order. If the two do not have
+    the same loops, because short ones are unrolled, the whole kernel counts as one loop. CodegenError if the
+    disassembler fails, KernelRefused for a kernel whose results depend on the speed of matrix units.
     """
     asked = asked_loops(ttgir)
     if not asked:
@@ -77,13 +78,13 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
 
 
 def longest_loop(cubin: bytes) -> int:
-    """How many instructions one warp takes in a step of the longest innermost loop; 0 where there is none."""
+    """Instructions of one warp in a step of the longest innermost loop; 0 if the kernel has no loop."""
     return max(map(len, SassCode(disassemble(cubin)).loops(matrix=False)), default=0)
 
 
 def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tuple[str, ...]:
-    """What the loops of a kernel do that costs time and need not be, in words; products are held to more. level: the
-    compute capability, where it is known."""
+    """Avoidable costs in the loops of a kernel, in words; products are checked more strictly. level: the compute
+    capability; 0: not known."""
     found: dict[str, None] = {}
     for loop in loops:
         if loop.flops > 1.05:
@@ -105,7 +106,7 @@ def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tupl
             found[f"{loop.shared_stores} stores to shared memory per step"] = None
         if loop.loads:
             found[f"{loop.loads} loads per step that are waited for"] = None
-        # tensor memory is written between two, one for each part of W; with scales there are three for each
+        # tensor memory is written between two barriers, for each part of W; with scales there are three for each
         most = BARRIERS + 2 * loop.instruction.startswith("UTC") + max(3 * loop.scaled - 2, 0)
         if loop.barriers > most * loop.steps:
             found[f"{loop.barriers} barriers per step"] = None
@@ -133,8 +134,8 @@ def _facts(loop: Sequence[SassLine], code: SassCode, asked: AskedLoop, warps: in
 
 
 def _waits_each(lines: Sequence[SassLine]) -> bool:
-    """Whether no instruction of a warp group is issued while another runs: where ptxas does not see that their operands
-    stay as they are, it waits behind each of them, whatever waits the source has."""
+    """Whether no instruction of a warp group is issued while another runs: if ptxas cannot prove that their operands do
+    not change, it waits after each of them, whatever waits the source has."""
     running = issued = False
     for line in lines:
         if line.name.startswith("WARPGROUP.DEPBAR"):
@@ -154,8 +155,8 @@ def overwritten_registers(text: str) -> set[int]:
 def _overwritten(lines: Sequence[SassLine], again: bool = True) -> set[int]:
     """Registers of a loop that instructions of a warp group may still read as operands when others write them.
 
-    Those instructions run on by themselves; WARPGROUP.DEPBAR waits until only so many of the last are left. The loop is
-    gone through twice, for what one step leaves running meets the next one's instructions. again: whether it is.
+    These instructions run asynchronously; WARPGROUP.DEPBAR waits until at most a given number of them are running. The
+    loop is walked twice, because instructions of one step may still run in the next. again: whether to walk it twice.
     """
     running: list[set[int]] = []
     found: set[int] = set()
@@ -173,7 +174,7 @@ def _overwritten(lines: Sequence[SassLine], again: bool = True) -> set[int]:
 
 
 def _written(line: SassLine) -> set[int]:
-    """The registers that an instruction writes, those of one result."""
+    """The registers of the one result that an instruction writes."""
     kind, *modifiers = line.name.split(".")
     result = re.match(r"R(\d+)", line.operands)
     if result is None or kind in _NO_RESULT:
@@ -184,7 +185,7 @@ def _written(line: SassLine) -> set[int]:
 
 
 def _flops(line: SassLine, code: SassCode, warps: int) -> float:
-    """What one instruction does, of all warps of a block."""
+    """FLOPs of one instruction, summed over all warps of a block."""
     kind, _, rest = line.name.partition(".")
     if kind.startswith("UTC"):  # issued once; its shape is in a descriptor: N / 8 from bit 17, M / 16 from bit 24
         register = re.search(r"idesc\[(\w+)\]", line.operands)

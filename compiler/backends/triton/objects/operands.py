@@ -1,8 +1,8 @@
-"""Operands of matrix units in Triton's IR: those that Triton 3.6 and 3.7 are seen to multiply wrongly.
+"""Operands of matrix units in Triton's IR that Triton 3.6 and 3.7 multiply wrongly.
 
-A thread holds `kWidth` values of K that lie in a row, of which `mma.sync` takes a part at a time: 4 threads of a row
-hold 4 kWidth values. Where K of a product is less, the values of the two operands that meet are not of the same K
-(found on an H200 and by tests/triton/ptx_machine.py: 16 values of K with a kWidth of 8).
+A thread holds `kWidth` consecutive values of K, of which `mma.sync` reads a part at a time: 4 threads of a row hold 4
+kWidth values. If a product's K is smaller, values of different K of the two operands are multiplied (found on an H200
+and by tests/triton/ptx_machine.py: 16 values of K with a kWidth of 8).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OPERAND = re.compile(
 
 
 def narrow_operands(ir: str) -> tuple[tuple[int, int], ...]:
-    """(K, kWidth) of the operands of `mma.sync` of which 4 threads hold more values of K than there are."""
+    """(K, kWidth) of the operands of `mma.sync` for which 4 threads hold more than K values."""
     layouts = set(_LAYOUT.findall(ir))
     products = (line for line in ir.splitlines() if " tt.dot " in line)
     found = {
@@ -31,7 +31,7 @@ def narrow_operands(ir: str) -> tuple[tuple[int, int], ...]:
 
 
 def check_operands(ir: str) -> None:
-    """KernelRefused for a product of which Triton would multiply values that do not belong together."""
+    """Raise KernelRefused for a product in which Triton would multiply values of different K."""
     for k, width in narrow_operands(ir):
         raise KernelRefused(
             f"Triton multiplies {k} values of K in operands of {4 * width} wrongly",

@@ -54,8 +54,8 @@ class SassCode:
                 self.lines.append(SassLine(found[1] or "", found[2], found[3]))
 
     def loops(self, matrix: bool = True) -> list[list[SassLine]]:
-        """Natural loops, by their first instruction: with matrix instructions of their own, or else the innermost ones.
-        Of each what is in no loop within it."""
+        """Natural loops, by their first instruction: those with matrix instructions of their own, or, if not `matrix`,
+        the innermost ones. Each is given without its inner loops."""
         starts, successors = self._blocks()
         ends = [*starts[1:], len(self.lines)]
         spans = zip(starts, ends, strict=True)
@@ -75,11 +75,11 @@ class SassCode:
         return [[line for b in sorted(body) for line in self.lines[starts[b] : ends[b]]] for body in kept]
 
     def always_behind(self, first: str, later: re.Pattern[str]) -> bool:
-        """Whether every way to an instruction whose name matches `later` goes by one named `first` without a
+        """Whether every path to an instruction whose name matches `later` passes an instruction named `first` without a
         predicate."""
         starts, successors = self._blocks()
         ends = [*starts[1:], len(self.lines)]
-        reached, waiting = {0}, [0]  # blocks that are come to without it
+        reached, waiting = {0}, [0]  # blocks that are reached without it
         while waiting:
             block = waiting.pop()
             for line in self.lines[starts[block] : ends[block]]:
@@ -93,7 +93,7 @@ class SassCode:
         return True
 
     def descriptor(self, register: str, user: SassLine) -> int:
-        """The constant that a uniform register is given last before it is used; 0 if it is given none."""
+        """The last constant that a uniform register is set to before its use; 0 if it is set to none."""
         at = next((i for i, line in enumerate(self.lines) if line is user), 0)
         for line in reversed(self.lines[:at]):
             found = re.fullmatch(rf"{register}, (0x[0-9a-f]+)", line.operands)
@@ -102,7 +102,7 @@ class SassCode:
         return 0
 
     def _blocks(self) -> tuple[list[int], list[list[int]]]:
-        """Where basic blocks begin, and the blocks that follow each."""
+        """The beginnings of basic blocks, and the successors of each."""
         leaders = {0, *self._labels.values()}
         leaders |= {i + 1 for i, line in enumerate(self.lines) if line.name.split(".")[0] in ("BRA", "EXIT")}
         starts = sorted(i for i in leaders if i < len(self.lines))
@@ -121,7 +121,7 @@ class SassCode:
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """For each block the blocks that every path to it goes through, itself among them."""
+    """For each block its dominators: the blocks on every path to it, itself included."""
     before: list[list[int]] = [[] for _ in successors]
     for block, following in enumerate(successors):
         for other in following:

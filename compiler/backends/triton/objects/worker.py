@@ -22,7 +22,7 @@ from typing import Any
 
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Compile one kernel and write its object; what the object needs, in bytes and registers."""
+    """Compile one kernel and write its object; returns the resources that the object needs, in bytes and registers."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -36,10 +36,10 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
     arch = int(job["arch"]) if job["backend"] == "cuda" else job["arch"]
     target = GPUTarget(job["backend"], arch, job["warp_size"])
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"]}
-    if job["max_registers"]:  # that other programs leave
+    if job["max_registers"]:  # what other programs leave of the register file
         return _finish(triton.compile(source, target=target, options={**options, "maxnreg": job["max_registers"]}), job)
     answer = _finish(triton.compile(source, target=target, options=options), job)
-    for more in (16, 64, 255):  # ptxas spills a few registers where that lets one more block reside; here it may not
+    for more in (16, 64, 255):  # ptxas would spill a few registers to let one more block reside
         if job["backend"] != "cuda" or not answer.get("spill"):
             break
         most = min(answer["registers"] + more, 255, 65536 // (32 * job["num_warps"]))
@@ -48,7 +48,7 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finish(kernel: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """Write a kernel's object and answer what it needs."""
+    """Write a kernel's object and return the resources that it needs."""
     meta = kernel.metadata
     if (getattr(meta, "tmem_size", 0) or 0) > 512:  # Triton would compile it to a trap
         return {"error": f"needs {meta.tmem_size} columns of tensor memory, there are 512"}
@@ -104,7 +104,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = compile_job(json.loads(line))
-        except Exception as error:  # any failure of Triton, LLVM or ptxas concerns this kernel alone
+        except Exception as error:  # a failure of Triton, LLVM or ptxas affects only this kernel
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,1 +1,2 @@
-"""Several launches of a decode step as one kernel whose programs stay: who does which tile, and what waits for what."""
+"""Several launches of a decode step as one persistent kernel: which program computes which tile, and what waits for
+what."""

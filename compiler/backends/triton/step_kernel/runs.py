@@ -1,7 +1,8 @@
 """Which launches of a decode step become one kernel: runs of calls that have a tile form, each kernel once in a run.
 
-The layers of a model are runs of the same kernels, and share one object. A call that has no tile form stands between
-two runs and is launched as ever; what launches no tile in most steps (moves of the cache) is launched before its run.
+The layers of a model are runs of the same kernels, and share one object. A call that has no tile form separates two
+runs and is launched as usual; kernels that launch no tile in most steps (moves of the cache) are launched before their
+run.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ from .schedule import Span, TileStage, faults, schedule
 from .stages import Stages
 from .tiles import WEIGHTS, NoTileForm, TileForm, tile_form
 
-_FIXED = {"num_tokens": 1, "num_seqs": 1}  # of a step of one sequence
+_FIXED = {"num_tokens": 1, "num_seqs": 1}  # sizes of a step of one sequence
 
 
 @dataclass(frozen=True)
 class StepSource:
-    """What the template is rendered from: the stages with the functions and arguments of each."""
+    """The parameters of the template: the stages with the functions and arguments of each."""
 
     stages: tuple[TileStage, ...]
     forms: tuple[TileForm, ...]
     grids: tuple[tuple[int, ...], ...]
-    given: tuple[tuple[str, ...], ...]  # by stage: its arguments, as the kernel has them
+    given: tuple[tuple[str, ...], ...]  # by stage: its arguments, by the kernel's names
     args: tuple[Arg, ...]
 
     entry = "step"
 
     @property
     def left(self) -> int:
-        """The counter behind those of the stages."""
+        """The number of the counter after those of the stages."""
         return len(self.stages)
 
     @property
@@ -65,25 +66,26 @@ class StepSource:
 
     @property
     def summary(self) -> str:
-        """What the kernel says of itself."""
+        """The kernel's description of itself."""
         return f"{sum(stage.tiles for stage in self.stages)} tiles: {', '.join(stage.name for stage in self.stages)}."
 
     def call(self, number: int) -> str:
-        """The line that does a tile of a stage."""
+        """The source line that computes a tile of a stage."""
         form, (x, y, _) = self.forms[number], self.grids[number]
         place = [f"tile % {x}", f"tile // {x} % {y}", f"tile // {x * y}"] if form.places else []
         return f"{form.entry}({', '.join([*self.given[number], *place])})"
 
     def ask(self, number: int, tile: str) -> str:
-        """The line that asks for the first weights of a tile of a stage that waits; "" where none does."""
+        """The source line that prefetches the first weights of a tile of a stage that waits; "" if the stage has
+        none."""
         asks = self.forms[number].ask if self.stages[number].waits else ""
         return f"{asks}({WEIGHTS}_{number}, {tile}, 0, 0)" if asks else ""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Calls [first, first + count) of the program in one launch, behind those of `ahead`. stages: what it does. choice:
-    the key of the choice of its tilings, and the answer, by programs that a multiprocessor holds at least."""
+    """Calls [first, first + count) of the program in one launch, after the launches in `ahead`. choice: the key of the
+    choice of its tilings, and the answer: the least number of programs that a multiprocessor must hold."""
 
     first: int
     count: int
@@ -95,7 +97,7 @@ class PlannedRun:
 
 @dataclass
 class _Growing:
-    """A run that grows: launches with the number of their call in the run."""
+    """A run under construction: launches with the number of their call in the run."""
 
     first: int
     kernels: list[str] = field(default_factory=list)
@@ -105,8 +107,8 @@ class _Growing:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """The runs of a program in steps of one shape. specs: the launches of each kernel, which wait for nothing
-    themselves; areas: bytes of each scratch area, by kernel; launched: filled with why runs stay launches, by run."""
+    """The runs of a program in steps of one shape. specs: the launches of each kernel, none of them dependent; areas:
+    bytes of each scratch area, by kernel; launched: gets the reason why a run stays separate launches, by run."""
 
     program: Program
     shape: Shape
@@ -139,14 +141,14 @@ class StepRuns:
         return ""
 
     def find(self) -> tuple[PlannedRun, ...]:
-        """All runs of at least two launches; none but for steps of one sequence."""
+        """All runs of at least two launches; empty unless steps have one sequence."""
         if not self.shape.decode or self.shape.max_tokens != 1:
             return ()
         made = (self._made(run) for run in self._open() if len(run.tiled) > 1)
         return tuple(run for run in made if run is not None)
 
     def _open(self) -> Iterator[_Growing]:
-        """Runs of calls whose launches have as many warps each."""
+        """Runs of calls whose launches have the same number of warps."""
         run, ends = _Growing(0), {section.begin for section in self.program.sections}
         for number, step in enumerate(self.program.steps):
             specs = self.specs[step.kernel]
@@ -165,7 +167,7 @@ class StepRuns:
         yield run
 
     def _made(self, run: _Growing) -> PlannedRun | None:
-        """None where launches take less time by the model, or no step kernel passes the checks."""
+        """The planned run; None if launches are faster by the model, or no step kernel passes the checks."""
         names = ", ".join(run.kernels)
         key = f"step kernel of {names}"
         waits = sum(bool(stage.waits) for stage in self._scheduled(run, run.tiled))
@@ -192,7 +194,7 @@ class StepRuns:
         return stages
 
     def _stage(self, step: Step, spec: LaunchSpec) -> TileStage:
-        """What a launch reads and writes; of what no operand says, that it is written."""
+        """The memory that a launch reads and writes; memory of arguments other than operands counts as written."""
         reads, writes = set[Span](), set[Span]()
         for arg in spec.args:
             if isinstance(arg.value, SizeArg | BatchArg):
@@ -238,7 +240,7 @@ def _is_move(spec: LaunchSpec) -> bool:
 
 
 def _too_early(early: Sequence[TileStage], stages: Sequence[TileStage]) -> Iterator[str]:
-    """What is launched before a run may touch nothing of those stages of the run that came before it."""
+    """The faults of launches that precede the run but touch memory of stages that came before them in the program."""
     for stage in early:
         at = next(n for n, other in enumerate(stages) if other.name == stage.name)
         for other in stages[:at]:
@@ -269,7 +271,7 @@ def _of_call(place: int, arg: Arg) -> CallArg | SizeArg | CountersArg:
 
 
 def step_spec(tiled: Sequence[tuple[int, LaunchSpec]], stages: tuple[TileStage, ...]) -> LaunchSpec:
-    """The kernel of a run; its grid is set when it is known how many programs there is room for."""
+    """The kernel of a run; its grid is set when it is known how many programs fit."""
     args: dict[str, Arg] = {}
     given = []
     for number, (place, spec) in enumerate(tiled):

@@ -1,8 +1,9 @@
-"""In which order the programs of a step kernel take tiles, and what each waits for: known when it is compiled.
+"""The order in which the programs of a step kernel compute tiles, and what each waits for; fixed at compile time.
 
-A stage is what one launch did: its tiles are the programs of that launch. The tiles of all stages stand in one list, in
-the order of the program; of P programs, program p takes tiles p, p + P, p + 2 P .. of it. A stage has a counter of its
-tiles that are done; one that touches what another stage wrote, or writes what another stage touched, waits for it.
+A stage is the work of one launch: its tiles are the programs of that launch. The tiles of all stages form one list, in
+the order of the program; of P programs, program p computes tiles p, p + P, p + 2 P .. of it. A stage has a counter of
+its finished tiles; a stage that touches memory that another stage wrote, or writes memory that it touched, waits for
+it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class Span:
     end: int
 
     def meets(self, other: Span) -> bool:
-        """Whether they share a byte."""
+        """Whether the two spans share a byte."""
         return self.memory == other.memory and self.begin < other.end and other.begin < self.end
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Until `counter` is at least `count`."""
+    """A wait until `counter` is at least `count`."""
 
     counter: int
     count: int
@@ -36,8 +37,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class TileStage:
-    """The tiles of one launch. early: what of `reads` is asked for before it waits. before: tiles of the stages before
-    it. signal: the counter that each tile adds 1 to."""
+    """The tiles of one launch. early: the part of `reads` that is prefetched before the stage waits. before: number of
+    tiles of earlier stages. signal: the counter that each tile adds 1 to."""
 
     name: str
     tiles: int
@@ -50,7 +51,8 @@ class TileStage:
 
 
 def touches_after(later: TileStage, earlier: TileStage) -> bool:
-    """Whether a stage must come behind another: it touches what that one writes, or writes what that one reads."""
+    """Whether `later` must wait for `earlier`: it touches memory that `earlier` writes, or writes memory that it
+    reads."""
     return _meet(later.writes, earlier.reads | earlier.writes) or _meet(later.reads, earlier.writes)
 
 
@@ -59,9 +61,9 @@ def _meet(some: Iterable[Span], others: Iterable[Span]) -> bool:
 
 
 def schedule(stages: Sequence[TileStage]) -> tuple[TileStage, ...]:
-    """The stages with their counters and waits; what another wait has waited for is not waited for again."""
+    """The stages with their counters and waits; waits that another wait implies are left out."""
     made: list[TileStage] = []
-    behind: list[set[int]] = []  # by stage: those that are done when it begins
+    behind: list[set[int]] = []  # by stage: the stages that are done when it begins
     before = 0
     for number, stage in enumerate(stages):
         done, waits = set[int](), []
@@ -76,13 +78,13 @@ def schedule(stages: Sequence[TileStage]) -> tuple[TileStage, ...]:
 
 
 def faults(stages: Sequence[TileStage]) -> Iterator[str]:
-    """What is wrong with a schedule, in words; nothing of it is taken from how `schedule` makes one.
+    """The faults of a schedule, in words, checked independently of `schedule`.
 
-    No deadlock, however many programs there are: of all tiles that are not done, look at the first of the list. Its
-    program has done all that it takes before, for these stand before it, too; what the tile waits for must be counted
-    by tiles that stand before it, which are done. No race: two stages of which one writes what the other touches are
-    ordered, if the later one waits until a counter has all that it ever gets, for then all tiles that count there are
-    done, and all that these have waited for. Memory that is used again is a case of it.
+    No deadlock with any number of programs: consider the first tile of the list that is not done. Its program has
+    finished its earlier tiles, as they precede it in the list, and every counter that the tile waits for must be raised
+    by preceding tiles, which are done. No race: two stages of which one writes memory that the other touches are
+    ordered if the later one waits for a counter's final value: then all tiles that raise it are done, and so is all
+    that these waited for. This covers reused memory.
     """
     total: dict[int, int] = {}
     for stage in stages:

@@ -1,4 +1,4 @@
-"""Kernels as stages of a step kernel: with which tilings, and whether the whole is worth it, by the cost model."""
+"""Kernels as stages of a step kernel: their tilings, and whether the cost model expects a gain."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class Stages:
         return {name: kernel.stage_product(self.shape, self.tuner) for name, kernel in self.kernels.items()}
 
     def whole(self, launches: Mapping[str, int], waits: int) -> WholeTilings:
-        """What tilings a run may have. launches: tiled ones, by kernel; waits: how many of these wait for others."""
+        """The tilings that a run may have. launches: tiled launches, by kernel; waits: how many of these wait for
+        others."""
         stages: list[StageProduct | None] = []
         for name, count in launches.items():
             stages += [self._products[name], *[None] * (count - 1)]
         return WholeTilings(Machine(self.tuner.target), tuple(stages), waits)
 
     def choose(self, key: str, whole: WholeTilings) -> Config:
-        """How many programs a multiprocessor is to hold; LAUNCHES for no step kernel."""
+        """How many programs a multiprocessor must hold; LAUNCHES for no step kernel."""
         return self.tuner.pick(key, whole.candidates(), whole.seconds)
 
     def why_launches(self, key: str, whole: WholeTilings) -> str:

@@ -1,7 +1,7 @@
-"""The source of a launch as functions of a tile: what a program of its grid does, called with the program's number.
+"""Turns the source of a launch into functions of a tile: the work of one program of its grid, given its number.
 
-A rendered source becomes part of another one: its own names get a number, and what asks Triton for the number of the
-program (`tl.program_id`) takes it as arguments. Arithmetic and its order stay as they are, and with them all bits.
+A rendered source becomes part of another one: its own names get a number, and functions that ask Triton for the
+program's number (`tl.program_id`) get it as arguments. Arithmetic and its order do not change, so neither do results.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from ..spec import LaunchSpec
 
 _PLACE = ("tile_x", "tile_y", "tile_z")
-WEIGHTS, ASK = "w_ptr", "ask_weights"  # of a product: its weights, and the function that asks for the first of them
+WEIGHTS, ASK = "w_ptr", "ask_weights"  # of a product: its weights, and the function that prefetches the first of them
 _SHARED = ("INTERPRETED",)  # a name that all sources have, with one meaning
 
 
 class NoTileForm(Exception):
-    """Why a launch cannot be done tile by tile."""
+    """A launch cannot be computed tile by tile; the message says why."""
 
 
 @dataclass(frozen=True)
 class TileForm:
-    """One launch as functions. text: their source; entry: the one that does a tile; places: whether it is to be told
-    which, as three numbers behind its other arguments. ask: the one that asks for the first weights of a tile, which
-    takes the pointer to them and a tile's place; "" where none does."""
+    """One launch as functions. text: their source; entry: the function that computes a tile; places: whether it takes
+    the tile's place, three numbers after its other arguments. ask: the function that prefetches the first weights of a
+    tile, given the pointer to them and the tile's place; "" if there is none."""
 
     text: str
     entry: str
@@ -34,9 +34,9 @@ class TileForm:
 
 
 def tile_form(spec: LaunchSpec, number: int, grid: Sequence[int]) -> TileForm:
-    """The functions of a launch with `number` behind their names. grid: its programs along each axis.
+    """The functions of a launch, with `number` appended to their names. grid: the launch's programs along each axis.
 
-    NoTileForm where a name means two things, or where a program may end early in another way than at once.
+    NoTileForm if a name has two meanings, or if a program may return early other than at once.
     """
     module = ast.parse(spec.source)
     own = [node for node in module.body if _name(node) not in (None, *_SHARED)]
@@ -54,7 +54,7 @@ def tile_form(spec: LaunchSpec, number: int, grid: Sequence[int]) -> TileForm:
 
 
 def _name(node: ast.stmt) -> str | None:
-    """What a statement of a module names: a function or a constant; None for imports and texts."""
+    """The function or constant that a module's statement defines; None for imports and texts."""
     if isinstance(node, ast.FunctionDef):
         return node.name
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -63,7 +63,7 @@ def _name(node: ast.stmt) -> str | None:
 
 
 def _asks(node: ast.AST) -> str:
-    """ "program_id" or "num_programs" where that is what a node calls; "" for any other."""
+    """ "program_id" or "num_programs" if a node calls that function; else ""."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr if node.func.attr in ("program_id", "num_programs") else ""
     return ""
@@ -86,7 +86,7 @@ def _placed(functions: Sequence[ast.FunctionDef]) -> set[str]:
 
 
 def _check_names(function: ast.FunctionDef, names: dict[str, str]) -> None:
-    """NoTileForm where a function has a name of its own that the module has, too."""
+    """Raise NoTileForm if a function has a local name that is also a name of the module."""
     bound = {arg.arg for arg in function.args.args}
     bound |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     if both := bound & names.keys():
@@ -96,7 +96,7 @@ def _check_names(function: ast.FunctionDef, names: dict[str, str]) -> None:
 
 
 def _without_return(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements of which none ends the function early: what follows `if ..: return` is its other branch."""
+    """The statements without an early return: what follows `if ..: return` becomes its else branch."""
     for at, node in enumerate(body):
         match node:
             case ast.If(body=[ast.Return(value=None)], orelse=[]):
@@ -108,7 +108,7 @@ def _without_return(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 class _Tile(ast.NodeTransformer):
-    """Gives names their number, and functions that ask for a place one as arguments."""
+    """Adds the number to names, and the place as arguments to functions that ask for it."""
 
     def __init__(self, names: dict[str, str], placed: set[str], grid: Sequence[int], stages: int) -> None:
         self._names, self._placed, self._grid, self._stages = names, placed, grid, stages
@@ -142,5 +142,5 @@ class _Tile(ast.NodeTransformer):
 
 
 def _is_range(node: ast.Call) -> bool:
-    """Whether a call is `tl.range`, whose stages are else those of the kernel."""
+    """Whether a call is `tl.range`, which uses the kernel's number of stages by default."""
     return isinstance(node.func, ast.Attribute) and node.func.attr == "range"

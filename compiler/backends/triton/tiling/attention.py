@@ -1,4 +1,4 @@
-"""Tilings of the attention kernels: what is possible, and an estimate of its time from the target's table.
+"""Tilings of the attention kernels: the candidates, and estimates of their times from the target's table.
 
 The constants are estimates from the instruction counts of compiled kernels; tuned entries replace them.
 """
@@ -11,18 +11,18 @@ from ....targets import Target
 from .choice import Config, Tuner, power_of_two
 
 MOST_SPLITS = 64  # programs that share the keys of a sequence
-_CLOCK = 1.6e9  # Hz, of any of the targets under load
+_CLOCK = 1.6e9  # Hz, for all targets under load
 _LANES = 128  # float32 operations per clock and multiprocessor
 _LATENCY = 1e-6  # seconds from the request of a tile to its arrival on a busy device
-_LAUNCH = 2e-6  # seconds that one more kernel of a step costs
+_LAUNCH = 2e-6  # seconds that each additional kernel of a step costs
 _SHORT = 512  # tokens of a step whose prompts are short
-_BLOCK = 1.5e-9  # seconds per block that is launched for nothing, over the whole device
+_BLOCK = 1.5e-9  # seconds per block that is launched without work, over the whole device
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides about tilings: heads, dims with their padding, bytes of a cached (a part of one, where several codes
-    fill a byte) and of a multiplied element. shared: values are the beginning of keys."""
+    """The sizes that decide the tiling: heads, dims with their padding, bytes of a cached element (a fraction if codes
+    are packed) and of a multiplied one. shared: values are the beginning of keys."""
 
     kv_heads: int
     group: int
@@ -35,7 +35,7 @@ class Workload:
 
     @property
     def read(self) -> int:
-        """Numbers of the cache per key."""
+        """Elements that are read from the cache per key."""
         return self.key_dim + (0 if self.shared else self.value_dim)
 
     @property
@@ -58,8 +58,9 @@ class AttentionTiling:
 
 
 def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> AttentionTiling:
-    """For steps that mix prompts and decodes. Tiny, short and long ones differ: in a short one, most of a tile of many
-    keys is masked (for 64 tokens of 8 x 4 heads of 64 on an H100, 128 rows and keys took twice the time of 64)."""
+    """The tiling for steps that mix prompts and decodes. Tiny, short and long steps differ: in a short one, most of a
+    tile of many keys is masked (for 64 tokens of 8 x 4 heads of 64 on an H100, 128 rows and keys took twice the time of
+    64)."""
     size = "few" if max_tokens * work.group <= 64 else "many" if max_tokens <= _SHORT else "long"
     long = work.multiplied == 4  # products of float32 are unrolled into registers
     candidates: list[Config] = [
@@ -78,7 +79,8 @@ def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> AttentionTili
 
 
 def decode_tiling(work: Workload, tuner: Tuner) -> AttentionTiling:
-    """For steps of one token per sequence, whatever their number, so that they share an object."""
+    """The tiling for steps of one token per sequence. It is the same for any number of sequences, so that they share an
+    object."""
     long = work.multiplied == 4
     candidates: list[Config] = [
         {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": warps, "stages": stages}
@@ -96,7 +98,7 @@ def decode_tiling(work: Workload, tuner: Tuner) -> AttentionTiling:
 def split_count(
     work: Workload, tiling: AttentionTiling, sequences: int, span: int, tuner: Tuner, decode: bool = True
 ) -> int:
-    """How many programs share the keys of a sequence, of which a query sees at most `span`. decode: the last of them
+    """How many programs share the keys of a sequence, of which a query sees at most `span`. decode: the last program
     merges their results; else another kernel does."""
     candidates: list[Config] = [
         {"splits": n} for n in (1, 2, 4, 8, 16, 32, MOST_SPLITS) if n == 1 or n * tiling.tile < 2 * span
@@ -108,14 +110,14 @@ def split_count(
 
 
 def _tiles(work: Workload) -> tuple[int, ...]:
-    """Keys per step: fewer where they are converted, and fewer still where they are unpacked, or registers spill; of
-    these not fewer than 32 (objects/operands.py)."""
+    """Keys per step: fewer if they are converted, and still fewer if they are unpacked, or registers spill; but at
+    least 32 if unpacked (objects/operands.py)."""
     return (32,) if work.cached < 1 else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128)
 
 
 def _converted(work: Workload) -> tuple[int, ...]:
-    """Keys per step of a decode where they are codes. All warps convert a piece of 16 dims: not 64 keys of it, or they
-    spill."""
+    """Keys per step of a decode whose keys are codes. All warps convert a piece of 16 dims: 64 keys of it would spill
+    registers."""
     return (32,) if work.key_dim % 32 or work.value_dim % 32 else (32, 64)
 
 
@@ -126,12 +128,12 @@ def _head_counts(group: int, most: int) -> list[int]:
 
 
 def _wide(work: Workload, target: Target) -> bool:
-    """Whether products take their operands from shared memory (wgmma and later), in tiles of 64 rows and more."""
+    """Whether products read their operands from shared memory (wgmma and later), in tiles of 64 rows and more."""
     return target.arch in ("sm_90", "sm_100") and work.multiplied == 2
 
 
 def _widest(work: Workload, target: Target, rows: int) -> int:
-    """The widest product: one wider than high would be shared between warps by columns, and a row would cross warps."""
+    """The widest product: if it were wider than high, warps would divide its columns, and a row would cross warps."""
     return 256 if _wide(work, target) or target.backend == "hip" else min(rows, 128)
 
 
@@ -159,7 +161,7 @@ def _blocks(work: Workload, target: Target, config: Config, registers: float) ->
 
 
 def _converted_registers(work: Workload, target: Target, config: Config) -> float:
-    """Registers that hold a tile of codes after their conversion: each warp needs all of it unless it is shared."""
+    """Registers that hold a converted tile of codes: each warp needs the whole tile unless it is in shared memory."""
     if work.cached == work.multiplied:
         return 0.0
     pairs = config["tile"] * max(work.key_dim, work.value_dim) / 2
@@ -171,11 +173,9 @@ def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
     rows, tile, threads = config["rows"], config["tile"], config["warps"] * target.warp_size
     held = 70 if not _wide(work, target) else {256: 70}.get(work.value_dim, 100 if work.value_dim < 256 else 130)
     registers = held + rows * (work.value_dim + 1.5 * tile) / threads + _converted_registers(work, target, config)
-    hoisted = 0 if _wide(work, target) else rows * work.key_dim / 2 / threads  # queries, if there is room for them
+    hoisted = 0 if _wide(work, target) else rows * work.key_dim / 2 / threads  # queries, if registers suffice
     blocks = _blocks(work, target, config, registers)
-    shared = (
-        _wide(work, target) and work.value_dim > 256
-    )  # then two groups of warps may share rows, and columns are apart
+    shared = _wide(work, target) and work.value_dim > 256  # then two groups of warps may share rows and divide columns
     idle = work.multiplied == 2 and rows < 16 * config["warps"] // (1 + shared)  # a warp multiplies at least 16 rows
     if blocks == 0 or idle or (target.backend == "cuda" and registers > 400):
         return float("inf")
@@ -190,24 +190,24 @@ def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
     softmax = rows * (8 * tile + work.value_dim) / (_LANES * _CLOCK)
     exposed = 0.3e-6 + (0 if config["stages"] > 2 else 0.25e-6 if _wide(work, target) else _LATENCY)
     if tile > rows and not _wide(work, target):
-        exposed += 0.5e-6  # the scores' maxima cross warps
+        exposed += 0.5e-6  # the maxima of scores are exchanged between warps
     crowded = max(0.0, registers + hoisted - 255) / 50 if target.backend == "cuda" else 0
     if _wide(work, target) and tile > 64:
-        exposed *= tile / 64  # that many scores are waited for at once
-    if _wide(work, target):  # while one block's warps are at their softmax, another's keep the matrix units busy
+        exposed *= tile / 64  # one wait is for that many scores
+    if _wide(work, target):  # while one block's warps compute softmax, another's keep the matrix units busy
         return (products + (0.6 * softmax + exposed) / blocks) / (used * tile) * (1 + crowded)
     return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * (1 + crowded)
 
 
 def _tile_seconds(tiling: Config | AttentionTiling, block_size: int) -> float:
-    """One step of a decode kernel's loop: mostly waiting at barriers and for shared memory."""
+    """Seconds of one step of a decode kernel's loop, mostly waits at barriers and for shared memory."""
     tile = tiling["tile"] if isinstance(tiling, dict) else tiling.tile
     return 0.4e-6 + tile * 4.5e-9 + (0 if block_size % tile == 0 else 0.1e-6)
 
 
 def _decode_cost(work: Workload, target: Target, config: Config) -> float:
     """Seconds per key and query head on one multiprocessor that holds few blocks, as in small batches."""
-    latent = work.value_dim > 256  # many heads over one: their products take longer than what they read
+    latent = work.value_dim > 256  # many heads share one key: their products take longer than their reads
     threads = config["warps"] * target.warp_size
     wide = _wide(work, target) and config["rows"] >= 64
     operands = 0 if wide else config["rows"] * work.key_dim / 2 / threads  # queries stay in registers
@@ -224,13 +224,13 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
         _LATENCY / ((config["stages"] - 1) * blocks),
     )
     parts = -(-work.group // config["heads"])
-    return seconds * parts / config["tile"] * (1 + config["tile"] / 2048)  # shorter tiles share out better
+    return seconds * parts / config["tile"] * (1 + config["tile"] / 2048)  # shorter tiles balance the load better
 
 
 def _split_cost(
     work: Workload, tiling: AttentionTiling, sequences: int, span: int, target: Target, splits: int, decode: bool
 ) -> float:
-    """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
+    """Seconds of a step, summed over contexts of several lengths; one sequence is assumed to be four times as long."""
     heads = work.kv_heads * -(-work.group // tiling.heads)
     tile_bytes = tiling.tile * work.read * work.cached
     roof = target.roofline()
@@ -248,6 +248,6 @@ def _split_cost(
         if splits > 1:
             states = sequences * work.kv_heads * work.group * -(-tiles // share)
             at_once = max(2048 * tiling.warps // (power_of_two(tiling.heads) * work.value_dim), 1)
-            merging = _LATENCY * (1 + -(-tiles // share) / at_once)  # to count who is last, and to read what all wrote
+            merging = _LATENCY * (1 + -(-tiles // share) / at_once)  # to find the last program, and to read all results
             total += (merging if decode else _LAUNCH) + roof.memory_seconds(8 * states * work.value_dim)
     return total

@@ -1,4 +1,4 @@
-"""Choosing among a kernel's possible tilings: a tuned entry where a GPU was measured, else the cost model's best."""
+"""Choosing among a kernel's possible tilings: a tuned entry if the GPU was measured, else the cost model's best."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Config = dict[str, int]  # e.g. {"m": 64, "n": 128, "k": 64, "warps": 4, "stages
 
 @dataclass(frozen=True)
 class RefusedTiling:
-    """A tiling that was tried for a choice, and why what became of it cannot be used."""
+    """A tiling that was tried for a choice, and why the resulting kernel cannot be used."""
 
     key: str
     config: Config
@@ -29,7 +29,7 @@ class RefusedTiling:
 class Tuner:
     """Answers for one target. `tuned` maps a key to the config that was fastest on a device of this target.
 
-    refused: what is not to be chosen any more. taken: all choices and their answers so far, in order.
+    refused: tilings that must not be chosen any more. taken: all choices and their answers so far, in order.
     """
 
     target: Target
@@ -40,8 +40,8 @@ class Tuner:
     def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
         """The config for `key`: the tuned one if it is among the candidates, else the one of least estimated cost.
 
-        cost: seconds, or infinity for a config that cannot run on the target. Ties go to the first. UsageError if none
-        of the candidates can run, CodegenError if all that can were refused.
+        cost: seconds, or infinity for a config that cannot run on the target. Ties go to the first. UsageError if no
+        candidate can run, CodegenError if all that can run were refused.
         """
         found = self._pick(key, candidates, cost)
         self.taken.append((key, found))

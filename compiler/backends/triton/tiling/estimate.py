@@ -1,4 +1,4 @@
-"""An estimate of what a tiling of a product costs.
+"""An estimate of the cost of a tiling of a product.
 
 It is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
 latency of the steps that one program takes in turn. Constants were fitted to the tilings of 172 products (bf16, 4 and 8
@@ -14,25 +14,25 @@ from .choice import Config, power_of_two
 from .machine import INLINE, LATENCY, LAUNCH, Machine, merges
 from .product import ProductFacts, Work
 
-STREAMED = 0.93  # of the bandwidth, where tiles run ahead of what they multiply
+STREAMED = 0.93  # share of the bandwidth if tiles are loaded ahead of their products
 CACHE_PER_SM = 94e9  # bytes/s that a multiprocessor reads from the second-level cache
-SPLIT = 2.4e-6  # seconds that a kernel costs which adds up what splits of K left
-MERGE = 2 * LATENCY  # seconds until a program knows that it ends last, and has what the others left
+SPLIT = 2.4e-6  # seconds of a kernel that adds up the sums of splits of K
+MERGE = 2 * LATENCY  # seconds until a program knows that it ends last and has read the others' sums
 SPLIT_PER_SM = 31e9  # bytes/s of these sums that a multiprocessor writes and reads again
 WARP_SUM = 0.34e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
-FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
+FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that unpack the code
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of tilings on one machine. held: programs that a multiprocessor holds at most; 0: as many as fit."""
+    """Seconds of tilings on one machine. held: the most programs that a multiprocessor holds; 0: as many as fit."""
 
     machine: Machine
     held: int = 0
 
     def seconds(self, p: ProductFacts, c: Config) -> float:
-        """Estimated time; infinity where the tiling does not fit."""
+        """Estimated seconds; infinity if the tiling does not fit."""
         if p.few and c["decode"]:
             return self._few_seconds(p)
         resident = self._resident(p, c)
@@ -72,9 +72,9 @@ class Estimate:
         bounds = p.mode.bounds(bounds, work, c)
         extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
         codes_rows = p.mode.eight and not p.coded
-        if codes_rows and c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
+        if codes_rows and c["decode"] and p.rows <= INLINE:  # each program first finds the largest value of a row
             extra += 2 * LATENCY
-        elif codes_rows:  # the kernel that brings rows to 8 bits
+        elif codes_rows:  # the kernel that quantizes rows to 8 bits
             extra += LAUNCH + LATENCY + self.machine.read.memory_seconds(3.0 * p.rows * p.k)
         if c["splits"] > 1:
             sums = 4.0 * c["splits"] * p.parts
@@ -87,7 +87,7 @@ class Estimate:
         return extra + max(bounds) + 0.1 * sum(bounds)
 
     def _few_seconds(self, p: ProductFacts) -> float:
-        """Estimated time of few rows in float32."""
+        """Estimated seconds of few rows in float32."""
         assert p.codes is not None
         active = min(p.rows * p.topk, p.experts) if p.experts else 1
         values = active * p.columns * p.parts * p.k
@@ -122,20 +122,18 @@ class Estimate:
         w = p.parts * c["n"] * row * slices
         x = c["m"] * c["k"] * p.mode.item * slices
         depth = max(c["stages"] - 1, 1)
-        ahead = (
-            not c["decode"] and self.machine.level >= 90 and p.mode.runs_ahead
-        )  # a step that runs keeps its operands
+        ahead = not c["decode"] and self.machine.level >= 90 and p.mode.runs_ahead  # a running step keeps its operands
         sums = (
             4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else (4 if self.machine.hip else 2) * c["m"] * c["n"]
         )
         total = depth * (w + x) + (4096 if p.apart and c["n"] < 16 * c["warps"] else 0)
-        if ahead:  # a step that runs keeps its operands
+        if ahead:  # a running step keeps its operands
             total += x if p.apart else w + x
         return max(total, sums)
 
     def registers(self, p: ProductFacts, c: Config) -> int:
-        """Estimated registers per thread, after those of compiled kernels."""
-        old = 40 if self.machine.level < 90 else 0  # operands of a warp's instructions all pass through registers
+        """Estimated registers per thread, fitted to compiled kernels."""
+        old = 40 if self.machine.level < 90 else 0  # all operands of a warp's instructions pass through registers
         if c["decode"]:
             if not p.codes:
                 return 32 + c["n"] * p.parts // 2 + c["m"]

@@ -1,4 +1,4 @@
-"""Which tiling a product takes on a target: that of least cost among those of its mode, and of W unpacked first."""
+"""The tiling of a product on a target: the cheapest among those of its mode and those that unpack W first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .modes.eight import MANY
 from .modes.table import DENSE_MODE, ROWS8
 from .product import ProductFacts
 
-UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
-UNPACK_BYTES = 4.0  # the same, where it becomes 8-bit floats
+UNPACK = 14.0  # instructions per value of a kernel that only unpacks a matrix
+UNPACK_BYTES = 4.0  # the same, to 8-bit floats
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 4096)  # classes of row counts; one choice for each
 
 
@@ -24,12 +24,12 @@ def pick(product: ProductFacts, tuner: Tuner) -> Config:
 
 
 def of_class(product: ProductFacts) -> ProductFacts:
-    """The facts that a choice is made for."""
+    """The facts of the class that a product belongs to, for which the choice is made."""
     rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
     if product.few:
-        rows = power_of_two(product.rows)  # each has sums of its own
+        rows = power_of_two(product.rows)  # each part has its own sums
     elif product.mode.eight and not product.coded and product.rows <= INLINE:
-        rows = product.rows  # which are not brought to 8 bits by a kernel of their own
+        rows = product.rows  # which no separate kernel quantizes to 8 bits
     return replace(product, rows=rows)
 
 
@@ -41,11 +41,11 @@ class LinearTilings:
 
     @property
     def machine(self) -> Machine:
-        """What the target can do, as the estimates need it."""
+        """The target's properties for the estimates."""
         return Machine(self.target)
 
     def candidates(self, p: ProductFacts) -> list[Config]:
-        """All tilings worth a try."""
+        """All tilings worth trying."""
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(_dense(p))] if p.unpacks else []
         eight = [{**c, "eight": 1} for c in self.candidates(_eight(p))] if p.many else []
         floats = self.candidates(_floats(p)) if p.many and p.many.floats and p.unpacks and p.rows >= MANY else []
@@ -53,7 +53,7 @@ class LinearTilings:
         return [*p.mode.candidates(self.machine, p), *unpacked, *eight, *floats]
 
     def seconds(self, p: ProductFacts, c: Config) -> float:
-        """Estimated time; infinity where the tiling does not fit."""
+        """Estimated seconds; infinity if the tiling does not fit."""
         if c.get("unpacked"):
             eight = bool(c.get("eight"))
             plain = {k: v for k, v in c.items() if k not in ("unpacked", "eight")}
@@ -64,7 +64,7 @@ class LinearTilings:
         return Estimate(self.machine).seconds(p, c)
 
     def _unpack_seconds(self, p: ProductFacts, eight: bool) -> float:
-        """Estimated time in which all of W becomes a matrix of 16 bits or 8: read, computed value by value, written."""
+        """Estimated seconds to convert all of W to a matrix of 16 or 8 bits: read, compute value by value, write."""
         assert p.codes is not None
         values = p.n * p.k
         memory = self.machine.read.memory_seconds(values * (p.codes.value_bytes + (1 if eight else 2)))
@@ -74,17 +74,17 @@ class LinearTilings:
 
 
 def _dense(p: ProductFacts) -> ProductFacts:
-    """Facts of a product that are equal but for its mode: W in 16 bits."""
+    """The facts with another mode: W in 16 bits."""
     return replace(p, mode=DENSE_MODE, codes=None, many=None)
 
 
 def _eight(p: ProductFacts) -> ProductFacts:
-    """Facts of a product that are equal but for its mode: that of many rows."""
+    """The facts with another mode: that of many rows."""
     assert p.many is not None
     return replace(p, mode=p.many, many=None)
 
 
 def _floats(p: ProductFacts) -> ProductFacts:
-    """Facts of a product that are equal but for its mode: W and rows as 8-bit floats."""
+    """The facts with another mode: W and rows as 8-bit floats."""
     assert p.codes is not None
     return replace(p, mode=ROWS8["fp8"], codes=replace(p.codes, bits=8), many=None)

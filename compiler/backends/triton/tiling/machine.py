@@ -1,4 +1,4 @@
-"""What tilings and estimates of products know of a target, and what they share."""
+"""The properties of a target for tilings and estimates of products, and what these share."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from .....runtime.format.roofline import Roofline
 from ....targets import Target
 from .choice import Config
 
-LATENCY = 0.45e-6  # seconds from a request to memory to its data, under load
-LAUNCH = 1.0e-6  # seconds that one more kernel costs
-READ = 0.85  # of the bandwidth, of other kernels
-INLINE = 1  # rows that every program of a product of few rows brings to 8 bits itself
-MERGED_ROWS = 64  # of a tile, whose splits the last program adds up
+LATENCY = 0.45e-6  # seconds from a memory request to its data, under load
+LAUNCH = 1.0e-6  # seconds that each additional kernel costs
+READ = 0.85  # share of the bandwidth that other kernels reach
+INLINE = 1  # most rows that every program of a product of few rows quantizes to 8 bits itself
+MERGED_ROWS = 64  # most rows of a tile whose splits the last program adds up
 
 
 def whole_groups(level: int, n: int, warps: int) -> bool:
-    """Whether matrix units run beside the warps that unpack n columns: from sm_90 on, in tiles that give each warp its
-    own columns; those of sm_100 take all their columns from four warps."""
+    """Whether matrix units run in parallel with the warps that unpack n columns: from sm_90 on, in tiles that give each
+    warp its own columns; on sm_100 four warps unpack all columns."""
     if level >= 100:
         return n == 128 and warps == 4
     return level >= 90 and n >= 64 and warps % 4 == 0 and n >= 16 * warps
 
 
 def merges(m: int, splits: int, tiles: int) -> bool:
-    """Whether the program of a split tile that ends last adds up what all left, rather than a kernel of its own: tiles
-    of few rows, which one program reads in less time than a launch takes. tiles: of the output, each with a counter,
-    and one for all of them."""
+    """Whether the program of a split tile that ends last adds up all sums, instead of a separate kernel: for tiles of
+    few rows, which one program reads in less time than a launch takes. tiles: the number of output tiles; each has a
+    counter, and all together one more."""
     return splits > 1 and m <= MERGED_ROWS and tiles < COUNTERS
 
 
@@ -42,9 +42,9 @@ class LinearTiling:
     """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
 
     decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
-    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads. eight: whether rows become 8
-    bits, of a product that has them in 16 where there are few (see ProductFacts.many); unpacked, the matrix is then of
-    8-bit floats.
+    are first unpacked to a 16-bit matrix in scratch, which the kernel for dense weights then reads. eight: whether rows
+    are quantized to 8 bits in a product that uses 16 bits for few rows (see ProductFacts.many); if also unpacked, the
+    matrix has 8-bit floats.
     """
 
     decode: int
@@ -63,14 +63,14 @@ class LinearTiling:
         return LinearTiling(**config)
 
     def merges(self, tiles: int) -> bool:
-        """Whether the last program of a tile adds up the others' sums; see the function. tiles: how many the output
-        has."""
+        """Whether the last program of a tile adds up the others' sums, see the function `merges`. tiles: the number of
+        output tiles."""
         return merges(self.m, self.splits, tiles)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A target as the estimates see it."""
+    """A target's properties for the estimates."""
 
     target: Target
 
@@ -86,5 +86,5 @@ class Machine:
 
     @property
     def read(self) -> Roofline:
-        """What kernels reach that do not run ahead of what they read."""
+        """The roofline of kernels that do not load ahead."""
         return self.target.roofline(memory=READ)

@@ -1,7 +1,8 @@
-"""The facts of a product that its tiling depends on, and what a mode is: how the operands of a product meet.
+"""The facts of a product that its tiling depends on, and the modes: the ways in which a product's operands are
+multiplied.
 
-A mode is one class in `modes/`: it owns the names of its templates, what they are rendered with, its tilings, the
-scratch of its rows, and its terms of the estimate. Kernels and estimates ask the mode, never for its name.
+A mode is one class in `modes/`: it owns the names of its templates, their parameters, its tilings, the scratch of its
+rows, and its terms of the estimate. Kernels and estimates ask the mode and never test its name.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from ..layouts.codes import WIDE_SLICE, Unpacking
 from .choice import Config, power_of_two
 from .machine import INLINE, Machine, whole_groups
 
-DEPENDENT = 2.3  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
-SECOND_EIGHT = 1.0  # so many times longer again with 16 rows than with eight
-DENSE = 0.88  # of the peak, in large tiles of warp groups
-WHOLE = (0.64, 0.75, 0.93)  # of the peak, where values of codes are multiplied in tiles of up to 64, 128 and 256 rows
+DEPENDENT = 2.3  # factor on the issue time of a code in a decode kernel, whose warps wait for its instructions
+SECOND_EIGHT = 1.0  # additional factor with 16 rows instead of eight
+DENSE = 0.88  # share of the peak, in large tiles of warp groups
+WHOLE = (0.64, 0.75, 0.93)  # shares of the peak for codes that become values, in tiles of up to 64, 128 and 256 rows
 
 
 @dataclass(frozen=True)
 class ProductFacts:
     """The facts of a product that its tiling depends on.
 
-    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
-    experts, each row is multiplied with topk of them. codes: how those of W are taken apart; None where it is dense.
-    coded: whether rows come in 8 bits, where they are multiplied so. many: how operands may meet instead where there
-    are many rows; None for no other way.
+    parts: products that one output tile needs. extras: other operands of its epilogue. rows: the most rows of x. With
+    experts, each row is multiplied with topk of them. codes: how the codes of W are unpacked; None if W is dense.
+    coded: whether rows come in 8 bits, if they are multiplied in 8 bits. many: the mode that may be used instead for
+    many rows; None for no other mode.
     """
 
     mode: ProductMode
@@ -47,7 +48,7 @@ class ProductFacts:
 
     @property
     def key(self) -> str:
-        """A stable name of the choice."""
+        """A stable name of the choice, for tuning files."""
         weight = self.codes.name if self.codes else "dense"
         experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
         size = f"{self.columns}x{self.parts}x{self.k} extras {self.extras} rows {self.rows}"
@@ -55,24 +56,24 @@ class ProductFacts:
 
     @property
     def matrix_bytes(self) -> float:
-        """Bytes of W that a product reads, of one expert."""
+        """Bytes of W, or of one expert's W, that a product reads."""
         item = self.codes.value_bytes if self.codes else self.mode.item
         return self.columns * self.parts * self.k * item
 
     @property
     def blocks(self) -> bool:
-        """Whether scales of blocks of K meet the sums of each step."""
+        """Whether scales of blocks of K multiply the sum of each step."""
         return self.codes is not None and self.codes.scale_bytes > 0
 
     @property
     def apart(self) -> Unpacking | None:
-        """How codes are taken apart in registers; None where W is multiplied as it lies in memory."""
+        """How codes are unpacked in registers; None if W is multiplied without unpacking."""
         return None if self.mode.eight and not self.mode.apart else self.codes
 
     @property
     def narrow(self) -> bool:
-        """Whether each row has one of several matrices of few columns, as A of an adapter: these lie in caches, and
-        blocks of the rows of each would occupy a few multiprocessors alone."""
+        """Whether each row has one of several matrices of few columns, such as the A of adapters: caches hold these,
+        and blocks of rows per matrix would occupy only a few multiprocessors."""
         return self.experts > 0 and self.topk == 1 and self.columns <= 256
 
     @property
@@ -87,16 +88,17 @@ class ProductFacts:
 
     @property
     def unpacks(self) -> bool:
-        """Whether all of W may become a 16-bit matrix first: where enough rows share that work."""
+        """Whether all of W may first be unpacked to a 16-bit matrix, because enough rows share that work."""
         codes = self.apart is not None and not self.mode.eight
         return codes and self.x_type != "f32" and self.rows >= 16 and not self.experts
 
 
 @dataclass(frozen=True)
 class Work:
-    """A tiling's work as its estimate counts it. waves: of programs, one after the other. steps: of a program.
+    """A tiling's work for its estimate. waves: waves of programs, one after the other. steps: steps of a program.
 
-    instructions: that the warps of a program issue per step. matrix_seconds: of a step on matrix units at their peak.
+    instructions: instructions of a program's warps per step. matrix_seconds: seconds of a step on matrix units at their
+    peak.
     """
 
     waves: int
@@ -106,19 +108,20 @@ class Work:
 
 
 class ProductMode:
-    """How operands meet; 16-bit values on matrix units, where a class does not say otherwise.
+    """How operands are multiplied; by default 16-bit values on matrix units.
 
-    item: bytes of an operand that is multiplied. eight: whether rows are brought to 8 bits first; scaled_rows: with a
-    scale each; powers: with a power of two per 32 values, which matrix units apply. exact: whether those are whole
-    numbers, whose sums are exact; floats: whether they are 8-bit floats with a scale per row; apart: whether codes of W
-    are taken apart all the same, and their scales meet the sums of each group. wide: whether operands meet in float32;
-    dense: whether W is multiplied as it lies in memory, in 16 bits; codes_operands: whether codes themselves are
-    operands; value_operands: whether values are made of them step by step. runs_ahead: whether a step that runs keeps
-    its operands in shared memory, from sm_90 on.
+    item: bytes of an operand that is multiplied. eight: whether rows are first quantized to 8 bits; scaled_rows: with a
+    scale per row; powers: with a power of two per 32 values, which matrix units apply. exact: whether the 8-bit rows
+    are integers, whose sums are exact; floats: whether they are 8-bit floats with a scale per row; apart: whether codes
+    of W are still unpacked, and their scales multiply the sum of each group. wide: whether operands are multiplied in
+    float32; dense: whether W is read in 16 bits without unpacking; codes_operands: whether codes themselves are
+    operands; value_operands: whether they are converted to values step by step. runs_ahead: whether a running step
+    keeps its operands in shared memory, from sm_90 on.
 
-    decode_template, tile_template, rows_template: in triton/linear, for few rows, for many, and what brings rows to 8
-    bits; coding: how it does. codes_type, scales_type: Triton's types of pointers to what that leaves. row_pointer:
-    what makes a pointer to those bytes one to elements of the product, as source.
+    decode_template, tile_template, rows_template: templates in triton/linear for few rows, for many rows, and to
+    quantize rows to 8 bits; coding: how rows are quantized. codes_type, scales_type: Triton's types of pointers to the
+    resulting codes and scales. row_pointer: source that casts a pointer to those bytes to one to elements of the
+    product.
     """
 
     name: ClassVar[str]
@@ -134,8 +137,8 @@ class ProductMode:
     runs_ahead: ClassVar[bool] = True
     codes_operands: ClassVar[bool] = False
     value_operands: ClassVar[bool] = False
-    large_share: ClassVar[float] = DENSE  # of the peak, in large tiles of warp groups
-    decode_instructions: ClassVar[float] = 0.08  # per value in kernels for few rows, where no code is taken apart
+    large_share: ClassVar[float] = DENSE  # share of the peak, in large tiles of warp groups
+    decode_instructions: ClassVar[float] = 0.08  # per value in kernels for few rows that unpack no codes
     decode_template: ClassVar[str] = "decode_dense"
     tile_template: ClassVar[str] = "tile"
     rows_template: ClassVar[str] = "rows"
@@ -146,18 +149,18 @@ class ProductMode:
 
     @abstractmethod
     def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """All tilings worth a try, but those of W unpacked by itself."""
+        """All tilings worth trying, except those that unpack W in a separate kernel."""
 
     def few_rows(self, p: ProductFacts) -> int:
-        """Up to how many rows the kernel for few rows in float32 runs, where the codes have one; 0: never."""
+        """The most rows for which the kernel for few rows in float32 runs, if the codes have one; 0: never."""
         return 0
 
     def inline(self, decode: bool, rows: int) -> bool:
-        """Whether programs of few rows make codes of 8 bits themselves, where those are wanted."""
+        """Whether programs of few rows quantize them to 8 bits themselves, if the mode needs that."""
         return decode and rows <= INLINE
 
     def scale_words(self, k: int) -> int:
-        """Scales of 4 bytes that a row of k values has in 8 bits."""
+        """Scales of 4 bytes that a row of k 8-bit values has."""
         return 1
 
     def shared_row(self, p: ProductFacts, k: int) -> int:
@@ -165,11 +168,11 @@ class ProductMode:
         return p.codes.shared_bytes(k) if p.codes else k * self.item
 
     def bounds(self, bounds: Sequence[float], work: Work, c: Config) -> list[float]:
-        """Seconds of each resource as the estimate has them, `bounds[3]` of instructions, with those of this mode."""
+        """The estimate's seconds of each resource, adjusted for this mode; `bounds[3]` is instruction issue."""
         return list(bounds)
 
     def beside(self, machine: Machine, p: ProductFacts) -> bool:
-        """Whether the sums of a step are beside those of all."""
+        """Whether a step has its own sums beside those of all steps."""
         return False
 
     def whole(self, machine: Machine, p: ProductFacts, c: Config) -> bool:
@@ -179,15 +182,13 @@ class ProductMode:
 
     def rate(self, machine: Machine, p: ProductFacts, c: Config, resident: int) -> float:
         """The share of the peak that matrix instructions reach."""
-        groups = min(resident * c["warps"] / 8, 1.0)  # eight warps hide what the others wait for
+        groups = min(resident * c["warps"] / 8, 1.0)  # eight warps hide each other's waits
         if machine.hip:
             return 0.4 * groups
         large = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
         if self.whole(machine, p, c):
             return WHOLE[(c["m"] > 64) + (c["m"] > 128)] * max(groups, 0.6)
-        if (
-            machine.level >= 90 and large
-        ):  # instructions of a warp group; what they read of shared memory may bound them
+        if machine.level >= 90 and large:  # instructions of a warp group; reads of shared memory may bound them
             shared = 1.0 if p.apart else min(1.0, 90 / (64 + 4096 / c["m"]))
             return self.large_share * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(machine.level, 0.25) * groups
@@ -201,7 +202,7 @@ class ProductMode:
             unpack = slower * p.apart.decode_instructions if p.apart else self.decode_instructions
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
         unpack = p.apart.tile_instructions if p.apart else 0.05
-        if self.whole(machine, p, c):  # the scale costs one for two values
+        if self.whole(machine, p, c):  # the scale costs one instruction for two values
             return per_slice * (unpack + 0.5) + c["warps"] * 90 + loads
         each = 1.1 if p.apart else 0.1 + self.beside(machine, p) * (2 if p.blocks else 1)
         products = c["n"] * p.parts * c["m"] / 32 * each
@@ -209,7 +210,7 @@ class ProductMode:
 
 
 def few_tiling(p: ProductFacts) -> list[Config]:
-    """The kernel for few rows in float32."""
+    """The tiling of the kernel for few rows in float32."""
     assert p.codes is not None
     m = 1 if p.experts else power_of_two(p.rows)
     sums = 16 if p.codes.decode_registers else 32  # per thread and part, of all rows
@@ -218,12 +219,12 @@ def few_tiling(p: ProductFacts) -> list[Config]:
 
 
 def row_heights(p: ProductFacts) -> list[int]:
-    """Heights of tiles: of experts, whose rows nobody knows, several; else that of the rows."""
+    """Heights of tiles: several for experts, whose number of rows is unknown; else the one that fits the rows."""
     return [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
 
 
 def decode_tilings(machine: Machine, p: ProductFacts) -> list[Config]:
-    """Kernels for few rows on matrix units, whose warps each take their own slices of K."""
+    """Tilings of kernels for few rows on matrix units, whose warps each compute their own slices of K."""
     least = 16 if machine.hip else 8  # columns of the smallest matrix instruction
     m = least if p.experts else max(p.rows, least)
     slices = (p.codes.group,) if p.codes else (64, 128)
@@ -233,6 +234,6 @@ def decode_tilings(machine: Machine, p: ProductFacts) -> list[Config]:
         for n in (16, 32, 64) if n * p.parts <= 64
         for k in slices
         for warps in (4, 8, 16) if warps < 16 or not machine.hip
-        if k * warps * 2 <= p.k or warps == 4  # with one step only, nothing runs ahead
+        if k * warps * 2 <= p.k or warps == 4  # with only one step, nothing is loaded ahead
         for depth in stages
     ]  # fmt: skip

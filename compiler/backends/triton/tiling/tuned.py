@@ -1,7 +1,7 @@
 """Tuning files: the tilings that were fastest on a device, read by later compiles for the same target.
 
 `icc tune` writes them; `tuned/<target>.json` beside this file holds those that come with icc, and ICC_TUNING names a
-file of the user's own, which goes first.
+user's file, which takes precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TuningFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def shipped(target: Target) -> Path:
-    """The file of a target that comes with icc."""
+    """The tuning file of a target that comes with icc."""
     return Path(__file__).with_name("tuned") / f"{target.name}.json"
 
 

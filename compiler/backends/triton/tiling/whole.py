@@ -1,9 +1,9 @@
 """Tilings of products that are stages of one step kernel, chosen for the kernel as a whole.
 
-A multiprocessor holds as many programs of a step kernel as the stage lets it that needs most registers and most shared
-memory. A product's columns per program and its buffers change no bits, so that all stages can be cut to leave room for
-as many programs; what that costs them is weighed against what more programs bring, and the whole against launches.
-Nothing of this was timed: the terms are those of products and splits that were, but for CROWDED and BETWEEN.
+The stage that needs the most registers and shared memory limits how many programs of a step kernel a multiprocessor
+holds. A product's columns per program and its number of buffers do not change results, so all stages can be made small
+enough for more programs; the estimate weighs the cost of that against the gain, and the whole against separate
+launches. None of this was timed: its terms come from timed products and splits, except CROWDED and BETWEEN.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .product import ProductFacts
 MOST = 8  # programs per multiprocessor
 CROWDED = 0.26  # a stage takes 2^0.26 = 1.2 times as long on half as many programs as its launch has (an estimate)
 BETWEEN = 0.4e-6  # seconds that a launch in a step takes besides its estimate: five measured steps, from -0.6 to 1.0
-_FREE = ("n", "stages")  # of a tiling: what changes no bits
+_FREE = ("n", "stages")  # fields of a tiling that do not change results
 LAUNCHES: Config = {"resident": 0}  # the choice of no step kernel
 
 
 @dataclass(frozen=True)
 class StageProduct:
-    """A product that is a stage. key, launched: the choice of its launch and the answer. tilings: those that give the
-    same bits. asks: whether its first weights are asked for before it waits."""
+    """A product that is a stage. key, launched: the tuner's key for its launch, and the answer. tilings: tilings that
+    give the same bits. asks: whether its first weights are prefetched before it waits."""
 
     facts: ProductFacts
     key: str
@@ -37,14 +37,15 @@ class StageProduct:
 
 
 def same_bits(config: Config, candidates: Sequence[Config]) -> tuple[Config, ...]:
-    """The candidates that add up what `config` does in the same order."""
+    """The candidates that add up sums in the same order as `config`."""
     kept = {name: value for name, value in config.items() if name not in _FREE}
     return tuple(c for c in candidates if {name: value for name, value in c.items() if name not in _FREE} == kept)
 
 
 @dataclass(frozen=True)
 class WholeTilings:
-    """The stages of a step kernel: products, and None for what has one form. waits: how many stages wait."""
+    """The stages of a step kernel: products, and None for a stage that has only one form. waits: how many stages
+    wait."""
 
     machine: Machine
     stages: tuple[StageProduct | None, ...]
@@ -52,15 +53,15 @@ class WholeTilings:
 
     @property
     def products(self) -> list[StageProduct]:
-        """The stages that can be cut in several ways."""
+        """The stages that have several tilings."""
         return [stage for stage in self.stages if stage is not None]
 
     def candidates(self) -> list[Config]:
-        """By programs per multiprocessor, most first; launches last."""
+        """The choices: numbers of programs per multiprocessor, largest first, then separate launches."""
         return [*({"resident": held} for held in range(MOST, 0, -1)), LAUNCHES]
 
     def seconds(self, config: Config) -> float:
-        """Estimated time of what differs: products, launches and waits; infinity where stages do not fit."""
+        """Estimated seconds of the parts that differ: products, launches and waits; infinity if stages do not fit."""
         held = config["resident"]
         if not held:
             products = sum(Estimate(self.machine).seconds(p.facts, p.launched) for p in self.products)
@@ -73,8 +74,8 @@ class WholeTilings:
         return LAUNCH + BETWEEN + products + self.waits * (MERGE + LATENCY) - min(asked, self.waits) * LATENCY
 
     def tilings(self, held: int) -> Mapping[str, Config] | None:
-        """The tiling of each product, by its key, of a kernel of which a multiprocessor holds so many programs; None
-        where some product has none."""
+        """The tiling of each product, by its key, if a multiprocessor is to hold `held` programs of the kernel; None if
+        some product has no tiling that fits."""
         found: dict[str, Config] = {}
         for product in self.products:
             fitting = [c for c in product.tilings if self.room(product, c) >= held]
@@ -84,18 +85,18 @@ class WholeTilings:
         return found
 
     def registers(self, held: int, warps: int) -> int:
-        """The most registers per thread with which so many programs fit; 0: as many as a thread can have."""
+        """The most registers per thread with which `held` programs fit; 0: as many as a thread can have."""
         most = self.machine.target.registers // (held * warps * self.machine.target.warp_size) // 8 * 8
         return most if most < 255 else 0
 
     def room(self, product: StageProduct, config: Config) -> int:
-        """Programs that the shared memory of a multiprocessor holds."""
+        """Programs that fit into the shared memory of a multiprocessor."""
         target, needed = self.machine.target, Estimate(self.machine).shared_bytes(product.facts, config)
         most = (target.shared_memory_kib * 1024 + target.reserved_shared) // (needed + target.reserved_shared)
         return most if needed <= target.shared_memory_kib * 1024 else 0
 
     def _stage_seconds(self, product: StageProduct, config: Config, held: int) -> float:
-        """A product's time where it is no launch."""
+        """A product's seconds as a stage, without a launch of its own."""
         estimate = Estimate(self.machine, held)
         alone = self._at_once(product, product.launched, self.room(product, product.launched))
         crowded = max(alone / self._at_once(product, config, held), 1.0) ** CROWDED

@@ -10,13 +10,13 @@ from ..estimate import ISSUE_PER_SM
 from ..machine import Machine, sums_of_steps
 from ..product import ProductFacts, ProductMode, Work, decode_tilings, row_heights
 
-MOST_SUMS = 128  # of a thread, those of a step among them; with more, values spill
-SERIAL = 0.8  # of the time of a step's two parts, where one program is alone on a multiprocessor
-MANY = 128  # rows from which on codes of 4 bits may meet rows of 8
+MOST_SUMS = 128  # sums of a thread, those of a step included; with more, values spill
+SERIAL = 0.8  # share of the time of a step's two parts if a program is alone on a multiprocessor
+MANY = 128  # rows from which on codes of 4 bits may be multiplied with rows of 8 bits
 
 
 class EightMode(ProductMode):
-    """What both have in common."""
+    """The base of modes with rows of 8 bits."""
 
     item = 1
     eight = True
@@ -30,9 +30,9 @@ class EightMode(ProductMode):
         return [*(decode_tilings(machine, p) if p.rows <= 16 else []), *self._tiles(machine, p)]
 
     def _tiles(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """Products of 8 bits on matrix units, which take at least 16 rows and 32 of K.
+        """Tilings of 8-bit products on matrix units, which need at least 16 rows and 32 values of K.
 
-        Sums of int8 are whole numbers, and stay so: K is not split.
+        Sums of int8 stay integers: K is not split.
         """
         assert p.codes is not None
         floats = self.floats
@@ -53,7 +53,7 @@ class EightMode(ProductMode):
 
 
 class Int8Mode(EightMode):
-    """Whole numbers, whose sums are exact."""
+    """int8 operands, whose sums are exact."""
 
     name = "int8"
     coding = "int8"
@@ -74,9 +74,10 @@ class Fp8Mode(EightMode):
 
 
 class GroupsMode(ProductMode):
-    """Codes of 4 bits less their zero points, exactly in 8 bits; a group's sum meets its scale in float32 (W4A8).
+    """Codes of 4 bits minus their zero points, exact in 8 bits; a group's sum is multiplied by its scale in float32
+    (W4A8).
 
-    code_instructions: per value of W, that make an operand of it; sum_instructions: per sum of a step.
+    code_instructions: instructions per value of W that make it an operand; sum_instructions: per sum of a step.
     """
 
     apart = True
@@ -84,8 +85,8 @@ class GroupsMode(ProductMode):
     sum_instructions: ClassVar[float]
 
     def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """Tiles of many rows; a product's few have a mode of their own. None on sm_100, whose matrix units read no
-        registers: operands made there would go through shared memory."""
+        """Tilings of many rows; few rows have another mode. None on sm_100, whose matrix units read no registers:
+        operands made in registers would go through shared memory."""
         assert p.codes is not None
         if (p.rows < MANY and not p.experts) or machine.level >= 100:
             return []
@@ -102,7 +103,8 @@ class GroupsMode(ProductMode):
         ]  # fmt: skip
 
     def bounds(self, bounds: Sequence[float], work: Work, c: Config) -> list[float]:
-        """A program's matrix instructions and its others wait for each other: only another program fills the time."""
+        """A program's matrix instructions and its other instructions wait for each other; only another program can fill
+        the gaps."""
         alone = SERIAL * work.waves * work.steps * (work.instructions / ISSUE_PER_SM + work.matrix_seconds)
         return [*bounds, alone]
 
@@ -120,7 +122,7 @@ class GroupsMode(ProductMode):
 
 
 class Int8GroupsMode(GroupsMode, Int8Mode):
-    """Rows of int8, where there are no instructions for 8-bit floats."""
+    """Rows of int8, for targets without instructions for 8-bit floats."""
 
     name = "int8 groups"
     code_instructions = 1.1

@@ -10,11 +10,11 @@ from ..choice import Config
 from ..machine import INLINE, Machine
 from ..product import ProductFacts, ProductMode, Work, few_tiling, row_heights
 
-SCALED_STEP = 0.22e-6  # seconds of a step of MXFP4 beside its product: scales brought to the matrix unit, waited for
+SCALED_STEP = 0.22e-6  # seconds of a step of MXFP4 besides its product: copying scales to the matrix unit
 
 
 class MicroMode(ProductMode):
-    """Rows of MXFP8; a single one meets W in float32."""
+    """Rows of MXFP8; a single row is multiplied with W in float32."""
 
     name = "mxfp8"
     item = 1
@@ -54,7 +54,7 @@ class MicroMode(ProductMode):
         return 3.5 * copies / 32 + c["warps"] * (60 + 45 * p.parts)
 
     def _tiles(self, p: ProductFacts) -> list[Config]:
-        """Tiles of MXFP4 and MXFP8, whose instructions take 128 columns."""
+        """Tilings of MXFP4 and MXFP8, whose instructions take 128 columns."""
         m = row_heights(p)
         m += ([64] if p.rows >= 128 else []) + ([256] if p.rows >= 256 else []) if not p.experts else []
         return [

@@ -11,15 +11,16 @@ from .wide import WideMode
 
 DENSE_MODE, CODES_MODE, BLOCKS_MODE, WIDE_MODE = DenseMode(), CodesMode(), BlocksMode(), WideMode()
 _EIGHT: tuple[ProductMode, ...] = (Int8Mode(), Fp8Mode(), MicroMode())
-ROWS8 = {mode.name: mode for mode in _EIGHT}  # by what `CodeGroups.rows8` names
+ROWS8 = {mode.name: mode for mode in _EIGHT}  # by the names that `CodeGroups.rows8` returns
 _GROUPS: tuple[ProductMode, ...] = (Int8GroupsMode(), Fp8GroupsMode())
-MANY_ROWS8 = {mode.coding: mode for mode in _GROUPS}  # by what `CodeGroups.many_rows8` names
+MANY_ROWS8 = {mode.coding: mode for mode in _GROUPS}  # by the names that `CodeGroups.many_rows8` returns
 
 
 def mode_of(codes: CodeGroups | None, x_type: str, w_type: str, level: int, experts: bool) -> ProductMode:
-    """How operands meet on a GPU of that compute capability, 0 for HIP. codes: of W, None where it is dense."""
+    """How operands are multiplied on a GPU of that compute capability, 0 for HIP. codes: the layout of W; None if W is
+    dense."""
     eight = ROWS8.get(codes.rows8(level)) if codes else None
-    if eight and not (eight.exact and experts):  # whose rows nobody has smoothed
+    if eight and not (eight.exact and experts):  # experts' rows are not smoothed
         return eight
     narrow = x_type in ("bf16", "f16")
     if codes:
@@ -30,6 +31,6 @@ def mode_of(codes: CodeGroups | None, x_type: str, w_type: str, level: int, expe
 
 
 def many_mode_of(codes: CodeGroups | None, level: int, experts: bool) -> ProductMode | None:
-    """How operands may meet instead where there are many rows; None for no other way."""
+    """How operands may be multiplied instead if there are many rows; None for no other way."""
     found = MANY_ROWS8.get(codes.many_rows8(level)) if codes else None
-    return None if found and found.exact and experts else found  # as `mode_of` has it
+    return None if found and found.exact and experts else found  # as in `mode_of`

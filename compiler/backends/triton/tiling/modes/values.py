@@ -1,4 +1,4 @@
-"""Operands of 16 bits on matrix units: dense weights, codes taken apart in registers, and values made of blocks."""
+"""Operands of 16 bits on matrix units: dense weights, codes unpacked in registers, and values converted from blocks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..choice import Config
 from ..machine import Machine
 from ..product import ProductFacts, ProductMode, Work, decode_tilings, few_tiling, row_heights
 
-ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
-NARROW_ROWS = 512  # that the kernel for few rows may take one by one, rather than sorted into those of each matrix
-CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
+ALONE = 1.35e-9  # seconds between two instructions of a warp that converts blocks to values, each waiting for others
+NARROW_ROWS = 512  # rows that the kernel for few rows may process one by one instead of sorted by matrix
+CROWDED = 1.5  # factor by which its instructions take longer than others, over all warps of a multiprocessor
 
 
 class DenseMode(ProductMode):
-    """W as it lies in memory; also what tiles of codes have in common with it."""
+    """Dense W, read directly; also the base of tiles of codes."""
 
     name = "dense"
     dense = True
@@ -34,11 +34,11 @@ class DenseMode(ProductMode):
         steps = -(-p.k // (p.codes.group if p.codes else 64))
         splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
         shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
-        if 0 < machine.level < 90 and p.codes:  # a warp takes 16 columns: with fewer, several would compute the same
+        if 0 < machine.level < 90 and p.codes:  # a warp computes 16 columns: with fewer, several would compute the same
             shapes = [(32, 4) if p.doubled else (32, 2), (64, 2), *shapes]
         elif machine.level < 90:
             shapes = [(32, 4), *shapes]
-        elif p.codes and machine.level >= 100:  # the newest take their left operand from tensor memory, or are a warp's
+        elif p.codes and machine.level >= 100:  # the newest read their left operand from tensor memory, or run per warp
             shapes = [(32, 2), (64, 2), *([(128, 4)] if p.codes.whole else [])]
         elif p.codes:  # with fewer than 16 columns per warp, several would compute the same
             shapes = [(64, 4), (128, 8)]
@@ -53,8 +53,9 @@ class DenseMode(ProductMode):
         ]  # fmt: skip
 
     def _apart(self, machine: Machine, p: ProductFacts, rows: int, n: int, warps: int) -> bool:
-        """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time: of
-        codes of 4 bits each of four pieces by itself. Codes of two fields have no other tiles that fit registers."""
+        """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time; for
+        codes of 4 bits each of x's four pieces is copied by itself. Codes of two fields are exempt: no other tiles fit
+        registers."""
         if p.codes is None or p.doubled or not 0 < machine.level < 90:
             return True
         return (n >= 16 * warps or rows >= 16 * warps) and (p.codes.bits > 4 or rows >= 8 * warps)
@@ -85,7 +86,7 @@ class DenseMode(ProductMode):
 
 
 class CodesMode(DenseMode):
-    """Codes become operands in the registers in which matrix instructions read them."""
+    """Codes are converted to operands in the registers that matrix instructions read."""
 
     name = "codes"
     dense = False
@@ -95,7 +96,7 @@ class CodesMode(DenseMode):
 
 
 class BlocksMode(ProductMode):
-    """Values of blocks are made step by step; few rows meet them in float32."""
+    """Blocks are converted to values step by step; few rows are multiplied with them in float32."""
 
     name = "blocks"
     value_operands = True
@@ -114,8 +115,9 @@ class BlocksMode(ProductMode):
         return [memory, cache, matrix, issue * CROWDED, *others, alone]
 
     def _tiles(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """Tiles of values of blocks, on matrix units. None of 32 columns for four of NVIDIA's warps, which would make
-        and multiply all values twice; of two on sm_100, where more wait for each other at 8 barriers a step."""
+        """Tilings of values of blocks on matrix units. None has 32 columns for four NVIDIA warps, which would convert
+        and multiply all values twice; on sm_100 two warps are used, because more wait for each other at 8 barriers a
+        step."""
         assert p.codes is not None
         m = row_heights(p)
         m += [64] if p.rows >= 128 else []

@@ -8,7 +8,7 @@ from ..product import ProductFacts, ProductMode, few_tiling
 
 
 class WideMode(ProductMode):
-    """Values of any types meet in float32."""
+    """Values of any types are multiplied in float32."""
 
     name = "wide"
     item = 4
@@ -20,7 +20,7 @@ class WideMode(ProductMode):
         return 8
 
     def candidates(self, machine: Machine, p: ProductFacts) -> list[Config]:
-        """Small tiles, for these are rare."""
+        """Small tiles only, because such products are rare."""
         if p.few:
             return few_tiling(p)
         split = next((s for s in (8, 4, 2) if p.k >= 256 * s and p.rows <= 64 and not p.experts), 1)
