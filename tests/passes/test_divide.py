@@ -207,9 +207,16 @@ PLANNED = [
 # ask), and one head of keys is for both ranks' queries
 _KEYS = dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "kv"), "whole")
 _HEADS = dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "qkvo"), "whole")
+
+
+def _name(case: Any) -> str:
+    """The model of a case, which soak() has wrapped if only soak runs it."""
+    return case if isinstance(case, str) else case.values[0]
+
+
 UNLIKE: dict[str, dict[str, str]] = {
     "llama-mqa_tied_biases_llama3": _KEYS,
-    **dict.fromkeys((name for name in PLANNED if "-odd" in name), _HEADS),
+    **dict.fromkeys((name for name in map(_name, PLANNED) if "-odd" in name), _HEADS),
 }
 
 

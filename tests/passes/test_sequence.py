@@ -24,6 +24,12 @@ MORE = [
     "mixtral", "gpt2", "gpt_oss", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "bamba-state_space",
     "jamba-selective_scan", "lfm2-short_convolutions", "falcon-written_out_mqa", "phi3", "opt", "gpt_neox", "gemma2",
 ]  # fmt: skip
+# Their values would be gathered more often than sums are divided: two norms read each sum, or four ranks cannot divide
+# some layers, and every rank computes them whole.
+WHOLE = {
+    ("gpt_neox", 2), ("gpt_neox", 4), ("qwen3_next-delta_rule", 4), ("bamba-state_space", 4),
+    ("falcon-written_out_mqa", 4),
+}  # fmt: skip
 ODD = "-odd_sizes"  # of which two ranks can divide the words alone
 
 
@@ -66,7 +72,8 @@ def test_the_bits_of_whole_sums(name: str, divided: Callable[[str, int], Graph])
         graph = divided(name, ranks)
         wanted = interpret(graph, IDS)
         own, report = by_rows(graph)
-        assert report.counts["sums by rows"] == count(own, "reduce_scatter") > 0
+        assert report.counts["sums by rows"] == (found := count(own, "reduce_scatter"))
+        assert (found > 0) == ((name, ranks) not in WHOLE)
         assert torch.equal(interpret(own, IDS), wanted)
         text = print_graph(own)
         assert not DivideRows(1).run(own, PassContext()).modified and print_graph(own) == text
