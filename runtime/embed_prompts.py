@@ -33,6 +33,13 @@ def prompt_names(manifest: Manifest) -> list[str]:
     return list(dict.fromkeys((*own, *(name for names in _ANY for name in names))))
 
 
+def check_prompt_name(manifest: Manifest, name: str | None, field: str = "prompt_name") -> None:
+    """RequestError, of that field, if the model accepts no prompt of that name; None for no name."""
+    if name is not None and name not in prompt_names(manifest):
+        own = () if manifest.embedding is None else manifest.embedding.prompts
+        raise RequestError(f"the model has no prompt {name!r}", f"it has: {', '.join(own) or 'none'}", field=field)
+
+
 def encode_prompted(
     tokenizer: Tokenizer, manifest: Manifest, text: str, options: EmbedOptions
 ) -> tuple[list[int], int]:
@@ -69,11 +76,9 @@ def _prompt(manifest: Manifest, options: EmbedOptions) -> str:
         return prompts.get(default, "")
     if name in prompts:
         return prompts[name]
-    if (same := next((names for names in _ANY if name in names), None)) is not None:
-        return next((prompts[one] for one in same if one in prompts), prompts.get(default, ""))
-    raise RequestError(
-        f"the model has no prompt {name!r}", f"it has: {', '.join(prompts) or 'none'}", field="prompt_name"
-    )
+    check_prompt_name(manifest, name)
+    same = next(names for names in _ANY if name in names)
+    return next((prompts[one] for one in same if one in prompts), prompts.get(default, ""))
 
 
 def _longest(manifest: Manifest, options: EmbedOptions) -> int | None:

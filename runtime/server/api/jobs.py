@@ -11,6 +11,7 @@ import msgspec
 
 from ...chat_options import TemplateOptions
 from ...chat_turn import ChatTurn
+from ...embed_prompts import check_prompt_name
 from ...errors import RequestError
 from ...query import Query, adapted
 from ...reading.answer import MakeReader
@@ -175,6 +176,8 @@ class Jobs:
             raise RequestError(
                 f"dimensions: must be from 1 to the {facts.dimension} of the model's vectors", field="dimensions"
             )
+        for name in ("prompt_name", "input_type", "task"):  # whether or not a text uses them
+            check_prompt_name(self.model.manifest, getattr(request, name), name)
         options, prompted = request.options, list[Query]()
         for item in given:
             prompted.append(await self.prompts.embedded(item, options))

@@ -104,6 +104,9 @@ def test_prompts_and_texts_that_are_too_long(embedder: Served, fields: dict, tex
     ("fields", "param"),
     [
         ({"input": "a", "prompt_name": "nothing"}, "prompt_name"),
+        ({"input": [97], "prompt_name": "nothing"}, "prompt_name"),
+        ({"input": "a", "prompt": "x", "input_type": "nothing"}, "input_type"),
+        ({"input": "a", "prompt_name": "query", "task": "nothing"}, "task"),
         ({"input": "a", "truncate": "MIDDLE"}, "truncate"),
         ({"input": "a" * 65}, "input"),
         ({"input": []}, "input"),
