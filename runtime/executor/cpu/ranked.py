@@ -32,14 +32,14 @@ MOST_TURNS = 8  # of RankRing in codegen_templates/cpp/stages.h
 
 
 class RankedDevice(CpuDevice):
-    """Rank 0, which has the batches and samples; its library tells the others what to do. DeviceError if one of them
-    has ended: the engine must then be loaded again.
+    """Rank 0, which gets the batches and samples; its library tells the other ranks what to do. DeviceError if one of
+    them has ended: the engine must then be loaded again.
 
-    A pipeline whose ranks have cores of their own may have as many steps in progress as stages: `run` returns when rank
-    0 has done its part of a step, and the others continue.
+    A pipeline whose ranks have their own cores may have as many steps in flight as stages: `run` returns when rank 0
+    has done its part of a step, while the others continue.
 
-    threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice. shares_cache: whether the KV caches
-    of all ranks can be read and written here, in memory whose pages may be small ones; not of stages.
+    threads, cores, kv_bytes: for all ranks together, divided equally; see CpuDevice. shares_cache: put the KV caches of
+    all ranks in memory that this process can read and write, perhaps without huge pages; ignored for pipeline stages.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RankedDevice(CpuDevice):
         count = engine.manifest.ranks
         places = cores_by_rank(count, cores)
         own_cores = places[0] is not None
-        if not own_cores and cores is not None:  # they share those that they may use
+        if not own_cores and cores is not None:  # ranks without their own cores share all
             places = [sorted(cores)] * count
         own = None if places[0] is None else frozenset(places[0])
         each = max((usable_cores(own) if own_cores else 1) if threads is None else threads // count, 1)
@@ -68,7 +68,7 @@ class RankedDevice(CpuDevice):
         self._shared = RankMemory(
             count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits), turns=self.turns
         )
-        try:  # of stages each touches the caches of its own layers alone: together, all of them once
+        try:  # a stage touches only the caches of its own layers, so that all stages together hold each cache once
             super().__init__(
                 engine, each, memory // parts, section, own, more_blocks=more_blocks,
                 arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
@@ -81,7 +81,7 @@ class RankedDevice(CpuDevice):
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
         self._process = os.getpid()
-        self._lock = RLock()  # what ranks are told comes one after the other, from whatever thread
+        self._lock = RLock()  # orders to ranks are sent one at a time, from any thread
         hellos = [
             CpuRankHello(
                 path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
@@ -118,11 +118,11 @@ class RankedDevice(CpuDevice):
             self._library.copy_on_ranks(handle, source, target, nbytes)
 
     def arrays(self, turn: int) -> Mapping[str, memoryview]:
-        """As CpuDevice; turns have their own."""
+        """As CpuDevice, but each turn has its own arrays."""
         return self._shared.turns[turn].arrays
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """All ranks read the arrays where they are: those of this turn."""
+        """Select this turn's arrays, which all ranks read in place."""
         if self.turns == 1:
             return
         self._turn = turn
@@ -130,7 +130,7 @@ class RankedDevice(CpuDevice):
         self._parents, self._logit_rows = (address_of(self._arrays[name]) for name in ("parents", "logit_rows"))
 
     def wait(self, turn: int) -> None:
-        """Until all ranks have done the step of this turn, of which `logits` are then."""
+        """Wait until all ranks have done the step of this turn; `logits` are then those of this step."""
         if self.turns > 1:
             with self._telling() as handle:
                 self._library.end(handle, turn)
@@ -148,7 +148,7 @@ class RankedDevice(CpuDevice):
             self.wait(self._turn)
 
     def run(self, work: DeviceWork) -> None:
-        """One call of the library, on all ranks."""
+        """Call the library once, on all ranks."""
         with self._telling() as handle:
             self._library.want_of_ranks(handle, work.wanted if work.wanted <= self.most_wanted else 0)
             super().run(work)
