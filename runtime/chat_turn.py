@@ -34,8 +34,8 @@ def template_input(
     tools: Sequence[Mapping[str, Any]] | None,
     options: TemplateOptions,
 ) -> TemplateInput:
-    """The template's input. messages: each with role and content; they may be modified. RequestError if the template's
-    format cannot express them."""
+    """The template's input. messages: each with role and content; they may be modified. tools: None if there are none.
+    RequestError if the template's format cannot express the messages."""
     goes_on = bool(options.get("continue_final_message"))
     documents, more = options.get("documents"), options.get("chat_template_kwargs") or {}
     for name in more:

@@ -154,7 +154,7 @@ class RankedDevice(CpuDevice):
             super().run(work)
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """As CpuDevice, on all ranks: rows that are asked for lie where the others read them, too."""
+        """As CpuDevice, on all ranks: rows that are asked for go to memory that all ranks read."""
         if at in self._offsets:
             super().write(at, tokens, rows)
             self._write(-1, self._offsets[at] * tokens, rows)
@@ -163,7 +163,7 @@ class RankedDevice(CpuDevice):
             self._asked = address_of(self._shared.asked)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """As CpuDevice, of one rank, or of all (-1): what waits for the step that is under way."""
+        """As CpuDevice, on rank `only` or on all (-1). Waits for the steps in flight."""
         if only < 1:
             super().write_pool(name, offset, values)
         if only != 0:
@@ -171,24 +171,24 @@ class RankedDevice(CpuDevice):
 
     @property
     def given_bytes(self) -> int:
-        """Bytes that rank 0 has given the others so far: each of them has given as many."""
+        """How many bytes rank 0 has sent to the others so far; each of the others has sent as many."""
         assert self._handle is not None
         return self._library.given_to_ranks(self._handle)
 
     def _write(self, weight: int, offset: int, values: np.ndarray, only: int = 0) -> None:
-        """Copy values to byte `offset` of a weight, or of the arena (-1), of all other ranks, or of one."""
+        """Copy values to byte `offset` of a weight, or of the arena (-1), on rank `only`, or on all other ranks (0)."""
         raw, most = values.reshape(-1).view(np.uint8).data, self._shared.stage_bytes
         for first in range(0, len(raw), most):
             piece = raw[first : first + most]
             with self._telling() as handle:
-                for turn in range(self.turns if self.turns > 1 else 0):  # they may use what it is put into
+                for turn in range(self.turns if self.turns > 1 else 0):  # steps in flight may use the slots
                     self._library.end(handle, turn)
                 self._shared.stage(piece)
                 self._library.write_on_ranks(handle, weight, offset + first, len(piece), only)
 
     @contextmanager
     def _telling(self) -> Iterator[int]:
-        """The handle, while the other ranks are told something; DeviceError where one is gone."""
+        """A context that gives the handle while orders are sent to the other ranks. DeviceError if a rank is gone."""
         if os.getpid() != self._process:
             raise DeviceError("the engine's ranks are of the process that loaded it", "load it in this one, too")
         with self._lock:
@@ -203,7 +203,7 @@ class RankedDevice(CpuDevice):
         return DeviceError(f"{lost}: its part of the model is gone", "load the engine again") if lost else error
 
     def close(self) -> None:
-        """End the other ranks, then as CpuDevice; nothing in a fork of the process that has them."""
+        """End the other ranks, then as CpuDevice. Does nothing in a fork of the process that started them."""
         if self._handle is None or os.getpid() != self._process:
             return
         if self.group is not None and not self.group.lost:
@@ -216,7 +216,8 @@ class RankedDevice(CpuDevice):
 
 
 class FollowingDevice(CpuDevice):
-    """Any other rank: it does what rank 0 posts, over the same arrays of a step. descriptor: of the shared memory."""
+    """Rank 1 or a later one: it runs what rank 0 posts, over the same arrays of a step. descriptor: the shared memory's
+    file descriptor."""
 
     def __init__(self, engine: Engine, hello: CpuRankHello, descriptor: int) -> None:
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
@@ -238,7 +239,7 @@ class FollowingDevice(CpuDevice):
         return self._shared.caches(self._shares_as, self.cache.nbytes)
 
     def follow(self) -> int:
-        """Until rank 0 ends (0), or a rank is gone (2)."""
+        """Run what rank 0 posts, until rank 0 ends (result 0) or a rank is gone (2)."""
         assert self._handle is not None
         if self._cores is not None:
             self._cores.enter()
@@ -247,7 +248,7 @@ class FollowingDevice(CpuDevice):
 
 
 def _turns(engine: Engine) -> int:
-    """How many steps may be under way: as many as there are stages of one rank each; 1 of other divisions, and of
+    """How many steps may be in flight: the number of stages if each has one rank; 1 for other divisions, and for
     libraries that end each step before the next."""
     main, library = engine.manifest.main, engine.library
     if not main.is_stage or main.parts > 1 or library is None:
@@ -257,5 +258,5 @@ def _turns(engine: Engine) -> int:
 
 
 def _logits_bytes(engine: Engine, limits: BatchLimits) -> int:
-    """The size of logits that the last stage writes and rank 0 reads; 0 where each rank has its own."""
+    """The size in bytes of logits that the last stage writes and rank 0 reads; 0 if each rank has its own logits."""
     return limits.logit_rows * engine.program.vocab_size * 4 if engine.manifest.main.is_stage else 0
