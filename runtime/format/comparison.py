@@ -35,7 +35,7 @@ class Comparison:
         return self._wrong
 
     def drop(self) -> None:
-        """Stop: wait for the parts in progress, and begin no other."""
+        """Stop: begin no other part, and wait for those in progress."""
         self._parts.clear()
         for thread in self._threads:
             thread.join()
@@ -49,5 +49,5 @@ class Comparison:
             try:
                 if not same():
                     self._wrong.add(path)
-            except Exception as error:  # raised where it is waited for
+            except Exception as error:  # raised by `finish`
                 self._errors.append(error)

@@ -1,4 +1,4 @@
-"""PrefixCache: which block holds the KV of which token prefix. Full blocks only, found by a hash chain."""
+"""PrefixCache: maps token prefixes to the blocks that hold their KV. Full blocks only, found by a hash chain."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def root_key(salt: bytes = b"") -> BlockKey:
 
 
 def apart_key(parent: BlockKey, salt: bytes, place: int) -> BlockKey:
-    """A key in place of `parent` for requests whose blocks from there on are shared only if these salts are equal, and
-    count from the same place in the next block."""
+    """A key that replaces `parent` for requests whose next blocks are shared only if these salts are equal and take
+    effect at the same place in the next block."""
     content = parent.digest + place.to_bytes(8, "little") + salt
     return BlockKey(hashlib.blake2b(content, digest_size=32, person=b"icc-kv-apart").digest())
 
@@ -36,10 +36,10 @@ def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
 
 
 class PrefixCache:
-    """A one-to-one map between keys and blocks. It owns no block: the pool says when one is evicted."""
+    """A one-to-one map between keys and blocks. It owns no blocks: the pool reports evictions."""
 
     def __init__(self) -> None:
-        self.on_forget: Callable[[BlockKey], None] | None = None  # called with each key that finds nothing any more
+        self.on_forget: Callable[[BlockKey], None] | None = None  # called with each key that is removed
         self._block_of: dict[BlockKey, int] = {}
         self._key_of: dict[int, BlockKey] = {}
 
@@ -47,11 +47,11 @@ class PrefixCache:
         return len(self._block_of)
 
     def find(self, key: BlockKey) -> int | None:
-        """The block with that content, or None."""
+        """The block with that content; None if it is not cached."""
         return self._block_of.get(key)
 
     def holds(self, block: int) -> bool:
-        """Whether the block can be found by a key."""
+        """Whether the block is in the cache."""
         return block in self._key_of
 
     @property
