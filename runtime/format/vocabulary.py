@@ -49,7 +49,7 @@ class Vocabulary:
                 raise ValueError("its sizes make no sense")
             tables: list[memoryview] = []
             for count in counts:
-                tables.append(memoryview(raw)[start : start + 4 * count].cast("I"))  # TypeError: size
+                tables.append(memoryview(raw)[start : start + 4 * count].cast("I"))  # TypeError if it is cut off
                 if len(tables[-1]) != count:
                     raise ValueError("it is too short")
                 start += 4 * count

@@ -39,7 +39,7 @@ class KVCache:
         self.groups = tuple(make_group(config) for config in configs)
         self.evicts = any(group.evicts for group in self.groups)  # then KV that was computed in vain cannot be undone
         self.keeps_states = any(group.holds_states for group in self.groups)
-        self._multiple = lcm(*(group.block_size for group in self.groups))  # a number of tokens that fills whole blocks everywhere
+        self._multiple = lcm(*(group.block_size for group in self.groups))  # tokens that fill blocks in all groups
         self.whole = any(group.within_step for group in self.groups)  # a sequence runs in one step, and no KV is kept
         self._pending: dict[BlockKey, CachedSequence] = {}  # blocks that a running sequence is about to compute
 

@@ -116,7 +116,7 @@ POLICIES: dict[str, Callable[..., CachePolicy]] = {
     "step": _within_step,
     "state": Latest,
 }
-EVICTING = ("streaming", "h2o", "snapkv")  # policies that evict tokens which the model would read (lossy); two sizes each
+EVICTING = ("streaming", "h2o", "snapkv")  # policies that evict tokens that the model would read: lossy; two sizes each
 
 
 def kept_blocks(policy: CachePolicy, block_size: int, position: int) -> list[range]:

@@ -56,21 +56,22 @@ class PrefixCache:
 
     @property
     def blocks(self) -> KeysView[int]:
-        """All blocks that can be found."""
+        """All blocks in the cache."""
         return self._key_of.keys()
 
     def can_publish(self, key: BlockKey, block: int) -> bool:
-        """False if the content is cached already (the first block that held it stays) or the block has a key."""
+        """Whether the block may be added: not if the content is cached already (the first block that held it stays) or
+        if the block has a key."""
         return key not in self._block_of and block not in self._key_of
 
     def publish(self, key: BlockKey, block: int) -> None:
-        """Make a full, computed block findable. Requires `can_publish`."""
+        """Add a full, computed block to the cache. Requires `can_publish`."""
         assert self.can_publish(key, block), (key, block)
         self._block_of[key] = block
         self._key_of[block] = key
 
     def forget(self, block: int) -> None:
-        """Drop the block's key, if it has one."""
+        """Remove the block from the cache, if it is there."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]

@@ -1,15 +1,15 @@
-"""Estimate: how long work will still take, from how fast it went so far, without jumps."""
+"""Estimate: the remaining time of work, from its speed so far, without jumps."""
 
 from __future__ import annotations
 
-_SPEED = 1.15  # an estimate grows and shrinks by at most this factor per second, besides the second that has passed
-_SURE_S = 1.0  # none is made before
-_OVERDUE = 0.25  # of the time since anything was heard is left, at least
-_LEAST_S = 1.0  # of what is limited; below, a factor means nothing
+_SPEED = 1.15  # an estimate changes by at most this factor per second, besides the passing second itself
+_SURE_S = 1.0  # seconds before the first estimate
+_OVERDUE = 0.25  # at least this share of the time since the last update is assumed to be left
+_LEAST_S = 1.0  # seconds; below this an estimate is not limited, because a factor has no meaning
 
 
 class TimeEstimate:
-    """The seconds left of work whose parts are counted by what they cost (bytes, numbers, tokens), not by how many.
+    """The seconds left for work whose parts are measured by their cost (bytes, elements, tokens), not by their number.
 
     The rest is assumed to take as long, per amount, as the finished part took on average. A part without news for a
     while is assumed to take at least a quarter longer. The shown estimate moves towards this value by at most 15 % per
@@ -19,7 +19,7 @@ class TimeEstimate:
     def __init__(self, now: float) -> None:
         self.start = now
         self._done = self._total = 0.0
-        self._began = (now, 0.0)  # of the current phase: the time, and what was done then
+        self._began = (now, 0.0)  # start of the current phase: the time, and how much was done then
         self._heard_at = now
         self._shown: float | None = None
         self._shown_at = now

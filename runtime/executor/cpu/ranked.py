@@ -190,7 +190,7 @@ class RankedDevice(CpuDevice):
     def _telling(self) -> Iterator[int]:
         """A context that gives the handle while orders are sent to the other ranks. DeviceError if a rank is gone."""
         if os.getpid() != self._process:
-            raise DeviceError("the engine's ranks are of the process that loaded it", "load it in this one, too")
+            raise DeviceError("the engine's ranks belong to the process that loaded it", "load it in this one, too")
         with self._lock:
             assert self._handle is not None
             try:
