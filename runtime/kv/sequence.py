@@ -26,7 +26,7 @@ class BlockTable:
 
     prompt: int = 0
     blocks: list[int] = field(default_factory=list[int])
-    host_slots: dict[int, int] = field(default_factory=dict[int, int])  # leading blocks that the prefix cache was offered
+    host_slots: dict[int, int] = field(default_factory=dict[int, int])  # leading blocks offered to the prefix cache
     num_published: int = 0  # leading blocks that were offered to the prefix cache
     released: dict[int, int] = field(default_factory=dict[int, int])  # begin and end of each run of NO_BLOCK
     stepped: set[int] = field(default_factory=set[int])  # indices of states of an answer, which came one by one

@@ -36,7 +36,7 @@ def measure(options: LoadTestOptions, as_json: bool = False) -> int:
         raise UsageError("there is no load", "give --rate or --concurrency")
     if options.traffic_file is not None and len(levels) != 1:
         raise UsageError(
-            f"--traffic-file needs exactly one load, there are {len(levels)}", "give one --rate or --concurrency"
+            f"--traffic-file takes requests of one load, there are {len(levels)}", "give one --rate or --concurrency"
         )
     try:
         with open_display() as display:

@@ -66,7 +66,7 @@ class PinnedPrefixes:
         for prefix in list(self._prefixes):
             sequence = prefix.sequence()
             if not kv.pinnable(sequence, prefix.length, Demand(self._longest)):
-                log.warning("the KV cache has no room for compiled prompt %s: it is computed when needed", prefix.source)
+                log.warning("the KV cache has no room for compiled prompt %s: requests compute it", prefix.source)
                 self._prefixes.remove(prefix)
                 continue
             kv.pin(sequence, prefix.length)

@@ -30,17 +30,17 @@ class TimeEstimate:
         return min(self._done / self._total, 1.0) if self._total > 0 else None
 
     def update(self, done: float, total: float, now: float) -> None:
-        """Note at `now` (seconds) that `done` of `total` is done.
+        """Record that at `now` (seconds) `done` of `total` is done.
 
-        If the total changed, or less is done than before, a new phase begins now. What is already done of it, such as
-        cached objects, took no time.
+        If the total changed, or less is done than before, a new phase begins now. Work that is already done then, such
+        as cached objects, counts as having taken no time.
         """
         if total != self._total or done < self._done:
             self._began = (now, done)
         self._done, self._total, self._heard_at = done, total, now
 
     def left(self, now: float) -> float | None:
-        """Seconds; None while there is no estimate."""
+        """The estimated seconds left at `now`; None while there is no estimate."""
         since, before = self._began
         work, silent = self._done - before, now - self._heard_at
         if work <= 0 or now - since < _SURE_S:
@@ -56,23 +56,23 @@ class TimeEstimate:
         if self._shown is None:
             return target
         expected = max(self._shown - passed, 0.0)
-        if target is None:  # a new phase: what was shown runs on until more is known
+        if target is None:  # a new phase: the shown estimate counts down until more is known
             return expected
         factor = _SPEED**passed
         least = max(expected, _LEAST_S) / factor - _LEAST_S
-        # it grows from what was shown, not from what is left of that: a few seconds would never grow again
+        # it may grow from the shown value, not from what is left of it: a few seconds could never grow again
         return min(max(target, least), max(self._shown, _LEAST_S) * factor)
 
 
 def clock(seconds: float) -> str:
-    """0:07, 12:40 or 1:02:03."""
+    """Seconds as a text: 0:07, 12:40 or 1:02:03."""
     whole = int(seconds + 0.5)
     minutes, rest = divmod(whole, 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def rounded(seconds: float) -> float:
-    """An estimate as it deserves to be read: to 1 s below 20, to 5 s below 2 minutes, then to about 5 %."""
+    """Seconds rounded to an honest precision: to 1 s below 20 s, to 5 s below 2 minutes, then to about 5 %."""
     for below, step in ((20, 1), (120, 5), (600, 15), (3600, 60)):
         if seconds < below:
             return round(seconds / step) * step
