@@ -75,9 +75,9 @@ class SamplingParams:
 
     max_tokens: int = setting(128, "Most tokens to generate.")
     temperature: float | None = setting(None, "0 is greedy.", unset="the engine's")
-    top_p: float | None = setting(None, "Sample from the likeliest tokens with this total probability.", unset="the engine's")
-    top_k: int | None = setting(None, "Sample from so many of the likeliest tokens; 0: from all.", unset="the engine's")
-    min_p: float | None = setting(None, "Least probability, relative to the likeliest token.", unset="the engine's")
+    top_p: float | None = setting(None, "Likeliest tokens with this total probability.", unset="the engine's")
+    top_k: int | None = setting(None, "So many of the likeliest tokens; 0: all tokens.", unset="the engine's")
+    min_p: float | None = setting(None, "Least probability, as a share of the largest.", unset="the engine's")
     repetition_penalty: float | None = setting(None, "For tokens of prompt and output; 1 is off.", unset="the engine's")
     presence_penalty: float = setting(0.0, "For tokens that are in the output.")
     frequency_penalty: float = setting(0.0, "For each time that a token is in the output.")
