@@ -84,7 +84,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     spec: the request as the scheduler gets it.
     arrival: when it arrived, in seconds of `time.perf_counter`.
     num_cached_tokens: how many tokens of the prompt were in the prefix cache; None before the first step.
-    queued_s: seconds from the arrival to the first step; None before it.
+    queued_s: seconds from the arrival to the first step; 0 before it.
     fault: the exception that ended it with "error"; None if the model's logits were not numbers, and before the end.
     """
 
