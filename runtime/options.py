@@ -137,7 +137,7 @@ class LoadOptions:
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: must be {getattr(kind, '__name__', kind)}")
         if self.require_signature is not None and not self.verify:
-            raise UsageError("a signature needs verified files", "leave out --no-verify, verify=False")
+            raise UsageError("a signature needs files that are verified", "leave out --no-verify, verify=False")
         _ = self.acceptance, self.core_set
 
     @property

@@ -98,7 +98,7 @@ class Adapter:
     """An adapter that was read from its file or directory.
 
     path: the directory or file. digest: 32 bytes, a hash of its contents. base: the name of the model that it was
-    trained for, "" if it does not say. invocation: the tokens after which the adapter is active (aLoRA); (): it is
+    trained for, "" if it does not say. invocation: the tokens from which on the adapter is active (aLoRA); (): it is
     active from the first token. changes: by the model's name of the weight, such as
     model.layers.0.self_attn.q_proj.weight.
     """
@@ -116,9 +116,9 @@ class Adapter:
         return max((change.low_rank.rank for change in self.changes.values() if change.low_rank), default=0)
 
     def begin(self, prompt: Sequence[int]) -> int | None:
-        """The position from which the adapter is active: where the invocation tokens last occur in the prompt (aLoRA,
-        Greenewald et al. 2025, arXiv:2504.12397), None if they do not occur; 0 for an adapter without invocation
-        tokens."""
+        """The position from which the adapter is active: where the invocation tokens begin for the last time in the
+        prompt (aLoRA, Greenewald et al. 2025, arXiv:2504.12397), None if they do not occur; 0 for an adapter without
+        invocation tokens."""
         tokens = self.invocation
         if not tokens:
             return 0

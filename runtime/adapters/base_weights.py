@@ -13,7 +13,7 @@ from ..format.program import WeightEntry
 
 _TILE = 16  # rows of a tile on CPUs
 _HEADER = 64  # bytes of scales and zero points before the codes of a group on CPUs
-_ROWS = 1024  # compared at a time
+_ROWS = 1024  # rows compared at a time
 _ROUNDED = 2.0**-8  # 16-bit values, relative to the largest of a row
 _TOLERANCE = {
     "f32": 1e-7, "tile_f32": 1e-7, **dict.fromkeys(("f16", "bf16", "tile_f16", "tile_bf16"), _ROUNDED),

@@ -18,8 +18,8 @@ def ends_with(name: str, pattern: str) -> bool:
 
 @lru_cache(4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """AdapterError for a text that is no regular expression, or one on which Python may backtrack for very long: each
-    choice doubles the number of ways, and a group that repeats has no bound."""
+    """Compile a pattern. AdapterError for a text that is no regular expression, or one on which Python may backtrack
+    for very long: each choice doubles the number of ways, and a group that repeats has no bound."""
     repeats, groups = len(re.findall(r"[*+?{]", pattern)), pattern.count("(")
     nested = re.search(r"\)[*+{]|\\\d", pattern)
     if len(pattern) > _LONGEST or nested or repeats > _MOST_REPEATS or groups > _MOST_GROUPS:

@@ -26,8 +26,8 @@ class BlockTable:
 
     prompt: int = 0
     blocks: list[int] = field(default_factory=list[int])
-    host_slots: dict[int, int] = field(default_factory=dict[int, int])  # leading blocks offered to the prefix cache
-    num_published: int = 0  # leading blocks that were offered to the prefix cache
+    host_slots: dict[int, int] = field(default_factory=dict[int, int])  # table index -> host slot, while preempted
+    num_published: int = 0  # leading blocks offered to the prefix cache
     released: dict[int, int] = field(default_factory=dict[int, int])  # begin and end of each run of NO_BLOCK
     stepped: set[int] = field(default_factory=set[int])  # indices of states of an answer, which came one by one
     marked: frozenset[int] = frozenset()  # indices of states that other requests are likely to need

@@ -155,7 +155,7 @@ class Cuda:
         self.call("cuMemsetD8Async", pointer, 0, nbytes, self.stream)
 
     def wait(self) -> None:
-        """Until all that was put on the stream is done."""
+        """Wait until all work on the stream is done."""
         self.call("cuStreamSynchronize", self.stream)
 
     def event(self) -> Any:
