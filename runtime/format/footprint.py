@@ -32,7 +32,7 @@ class Footprint(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> int:
-        """All bytes except those of the KV cache, which do not depend on the requests."""
+        """The bytes that do not depend on the requests: all but the KV cache."""
         return self.weights + self.adapters + self.arena + self.scratch + self.logits
 
     def as_json(self) -> dict[str, int]:

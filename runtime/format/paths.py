@@ -6,7 +6,7 @@ from ..errors import EngineFormatError
 from .decoding import COPY_AGAIN
 from .present import MANIFEST_FILE
 
-_NO_PARTS = frozenset(("", ".", ".."))  # the path's segments that stay below the root
+_NO_PARTS = frozenset(("", ".", ".."))  # segments that a path inside the engine must not have
 
 
 def check_relative(path: str) -> None:

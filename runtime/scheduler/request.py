@@ -85,7 +85,7 @@ class ScheduledRequest(CachedSequence):
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """The order of service; smaller ranks are served first and preempted last. Beams of a request are adjacent."""
+        """The order of service: the smallest tuple is served first, the largest preempted first. Beams are adjacent."""
         return (self.spec.priority, self.start, self.arrival, self.beam)
 
     @property
