@@ -16,7 +16,7 @@ from .present import MANIFEST_FILE
 from .program import DRAFTS, LOGITS, Program, Section
 from .version2 import with_what_sections_take
 
-_ARRAYS = (LOGITS, DRAFTS, "logit_rows")  # arrays of the batch that may be inputs or outputs of sections
+_ARRAYS = (LOGITS, DRAFTS, "logit_rows")  # places, besides buffers, of inputs and outputs of sections
 
 
 def read_program(manifest: Manifest, files: EngineFiles, name: str = MAIN) -> Program:
