@@ -45,4 +45,4 @@ _KNOWN = (
     KVNumbers("f8", 8, scaled=True), KVNumbers("i4", 4, scaled=True), KVNumbers("i2", 2, scaled=True),
 )  # fmt: skip
 KV_NUMBERS = {numbers.name: numbers for numbers in _KNOWN}
-"""Those that an engine may name without saying what they are. An engine says it of others: see KVGroup.stored."""
+"""The formats that an engine may name without describing them; it describes others, see KVGroup.stored."""
